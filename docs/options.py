@@ -374,9 +374,9 @@ OPTIONS = {
                     f"{_SEARCH} --what-if link=1GB/s",
                 ),
             ),
-            "--explain-losers": Option(
-                "what makes each that lost slower",
-                "--explain-losers",
+            "--explain-rejected": Option(
+                "what makes each rejected plan slower",
+                "--explain-rejected",
                 idle=("--model m.json --clusters 2 --smallest", f"{_SEARCH} --pareto clusters"),
             ),
             "--pareto": Option(

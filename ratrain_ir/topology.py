@@ -23,7 +23,7 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
-from ratrain.ratrain_ir.ops.base import Group, GuestWay, Payload
+from ratrain.ratrain_ir.ops.base import Group, Payload, PeerTransfer
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -40,14 +40,14 @@ class Rank(NamedTuple):
 class Channel(NamedTuple):
     """One direction of the edge between two consecutive chunks, for one payload.
 
-    For remote buffers (guests) a channel connects any two stages, each given by the first chunk that it holds.
+    For offloaded activations a channel connects any two stages, each given by the first chunk that it holds.
     """
 
     source: int
     """the chunk whose stage sends"""
     target: int
     """the chunk whose stage receives"""
-    payload: Payload | GuestWay
+    payload: Payload | PeerTransfer
 
     @property
     def into(self) -> int:
@@ -154,8 +154,8 @@ class Mesh:
         It is unique among the channels from the same stage to the same stage. All channels of remote buffers share two
         numbers, one for each direction.
         """
-        if isinstance(channel.payload, GuestWay):
-            return len(self.hops) + _GUEST_WAYS.index(channel.payload)
+        if isinstance(channel.payload, PeerTransfer):
+            return len(self.hops) + _TRANSFERS.index(channel.payload)
         return self.channel_numbers[channel]
 
     @cached_property
@@ -189,19 +189,19 @@ class Mesh:
         return channel.into if self.has_several_chunks else None
 
     @cached_property
-    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload | GuestWay, int | None], Hop]:
+    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload | PeerTransfer, int | None], Hop]:
         return {
             (hop.source, hop.target, hop.channel.payload, self.chunk_of_message(hop.channel)): hop for hop in self.hops
         }
 
     def hop(
-        self, source: int | None, target: int | None, payload: Payload | GuestWay, chunk: int | None = None
+        self, source: int | None, target: int | None, payload: Payload | PeerTransfer, chunk: int | None = None
     ) -> Hop | None:
         """Return the channel on which a stage sends a payload to another; None if there is no such edge.
 
         `chunk` is the message's field. Remote buffers may go from any stage to any other.
         """
-        if not isinstance(payload, GuestWay):
+        if not isinstance(payload, PeerTransfer):
             return self._hop_of.get((source, target, payload, chunk))
         stages = range(self.stages)
         if source is None or target is None or source == target or source not in stages or target not in stages:
@@ -380,7 +380,7 @@ class Topology(Mesh):
         return replica < shard_count(self.plan, block)
 
 
-_GUEST_WAYS = tuple(GuestWay)
+_TRANSFERS = tuple(PeerTransfer)
 
 
 def _neighbours(replica: int, count: int) -> range:

@@ -140,7 +140,18 @@ def project_version() -> str:
         return "0 (not installed)"
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXAMPLES)
+_RENAMED_OPTIONS = {"explain-losers": "explain-rejected"}
+"""Options of 0.1 under their names since 0.2; the old ones are understood until 0.3, and no help shows them."""
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: _RENAMED_OPTIONS.get(name, name),
+    },
+    epilog=EXAMPLES,
+)
 @click.version_option(project_version(), prog_name="ratrainc")
 @click.option(
     "--plugin",

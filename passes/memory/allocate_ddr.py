@@ -209,13 +209,13 @@ def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> 
             placed = _place_all(copy, stages, home, room, context, keep=True, trial=True)
         if any(each.allocation is None or each.allocation.arena_bytes > room for each in placed):
             return inf
-        if home is Home.DDR and _has_guests(copy) and blocking_cycle(copy, rendezvous=True) is not None:
+        if home is Home.DDR and _has_remote(copy) and blocking_cycle(copy, rendezvous=True) is not None:
             return inf
     return context.target.step_seconds(evolve(copy, level=Level.ALLOCATED, target=info))
 
 
-def _has_guests(module: Module) -> bool:
-    return any(tensor.kind is StateKind.GUEST for stage in module.stages for tensor in stage.tensors.values())
+def _has_remote(module: Module) -> bool:
+    return any(tensor.kind is StateKind.REMOTE for stage in module.stages for tensor in stage.tensors.values())
 
 
 def _place_stored(module: Module, home: Home, context: PassContext) -> None:

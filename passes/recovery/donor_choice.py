@@ -31,14 +31,14 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.donor_search import DonorSearch
-from ratrain.passes.recovery.guests import UnitTimes
 from ratrain.passes.recovery.kept_bytes import checkpoint_bytes
+from ratrain.passes.recovery.peer_offload import UnitTimes
 from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import Donor, LayerChoice
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.messages import Evict
+from ratrain.ratrain_ir.ops.messages import PeerOffload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ class _Parcel:
 
 
 @frozen(eq=False)
-class _Evicted:
+class _Offloaded:
     """Items that a stage has to keep elsewhere."""
 
     counts: list[dict[LayerChoice, int]]
@@ -141,8 +141,8 @@ class _Choice:
     module: Module
     prospects: list[Prospects]
     times: UnitTimes
-    evicted: dict[tuple[int, int], _Evicted | None] = field(factory=dict)
-    """Cache of `evicted_by`, by stage and index in its front."""
+    offloaded: dict[tuple[int, int], _Offloaded | None] = field(factory=dict)
+    """Cache of `offloaded_by`, by stage and index in its front."""
     overhead: float = 1.0
     """Bytes offloaded per byte lacking (at least 1), learned from choices written out."""
     usable: float = 1.0
@@ -223,13 +223,13 @@ class _Choice:
         Donors may have less room than estimated. Then their quotas shrink by what was missing, and items are assigned
         anew.
         """
-        away: dict[int, _Evicted] = {}
+        away: dict[int, _Offloaded] = {}
         for each in self.prospects:
             if self.lacks(each, period):
-                evicted = self.evicted_by(each, each.choice_for(period))
-                if evicted is None:
+                offloaded = self.offloaded_by(each, each.choice_for(period))
+                if offloaded is None:
                     return None
-                away[each.stage.index] = evicted
+                away[each.stage.index] = offloaded
         lacking = -sum(self.prospects[index].room(period) for index in away)
         moved = sum(parcel.nbytes * parcel.count for each in away.values() for parcel in each.parcels)
         # Whole items move, and they hold more than a stage lacks: remember by how much for later estimates.
@@ -268,17 +268,17 @@ class _Choice:
             self.usable = min(self.usable, 1 - lost / room)
         return best
 
-    def evicted_by(self, each: Prospects, index: int) -> _Evicted | None:
+    def offloaded_by(self, each: Prospects, index: int) -> _Offloaded | None:
         """Return the fewest items that a stage must offload under a choice of its front.
 
         None if offloading all is too few.
         """
         key = each.stage.index, index
-        if key not in self.evicted:
-            self.evicted[key] = self._evicted_by(each, each.front.counts(index))
-        return self.evicted[key]
+        if key not in self.offloaded:
+            self.offloaded[key] = self._offloaded_by(each, each.front.counts(index))
+        return self.offloaded[key]
 
-    def _evicted_by(self, each: Prospects, counts: list[dict[LayerChoice, int]]) -> _Evicted | None:
+    def _offloaded_by(self, each: Prospects, counts: list[dict[LayerChoice, int]]) -> _Offloaded | None:
         parcels = self.parcels(each, counts)
         items = sum(parcel.count for parcel in parcels)
         # The number of items does not depend on the donor, so any other stage will do here.
@@ -297,9 +297,9 @@ class _Choice:
             count += max(1, excess // parcels[0].nbytes)
         if not 0 < count <= items:
             return None
-        ops = [op for op in draft(count).ops if type(op) is Evict]
+        ops = [op for op in draft(count).ops if type(op) is PeerOffload]
         seconds = sum(each.trials.op_seconds(each.stage, op) for op in ops) / count
-        return _Evicted(counts, _first(parcels, count), seconds)
+        return _Offloaded(counts, _first(parcels, count), seconds)
 
     def parcels(self, each: Prospects, counts: list[dict[LayerChoice, int]]) -> list[_Parcel]:
         """Return all items of a stage as parcels, those with most bytes first."""
@@ -314,7 +314,7 @@ class _Choice:
         return sorted(found, key=lambda parcel: -parcel.nbytes)
 
     def housed(
-        self, away: Mapping[int, _Evicted], period: float, spoilt: Mapping[int, int]
+        self, away: Mapping[int, _Offloaded], period: float, spoilt: Mapping[int, int]
     ) -> tuple[dict[int, list[dict[LayerChoice, int]]], dict[int, int]] | None:
         """Assign offloaded items to donors.
 
@@ -333,7 +333,7 @@ class _Choice:
             for each in donors
         }
         homes: dict[int, list[tuple[_Parcel, dict[int, int]]]] = {index: [] for index in away}
-        waiting = {index: list(evicted.parcels) for index, evicted in away.items()}
+        waiting = {index: list(offloaded.parcels) for index, offloaded in away.items()}
         before = dict.fromkeys(quotas, 0)
         # The first round offers the room at `level`; the second adds the room that `period` allows, for items left
         # over.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.passes.recovery.guests import UnitTimes
+from ratrain.passes.recovery.peer_offload import UnitTimes
 from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import FEW, Chosen, Front
 from ratrain.passes.recovery.rewriting import Donor, LayerChoice
@@ -162,8 +162,8 @@ class DonorSearch:
             periods[index], chosen[index] = borrowing.period, borrowing.chosen
             drafts.append(borrowing.draft)
         homes = {choice.home for items in away.values() for kind in items for choice, _ in kind}
-        # Borrowers are written first: a donor's list needs their `evict` ops. Stop as soon as the periods so far are
-        # too long.
+        # Borrowers are written first: a donor's list needs their `peer_offload` ops. Stop as soon as the periods so far
+        # are too long.
         for index in sorted(home.stage for home in homes if isinstance(home, Donor)):
             if step_seconds(self.module, periods) > near:
                 return None

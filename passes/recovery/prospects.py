@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.recovery.guests import add_remote_buffers
+from ratrain.passes.recovery.peer_offload import add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, Front, StageShape, as_chosen
 from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.ratrain_ir.module import Module, Stage
@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.ops.base import Engine
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ratrain.passes.recovery.guests import UnitTimes
+    from ratrain.passes.recovery.peer_offload import UnitTimes
     from ratrain.passes.recovery.rewriting import LayerChoice
 
 WORTH = 1e-3

@@ -33,8 +33,8 @@ from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
-from ratrain.passes.recovery.guests import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
+from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import Moves, idle_windows, moved_ahead, moves_to_forward_side
 from ratrain.passes.recovery.rewriting import (
@@ -214,7 +214,7 @@ class RecomputePass(Pass):
             fail("RT071", text, help="use policy=auto, which recovers what it does not store, or placement=inline")
         if self.store == NOWHERE or self.policy != "auto":
             mark_checkpoints(self.rewrite(module, context))
-            if self.store != NOWHERE and not context.statistics["evict ops" if self.store == PEER else "store ops"]:
+            if self.store != NOWHERE and not context.statistics["offload ops" if self.store == PEER else "store ops"]:
                 text = (
                     f"'store={self.store}' of '{self.name}' changes nothing: with policy={self.policy} "
                     "nothing is kept that could be stored"
@@ -246,7 +246,7 @@ class RecomputePass(Pass):
                 context.statistics[f"stage {stage.index}"] = recovered.choice.summary
         context.statistics["recompute ops"] = sum(each.recovery.ops for each in found)
         if self.store != NOWHERE:
-            name = "evict ops" if self.store == PEER else "store ops"
+            name = "offload ops" if self.store == PEER else "store ops"
             context.statistics[name] = sum(each.stored for each in found)
         context.statistics["moved to the forward side"] = sum(sum(map(len, each.moves.values())) for each in found)
         if kept := sum(len(each.kept) for each in found):
@@ -258,7 +258,7 @@ class RecomputePass(Pass):
     ) -> list[_Recovered]:
         """Return the rewritten stages where donors keep some of it.
 
-        Borrowing stages come first, because donors accept what these evict.
+        Borrowing stages come first, because donors receive what these offload.
         """
         for stage in module.stages:
             reorder(stage, Trials(module, context))
@@ -267,7 +267,7 @@ class RecomputePass(Pass):
         borrowers = [module.stages[index] for index, choice in choices.items() if choice.borrows]
         found: dict[int, _Recovered] = {}
         for stage in sorted(module.stages, key=lambda stage: stage not in borrowers):
-            # The borrowers' lists are final here, so the donor sees every `evict` that it has to accept.
+            # The borrowers' lists are final here, so the donor sees every `peer_offload` that it has to receive.
             if stage not in borrowers:
                 add_remote_buffers(stage, [found[borrower.index].stage for borrower in borrowers], times)
             trials = Trials(module, context)

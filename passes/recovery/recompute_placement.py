@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_r
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import InputGradientOp, Recompute
 from ratrain.ratrain_ir.ops.memory import Fetch
-from ratrain.ratrain_ir.ops.messages import TakeBack
+from ratrain.ratrain_ir.ops.messages import PeerReload
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class _Mover(ChangesWithinBudget):
 
     @brought.default
     def _brought_by_fetches(self) -> dict[Tensor, int]:
-        fetches = ((at, op) for at, op in enumerate(self.stage.ops) if isinstance(op, Fetch | TakeBack))
+        fetches = ((at, op) for at, op in enumerate(self.stage.ops) if isinstance(op, Fetch | PeerReload))
         return {tensor: at for at, op in fetches for tensor in op.writes}
 
     def fill(self, backward: _BackwardOps) -> None:

@@ -8,7 +8,8 @@
     %back.x.attention.0.m0, %back.s.attention.0.m0.* = fetch attention.0 m0 (%host.x.attention.0.m0,
                                                                              %host.s.attention.0.m0.*)
 
-For a peer stage the ops are `evict` and `take_back`; `passes/recovery/guests.py` writes the donor's side.
+For a peer stage the ops are `peer_offload` and `peer_reload`; `passes/recovery/peer_offload.py` writes the donor's
+side.
 
 A fetch stands as late in the list as its duration allows, by the stage's own times, before the first op that needs its
 result; fetches that follow each other share the engine's time. Standing earlier would only hold bytes longer.
@@ -40,7 +41,7 @@ from ratrain.ratrain_ir.ops.compute import (
 )
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
-from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 if TYPE_CHECKING:
@@ -72,15 +73,15 @@ class _Stored:
 
     position: int
     """Position of the op after which the tensors are stored."""
-    store: Store | Evict
-    fetch: Fetch | TakeBack
+    store: Store | PeerOffload
+    fetch: Fetch | PeerReload
 
     def seconds_back(self, stage: Stage, trials: Trials) -> float:
         """Return the seconds of the reload.
 
         From a peer stage that is at least the time of the offload, because only the sending op carries the link's time.
         """
-        ops = (self.store, self.fetch) if isinstance(self.fetch, TakeBack) else (self.fetch,)
+        ops = (self.store, self.fetch) if isinstance(self.fetch, PeerReload) else (self.fetch,)
         return max(trials.op_seconds(stage, op) for op in ops)
 
 
@@ -143,12 +144,12 @@ def _kept(stage: Stage) -> list[_Kept]:
 
 def _stored(stage: Stage, kept: _Kept, home: KeptHome) -> _Stored:
     fields = {"block": kept.owner.block, **piece_fields(piece_of(kept.owner))}
-    # On a peer stage the donor's list declares the remote buffers (`guests.py`); here only the copies that come back.
+    # The donor's list declares the remote buffers (`peer_offload.py`); here only the copies that come back.
     there = () if isinstance(home, Donor) else tuple(_copy(stage, t, home.value, home) for t in kept.tensors)
     back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in kept.tensors)
     if isinstance(home, Donor):
-        evict = Evict(**fields, peer=home.stage, reads=kept.tensors)
-        return _Stored(kept.position, evict, TakeBack(**fields, peer=home.stage, writes=back))
+        offload = PeerOffload(**fields, peer=home.stage, reads=kept.tensors)
+        return _Stored(kept.position, offload, PeerReload(**fields, peer=home.stage, writes=back))
     store = Store(**fields, reads=kept.tensors, writes=there)
     return _Stored(kept.position, store, Fetch(**fields, reads=there, writes=back))
 

@@ -33,7 +33,7 @@ from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, piece_of
-from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrain_ir.ops.numbering import Numbers
 from ratrain.ratrain_ir.ops.signatures import operand_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
@@ -149,10 +149,10 @@ class StageColumns:
         """
         posts, awaits = [NONE] * len(self), [NONE] * len(self)
         numbers: Numbers[object] = Numbers()
-        guests = [kind for kind, op in enumerate(self.examples) if isinstance(op, Evict | TakeBack)]
-        for place in self.places(guests).tolist() if guests else ():
+        offloads = [kind for kind, op in enumerate(self.examples) if isinstance(op, PeerOffload | PeerReload)]
+        for place in self.places(offloads).tolist() if offloads else ():
             op: Any = self.ops[place]
-            (posts if type(op) is Evict else awaits)[place] = numbers[op.peer, op.block, piece_of(op)]
+            (posts if type(op) is PeerOffload else awaits)[place] = numbers[op.peer, op.block, piece_of(op)]
         return posts, awaits
 
     def bare_passes(self) -> Iterator[Op]:

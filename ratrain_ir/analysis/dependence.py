@@ -2,8 +2,8 @@
 
 The dependences are read-after-write, write-after-read and write-after-write in list order. Tensors with addresses add
 the reuse of bytes: the first writer of new contents waits for every accessor of the old. A blocking collective waits
-for the last compute op before it in the list, and the next compute op waits for it. A `take_back` from another stage
-waits for its `evict`.
+for the last compute op before it in the list, and the next compute op waits for it. A `peer_reload` from another stage
+waits for its `peer_offload`.
 
     position  engine   op                       waits for
     0         compute  forward writes %x        -
@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrain_ir.ops.numbering import Numbers
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -93,10 +93,10 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
         written = len(tensors)
         tensors += map(number_of, op.scratch)
         bounds += read, updated, written, len(tensors)
-        # an `evict` and its `take_back` agree in stage, block and piece
-        if type(op) is Evict or type(op) is TakeBack:
+        # a `peer_offload` and its `peer_reload` agree in stage, block and piece
+        if type(op) is PeerOffload or type(op) is PeerReload:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))
-            slots.append((len(engines), slot, type(op) is Evict))
+            slots.append((len(engines), slot, type(op) is PeerOffload))
         engines.append(engine)
     posts, awaits = [NONE] * len(engines), [NONE] * len(engines)
     for position, slot, leaves in slots:

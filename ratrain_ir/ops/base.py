@@ -77,13 +77,13 @@ class Payload(Enum):
     GRADIENT = "gradient"
 
 
-class GuestWay(Enum):
+class PeerTransfer(Enum):
     """Direction of a message that offloads activations to the DDR of a donor stage, or reloads them."""
 
-    OUT = "guests"
-    """offload: to the donor stage, which lends the bytes"""
-    BACK = "guests back"
-    """reload: back to the stage that owns the activations"""
+    OFFLOAD = "offload"
+    """to the donor stage, which lends the bytes"""
+    RELOAD = "reload"
+    """back to the stage that owns the activations"""
 
     __hash__ = object.__hash__  # as for `Engine`
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.ops.base import Direction, Op, Piece, Slice, own_fields
 from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS, PeerOp
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, MemoryOp
-from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS, MessageOp
+from ratrain.ratrain_ir.ops.messages import (
+    MESSAGE_OPS,
+    DonorAccept,
+    DonorReturn,
+    MessageOp,
+    PeerOffload,
+    PeerReload,
+)
 from ratrain.ratrain_ir.ops.op_fields import FieldError
 
 if TYPE_CHECKING:
@@ -30,6 +38,16 @@ They are listed by name, so that a new kind is not included by accident.
 _ALL: tuple[type[Op], ...] = (*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release)
 OP_CLASSES: dict[str, type[Op]] = {kind.keyword: kind for kind in _ALL}
 """All kinds of ops by keyword; a kind enters through the tuple of its family."""
+
+
+RENAMED = {
+    "evict": PeerOffload.keyword,
+    "accept": DonorAccept.keyword,
+    "give_back": DonorReturn.keyword,
+    "take_back": PeerReload.keyword,
+    "guest": StateKind.REMOTE.value,
+}
+"""Keywords and state kinds in files before `.rtir` 2 and `.rtx` 7, with their names since."""
 
 
 FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {cls: own_fields(cls) for cls in OP_CLASSES.values()}

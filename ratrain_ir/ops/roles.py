@@ -59,7 +59,7 @@ def kind_role(name: str, kind: StateKind, type_: TensorType) -> Role:
 PARTIAL = frozenset({StateKind.PARTIAL})
 
 
-GUEST = frozenset({StateKind.GUEST})
+REMOTE = frozenset({StateKind.REMOTE})
 
 
 def input_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:

@@ -44,7 +44,7 @@ CODES: dict[str, str] = {
     "RT032": "a saved tensor is recovered twice or not at all",
     "RT033": "tensor peers exchange something else, twice or not at all: a part is read as a whole, or a sum is "
     "left out",
-    "RT034": "a tensor is in another memory than the op works in, or a store, fetch, evict or stream moves the "
+    "RT034": "a tensor is in another memory than the op works in, or a store, fetch, offload or stream moves the "
     "wrong one",
     # communication
     "RT040": "a send has no matching receive, or the other way round",

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.config.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
 from ratrain.ratrain_ir.ops.base import Op
-from ratrain.ratrain_ir.ops.kinds import OP_CLASSES, read_fields
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES, RENAMED, read_fields
 from ratrain.ratrain_ir.ops.op_fields import FieldError
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.support.diagnostics import (
@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_BEFORE_RENAMING = "1"
+"""Version with the names of `RENAMED`; it is read too."""
 _MAX_TENSOR_BYTES = 1 << 50
 _MAX_DIGITS = 18
 _MAX_SYNTAX_ERRORS = 20
@@ -197,10 +199,10 @@ class _Builder:
     def build(self) -> Module:
         """Build the module. Raises `DiagnosticError` with all errors of the records."""
         record = self.record
-        if record.version != str(FORMAT_VERSION):
-            self.error(
-                "RT003", f"this is .rtir version {record.version}; this compiler reads version {FORMAT_VERSION}", 1
-            )
+        known = (_BEFORE_RENAMING, str(FORMAT_VERSION))
+        if record.version not in known:
+            text = f"this is .rtir version {record.version}; this compiler reads versions {' and '.join(known)}"
+            self.error("RT003", text, 1)
             self.diagnostics.check()
         level = self.level()
         headers = self.headers()
@@ -319,6 +321,10 @@ class _Builder:
             self.error("RT005", f"the plan has {plan.pp} stages, the module {len(stages)}", line, "module")
         return stages
 
+    def renamed(self, word: str) -> str:
+        """Return today's name of a keyword or a state kind of this version."""
+        return RENAMED.get(word, word) if self.record.version == _BEFORE_RENAMING else word
+
     def declare(self, stage: Stage, record: DeclarationRecord) -> None:
         # Fast path: thousands of declarations share kind, type and home, which then need no second check.
         form = record.kind, record.type, record.home
@@ -336,10 +342,10 @@ class _Builder:
         self.declare_anew(stage, record)
 
     def declare_anew(self, stage: Stage, record: DeclarationRecord) -> None:
-        kind = _STATE_KINDS.get(record.kind)
+        kind = _STATE_KINDS.get(self.renamed(record.kind))
         if kind is None:
             text = f"'{record.kind}' is not a state kind; the kinds are {', '.join(_STATE_KINDS)}"
-            self.error("RT004", text, record.line, record.kind, help=nearest(record.kind, _STATE_KINDS))
+            self.error("RT004", text, record.line, record.kind, help=nearest(record.kind, _STATE_KINDS, RENAMED))
             return
         if record.name.endswith(".*"):
             self.error("RT005", "'.*' names several tensors; a declaration names one", record.line, "%" + record.name)
@@ -437,10 +443,10 @@ class _Builder:
         return call, micro_batch
 
     def read_call(self, record: OpRecord) -> Call | None:
-        cls = OP_CLASSES.get(record.keyword)
+        cls = OP_CLASSES.get(self.renamed(record.keyword))
         if cls is None:
             text = f"'{record.keyword}' is not an op; the ops are {', '.join(OP_CLASSES)}"
-            self.error("RT004", text, record.line, record.keyword, help=nearest(record.keyword, OP_CLASSES))
+            self.error("RT004", text, record.line, record.keyword, help=nearest(record.keyword, OP_CLASSES, RENAMED))
             return None
         try:
             return cls, read_fields(cls, record.words)

@@ -230,7 +230,7 @@ _MISTAKES = {
     "an offset is written 'at 0x...'": ["view %w : f16[1] 0x10", "view %w : f16[1] at 16"],
 }
 _FRAMES = [  # Lark compares the depth of the parser's stack, which is larger after a header or a statement
-    f"rtir 1\nmodule @m level placed {{\n{header}  stage @0 {{\n{statement}    MISTAKE\n  }}\n}}\n"
+    f"rtir 2\nmodule @m level placed {{\n{header}  stage @0 {{\n{statement}    MISTAKE\n  }}\n}}\n"
     for header in ("", "  plan { pp = 1 }\n")
     for statement in ("", "    release (%z)\n")
 ]

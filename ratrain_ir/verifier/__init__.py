@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.module import Level, Stage
-from ratrain.ratrain_ir.ops.messages import GUEST_OPS
+from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
 from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.loops import at_any_size
@@ -105,7 +105,7 @@ def prove_text(module: Module, text: NumberedText, target: Target | None) -> int
     def proved(index: int) -> StageEnds | None:
         with at_any_size():  # reading the text has loaded the compiled loops already
             columns = text.stage(index)
-            if any(isinstance(op, GUEST_OPS) for op in columns.examples):
+            if any(isinstance(op, OFFLOAD_OPS) for op in columns.examples):
                 return None
             return _proved(module, module.stages[index], target, columns)
 

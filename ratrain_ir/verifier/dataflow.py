@@ -81,7 +81,7 @@ from ratrain.ratrain_ir.ops.compute import (
 )
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack
+from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
@@ -646,10 +646,10 @@ _VISITS: PerOp[Callable[[SymbolicRun, Any], None]] = PerOp(
         CombineLoss: SymbolicRun.combine_loss,
         Store: SymbolicRun.copy,
         Fetch: SymbolicRun.copy,
-        Evict: SymbolicRun.evict,
-        Accept: SymbolicRun.accept,
-        GiveBack: SymbolicRun.give_back,
-        TakeBack: SymbolicRun.take_back,
+        PeerOffload: SymbolicRun.peer_offload,
+        DonorAccept: SymbolicRun.donor_accept,
+        DonorReturn: SymbolicRun.donor_return,
+        PeerReload: SymbolicRun.peer_reload,
         Update: SymbolicRun.update,
         AllGather: SymbolicRun.all_gather,
         ScaleUpdate: SymbolicRun.scale_update,

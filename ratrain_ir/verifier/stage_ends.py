@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.analysis.dependence import StageNumbers
 from ratrain.ratrain_ir.analysis.progress import StageEvents, hop_of, meeting_stages, stage_edges
 from ratrain.ratrain_ir.ops.base import Direction, Op, Piece, Slice
 from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
-from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp
+from ratrain.ratrain_ir.ops.messages import MessageOp, OffloadOp
 from ratrain.ratrain_ir.topology import Hop
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Int64s = NDArray[np.int64]
 
 
 class Message(NamedTuple):
-    """Content of a message: its piece and, for guests, the block and the types of the tensors."""
+    """Content of a message: its piece and, for offloaded activations, the block and the types of the tensors."""
 
     block: Block | None
     piece: Piece
@@ -95,7 +95,7 @@ def _messages(columns: StageColumns, places: Int64s) -> list[Message]:
 def _parts(op: Op) -> tuple[Block | None, int | None, tuple[str, ...]]:
     """Return what messages of a kind have in common: block, slice and types."""
     assert isinstance(op, MessageOp)
-    if not isinstance(op, GuestOp):
+    if not isinstance(op, OffloadOp):
         return None, op.slice, ()
     moved = op.reads if op.direction is Direction.OUT else op.writes
     return op.block, op.slice, tuple(str(tensor.type) for tensor in moved)

@@ -31,7 +31,7 @@ from ratrain.ratrain_ir.ops.collectives import (
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp, Store
-from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Accept, GiveBack, GuestOp, MessageOp, Recv, Send
+from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, DonorAccept, DonorReturn, MessageOp, OffloadOp, Recv, Send
 from ratrain.ratrain_ir.ops.operands import SignatureError
 from ratrain.ratrain_ir.ops.signatures import bind
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, streamed_state
@@ -78,7 +78,7 @@ def check_ops(module: Module, stage: Stage, columns: StageColumns, report: Repor
 def check_op(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> None:
     """Run the rules about one op alone."""
     check_legal_at_level(module, stage, op, report)
-    if isinstance(op, GuestOp) and not check_donor(module, stage, op, report):
+    if isinstance(op, OffloadOp) and not check_donor(module, stage, op, report):
         return
     if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
         check_operands(module, stage, op, report)
@@ -113,7 +113,7 @@ def has_all_releases(module: Module) -> bool:
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """Group of each scalar. Only the last stage knows the loss; every rank needs the flags, and the norm, of all."""
 
-_ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *GUEST_OPS, Update})
+_ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *OFFLOAD_OPS, Update})
 _PEERS = frozenset(PEER_OPS)
 _MOVES = frozenset({Store, Fetch})
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
@@ -124,7 +124,7 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
 
     Releases, workspace, and ops on other memories or donors belong to later levels than `dataflow`.
     """
-    if module.level is Level.DATAFLOW and isinstance(op, MemoryOp | GuestOp):
+    if module.level is Level.DATAFLOW and isinstance(op, MemoryOp | OffloadOp):
         report.at_op("RT026", f"'{op.keyword}' is not allowed at level dataflow, where no order is claimed", stage, op)
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
         what = "a release" if type(op) is Release else "workspace"
@@ -191,14 +191,15 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
 def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> bool:
     """Report RT027 unless the blocks, micro-batch, slice and peers that an op names exist and belong to its stage.
 
-    `owned` are the stage's blocks; ops for a guest name blocks of the stage that it comes from. A block named twice, a
-    message to a wrong stage and an input without use are RT027 too; an exchange that the plan does not have is RT026.
+    `owned` are the stage's blocks; ops for remote buffers name blocks of the stage that owns them. A block named
+    twice, a message to a wrong stage and an input without use are RT027 too; an exchange that the plan does not have is
+    RT026.
     Return True if nothing is reported.
     """
     blocks = _blocks_of(op)
     owner = stage.index
     # A donor names the blocks of the stage that it lends to.
-    if isinstance(op, Accept | GiveBack):
+    if isinstance(op, DonorAccept | DonorReturn):
         owner = op.peer
         owned = frozenset(module.topology.stage_blocks[owner])
     sound = True
@@ -260,8 +261,8 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
     return False
 
 
-def check_donor(module: Module, stage: Stage, op: GuestOp, report: Reporter) -> bool:
-    """Report RT027 unless guests go to another stage, or come from one; return True if they do."""
+def check_donor(module: Module, stage: Stage, op: OffloadOp, report: Reporter) -> bool:
+    """Report RT027 unless activations are offloaded to another stage, or come from one; return True if they do."""
     if hop_of(op, stage, module.topology) is not None:
         return True
     stages = module.topology.stages

@@ -13,8 +13,8 @@ the number of the actual micro-batch takes its place. Micro-batch 0, with which 
 compiled loop (`symbolic_sweep`) then executes the steps of all ops.
 
 The loop can only accept. If anything is wrong, or cannot be recorded, `SymbolicRun` visits every op and makes the
-messages. It also does all the work at level dataflow, with slices, and for ops on other memories or guests, whose
-meaning depends on what they find.
+messages. It also does all the work at level dataflow, with slices, and for ops on other memories or remote buffers,
+whose meaning depends on what they find.
 """
 
 from __future__ import annotations

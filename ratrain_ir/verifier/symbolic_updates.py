@@ -8,7 +8,7 @@ from attrs import define
 
 from ratrain.ratrain_ir.model.blocks import parts_view
 from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
-from ratrain.ratrain_ir.verifier.symbolic_guests import SymbolicGuests
+from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import (
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @define(eq=False)
-class SymbolicUpdates(SymbolicGuests):
+class SymbolicUpdates(SymbolicOffload):
     """Visits of ops on whole gradients and state."""
 
     def reduce_scatter(self, op: ReduceScatter) -> None:

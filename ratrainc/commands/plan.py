@@ -46,7 +46,7 @@ Examples:
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --what-if ddr=16GiB -o P.toml    and P.machine.toml
   ratrainc plan --model llama-2-7b --clusters 16 --global-batch 128 --machine h100-node -o P.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
-  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --schedules 1f1b,zb-v --explain-losers
+  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --schedules 1f1b,zb-v --explain-rejected
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --objective tokens-per-cluster-hour --keep 3 -o P.toml
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --pareto clusters --quick --plot front.svg
 """
@@ -104,7 +104,7 @@ Examples:
     help="Find the N best plans; with -o P.toml: P-1.toml and so on.",
 )
 @click.option(
-    "--explain-losers", "goal_explain", is_flag=True, help="Say of all that lost what makes it slower, by mechanism."
+    "--explain-rejected", "goal_explain", is_flag=True, help="Say for each rejected plan what makes it slower."
 )
 @click.option(
     "--pareto",

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.ops.base import Engine, Slice
 from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
-from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import TextTable
 from ratrain.targets.machine.store_cost import transfer_work
@@ -122,12 +122,12 @@ def _uses(
 ) -> Iterable[tuple[Forward, _Use]]:
     """Yield each forward of a layer with the treatment of its saved tensors."""
     recovered: dict[tuple[Block, Piece], float] = {}
-    stored: dict[tuple[Block, Piece], Store | Evict] = {}
+    stored: dict[tuple[Block, Piece], Store | PeerOffload] = {}
     for op in stage.ops:
         if type(op) is Recompute:
             where = op.block, piece_of(op)
             recovered[where] = recovered.get(where, 0.0) + target.op_seconds(module, stage, op)
-        elif isinstance(op, Store | Evict):
+        elif isinstance(op, Store | PeerOffload):
             stored[op.block, piece_of(op)] = op
     moved = {} if timeline is None else _transfers(timeline, stage.index)
     last = _last_reads(stage)
@@ -148,8 +148,8 @@ def _uses(
         yield op, use
 
 
-def _stored_words(op: Store | Evict) -> str:
-    return f"stored at @{op.peer}" if isinstance(op, Evict) else f"stored in {op.writes[0].home.value}"
+def _stored_words(op: Store | PeerOffload) -> str:
+    return f"stored at @{op.peer}" if isinstance(op, PeerOffload) else f"stored in {op.writes[0].home.value}"
 
 
 def _last_reads(stage: Stage) -> dict[Tensor, int]:
@@ -180,7 +180,7 @@ def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[
 
 def stores_anything(stage: Stage) -> bool:
     """Return True if the stage stores anything, so that its costs need a simulated step."""
-    return any(isinstance(op, Store | Fetch | Evict | TakeBack) for op in stage.ops)
+    return any(isinstance(op, Store | Fetch | PeerOffload | PeerReload) for op in stage.ops)
 
 
 def recovery_table(facts: list[dict[str, Any]]) -> TextTable:

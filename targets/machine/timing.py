@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack
+from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
 from ratrain.targets.machine.collective_cost import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.instruction import ProgramTensor
 
 _SCALAR_BYTES = 8
-_WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "accept", "take_back")
+_WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "donor_accept", "peer_reload")
 _OF_PARTS = ("reduce_rows", "reduce_sums", "combine_loss")
 """Collectives that also read tensors which do not travel."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
@@ -250,8 +250,8 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
     {
         Send: _message_work,
         Recv: _copy_work,
-        **dict.fromkeys((Evict, GiveBack), _message_work),
-        **dict.fromkeys((Accept, TakeBack), _copy_work),
+        **dict.fromkeys((PeerOffload, DonorReturn), _message_work),
+        **dict.fromkeys((DonorAccept, PeerReload), _copy_work),
         LoadInput: _host_work,
         Update: _update_work,
         ReduceScatter: _collective_work,

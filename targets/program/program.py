@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.ops.messages import Evict, GiveBack
+from ratrain.ratrain_ir.ops.messages import DonorReturn, PeerOffload
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.targets.program.columns import Int64s, ProgramColumns, StageObjects, columns_of
@@ -174,7 +174,7 @@ class ProgramStage:
         return sum(self.lengths)
 
 
-_GUESTS_LEAVE = (Evict.keyword, GiveBack.keyword)
+_LEAVE = (PeerOffload.keyword, DonorReturn.keyword)
 
 
 @define(eq=False, repr=False)
@@ -225,12 +225,12 @@ class Program(ShownInNotebook):
         return columns_of([each.objects for each in self.stages], slices)
 
     @cached_property
-    def senders_of_guests(self) -> dict[int, set[int]]:
-        """Stages that each stage receives guests from; guests of its own that come back count too."""
+    def peer_memory_senders(self) -> dict[int, set[int]]:
+        """Stages that offload to, or return to, each stage."""
         found: dict[int, set[int]] = {}
         for number, stage in enumerate(self.stages):
             for item in (item for stream in stage.streams.values() for item in stream):
-                hop = item.hop(number, self.topology) if item.keyword in _GUESTS_LEAVE else None
+                hop = item.hop(number, self.topology) if item.keyword in _LEAVE else None
                 if hop is not None:
                     found.setdefault(hop.target, set()).add(number)
         return found

@@ -9,8 +9,9 @@ a diagnostic, and so is a file with parts that no program writes: an unknown key
 tensor or on-chip schedule that nothing refers to. Facts that follow from the rest, such as peaks and arenas, are not in
 the file.
 
-Two older versions are read too. Version 4 lists the tensors in its header. Versions 4 and 5 claim peaks, which are
-counted anew, and have no list order.
+Three older versions are read too. Version 4 lists the tensors in its header. Versions 4 and 5 claim peaks, which are
+counted anew, and have no list order. Versions 4 to 6 have older names of some instructions and of a
+state kind (`RENAMED`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.config.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.ops.base import ENGINES
-from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES, RENAMED
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.files import checked, read_bytes, replacing
 from ratrain.targets.program.columns import (
@@ -77,12 +78,14 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 MAGIC = b"RATRAINX"
-VERSION = 6
+VERSION = 7
 _WITH_LISTED_TENSORS = 4
 """Version whose header lists the tensors."""
 _WITH_CLAIMED_PEAKS = 5
 """Last version whose header claims peaks, and which has no list order."""
-_READ = (_WITH_LISTED_TENSORS, _WITH_CLAIMED_PEAKS, VERSION)
+_WITH_OLD_NAMES = 6
+"""Last version with the names of `RENAMED`."""
+_READ = (_WITH_LISTED_TENSORS, _WITH_CLAIMED_PEAKS, _WITH_OLD_NAMES, VERSION)
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _WIDTHS = {"instructions": INSTRUCTION_COLUMNS, "operands": 3, "waits": 3, "blocks": 1, "tensors": 3, "order": 1}
@@ -213,7 +216,7 @@ def _checked_body(data: bytes, file: str) -> memoryview:
         fail("RT080", f"'{file}' is cut off after {len(data)} bytes", help=_AGAIN)
     _, version, _ = _PREFIX.unpack_from(data)
     if version not in _READ:
-        known = " and ".join(map(str, _READ))
+        known = f"{', '.join(map(str, _READ[:-1]))} and {VERSION}"
         fail("RT003", f"'{file}' has .rtx version {version}; this runtime reads versions {known}", help=_AGAIN)
     if hashlib.sha256(memoryview(data)[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
         fail("RT080", f"'{file}' is damaged: its digest does not match (cut off or changed)", help=_AGAIN)
@@ -230,6 +233,7 @@ class _Reader:
         self.header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]), object_pairs_hook=once_each)
         self.lists_tensors = version == _WITH_LISTED_TENSORS
         self.claims_peaks = version <= _WITH_CLAIMED_PEAKS
+        self.renamed = RENAMED if version <= _WITH_OLD_NAMES else {}
         gone = {"forms", "names"} if self.lists_tensors else set()
         refuse_unknown(self.header, _KEYS - gone, "the header")
         self.rest = body[_PREFIX.size + length :]
@@ -291,6 +295,10 @@ class _Reader:
         pipeline = text(header["pipeline"])
         return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine, stores)
 
+    def today(self, name: str) -> str:
+        """Return today's name of an instruction or a state kind of this version."""
+        return self.renamed.get(name, name)
+
     def columns(self, plan: Plan) -> ProgramColumns:
         """Return the columns; references of instructions are not checked yet."""
         arrays, lines = self.arrays()
@@ -299,10 +307,11 @@ class _Reader:
         if any(len(row) != len(ENGINES) for row in lengths):
             raise ValueError("a stage has one stream an engine")
         if self.lists_tensors:
-            forms, numbers, offsets, lines = _listed([entry for item in stages for entry in item["tensors"]])
+            entries = [entry for item in stages for entry in item["tensors"]]
+            forms, numbers, offsets, lines = _listed([(name, self.today(kind), *rest) for name, kind, *rest in entries])
             counts = [len(item["tensors"]) for item in stages]
         else:
-            forms = [_form(*entry) for entry in self.header["forms"]]
+            forms = [_form(self.today(kind), *rest) for kind, *rest in self.header["forms"]]
             numbers = arrays["tensors"][:, 0]
             offsets = np.ascontiguousarray(arrays["tensors"][:, 1:]).view(np.int64)[:, 0]
             counts = [whole(item["tensors"]) for item in stages]
@@ -316,7 +325,7 @@ class _Reader:
             _check_order(order, lengths)
         return ProgramColumns(
             plan.shape.slices if plan.slices else 0,
-            [item if item == "" else word(item) for item in self.header["strings"]],
+            [self.today(word(item)) if item != "" else item for item in self.header["strings"]],
             np.array(lengths, np.int64),
             arrays["instructions"],
             arrays["operands"],
@@ -331,7 +340,7 @@ class _Reader:
         )
 
 
-def _listed(entries: list[list[Any]]) -> tuple[list[TensorForm], Int32s, Int64s, str]:
+def _listed(entries: list[tuple[Any, ...]]) -> tuple[list[TensorForm], Int32s, Int64s, str]:
     """Return forms, form numbers, offsets and names of the tensors of version 4, each with its form in full."""
     forms: dict[TensorForm, int] = {}
     numbers, offsets, names = [], [], []

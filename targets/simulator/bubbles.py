@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
-from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Recv, Send
+from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.program.instruction import Instruction
@@ -62,7 +62,7 @@ _KINDS = PerOp(
         **dict.fromkeys(BLOCK_OPS, idle_walk.COMPUTE),
         Send: idle_walk.LINK,
         Recv: idle_walk.LINK,
-        **dict.fromkeys(GUEST_OPS, idle_walk.MEMORY),
+        **dict.fromkeys(OFFLOAD_OPS, idle_walk.MEMORY),
         ReduceScatter: idle_walk.GRAD_SYNC,
         AllReduce: idle_walk.GRAD_SYNC,
         Update: idle_walk.UPDATE,

@@ -13,7 +13,7 @@ of FastTrack, Flanagan and Freund, PLDI 2009). A third step adds nothing: an ins
 the next step is ordered before the same one in all later steps, since engines keep their order.
 
 The same clocks check that a blocking collective is ordered with the compute instructions around it, and that each
-`take_back` comes after the `evict` of the same tensors, by the waits of that stage alone.
+`peer_reload` comes after the `peer_offload` of the same tensors, by the waits of that stage alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Piece
-from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
 from ratrain.targets.program.instruction import Access, Instruction
 from ratrain.targets.verifier.race_sweep import Conflict, Swept, SweptStage, swept
@@ -73,8 +73,8 @@ def _later(race: Race) -> str:
 
 
 def _reason(race: Race, first: Instruction) -> str:
-    if race.start == race.stop and first.keyword == Evict.keyword:
-        return "must run one after the other, since the one takes back what the other evicts"
+    if race.start == race.stop and first.keyword == PeerOffload.keyword:
+        return "must run one after the other, since the one reloads what the other offloads"
     if race.start == race.stop:
         return "must not run at once, since one is a blocking collective and the other computes"
     where = "" if race.home is Home.DDR else f" of the memory '{race.home.value}'"
@@ -171,22 +171,22 @@ def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> 
 
 
 def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
-    """Yield a conflict for each `take_back` that is not ordered after its `evict` of the same step."""
+    """Yield a conflict for each `peer_reload` that is not ordered after its `peer_offload` of the same step."""
     stores, fetches = stage.streams[Engine.STORE], stage.streams[Engine.FETCH]
-    # An eviction and its `take_back` are on different engines, so only waits order them.
-    evicted = {_lent(item): at for at, item in enumerate(stores) if item.keyword == Evict.keyword}
+    # A `peer_offload` and its `peer_reload` are on different engines, so only waits order them.
+    offloaded = {_lent(item): at for at, item in enumerate(stores) if item.keyword == PeerOffload.keyword}
     for number in range(found.done[_FETCH]):
         step, at = divmod(number, len(fetches))
-        sent = evicted.get(_lent(fetches[at])) if fetches[at].keyword == TakeBack.keyword else None
+        sent = offloaded.get(_lent(fetches[at])) if fetches[at].keyword == PeerReload.keyword else None
         if sent is None:
             continue
-        evict = step * len(stores) + sent
-        if evict > found.clock(numbers.lengths, _FETCH, number)[_STORE]:
-            yield Conflict(_FETCH, number, _STORE, evict, 0, 0)
+        offload = step * len(stores) + sent
+        if offload > found.clock(numbers.lengths, _FETCH, number)[_STORE]:
+            yield Conflict(_FETCH, number, _STORE, offload, 0, 0)
 
 
 def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
-    """Return the key that an `evict` and its `take_back` share: other stage, blocks and piece."""
+    """Return the key that a `peer_offload` and its `peer_reload` share: other stage, blocks and piece."""
     return item.peer, item.blocks, item.piece
 
 

@@ -224,7 +224,7 @@ SUBJECTS: dict[str, Subject] = {
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
         Subject(
-            "p2-d1-guests",
+            "p2-d1-peer",
             {"dp": 1, "micro_batches": 2, "zero": 0},
             "place-1f1b,recompute{policy=none store=peer},allocate-ddr",
         ),

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
-from ratrain.ratrain_ir.ops.messages import GUEST_OPS
+from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
 from ratrain.ratrain_ir.side_by_side import processes
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.loops import Allowance, at_any_size
@@ -79,7 +79,7 @@ def dataflow_agrees(module: Module) -> tuple[int, int]:
 
 def is_swept(module: Module) -> bool:
     """Whether it is of the kind whose symbolic run is swept."""
-    others = (*MEMORY_OPS, *GUEST_OPS)
+    others = (*MEMORY_OPS, *OFFLOAD_OPS)
     return (
         module.level is not Level.DATAFLOW
         and not module.plan.slices

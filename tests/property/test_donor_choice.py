@@ -15,7 +15,7 @@ from ratrain import api
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
-from ratrain.passes.recovery.guests import UnitTimes, add_remote_buffers
+from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, StageShape, as_chosen, kept_in_ddr
 from ratrain.passes.recovery.rewriting import Donor, Rewriting
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
@@ -78,7 +78,7 @@ class Case:
         return kept_in_ddr(Rewriting(stage), self.trials[index], self.capacity, shape, shape.none_stored)
 
     def step(self, borrowers: dict[int, Chosen]) -> float:
-        """Return the seconds of a step whose donors keep what fits next to their guests; infinite if any does not fit."""
+        """Return the seconds of a step whose donors keep what fits next to their remote buffers; infinite if any does not fit."""
         drafts = {
             index: as_chosen(Rewriting(self.module.stages[index]), self.trials[index], chosen)
             for index, chosen in borrowers.items()

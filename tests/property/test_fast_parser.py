@@ -167,7 +167,7 @@ def statements(draw: st.DrawFn) -> str:
 
 
 def text_around(line: str) -> str:
-    return f"rtir 1\nmodule @m level placed {{\n  stage @0 {{\n    {line}\n  }}\n}}\n"
+    return f"rtir 2\nmodule @m level placed {{\n  stage @0 {{\n    {line}\n  }}\n}}\n"
 
 
 @settings(max_examples=200)

@@ -215,7 +215,7 @@ class Planned(Shown):
             "proven": answer.proven,
             "crossings": [crossing.to_json() for crossing in self._crossings],
             "notes": [note] if note else [],
-            "losers": [
+            "rejected": [
                 {"plan": each.text, "reason": each.reason} | ({"seconds": each.mechanisms} if request.explain else {})
                 for each in answer.rejected_plans
             ],

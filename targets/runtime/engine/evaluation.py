@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.ops.collectives import (
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
-from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Recv, Send
+from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.data.data import Batches, TokenStream, part_of_stream
@@ -50,7 +50,7 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     {
         **{kind: _always if kind.default_work_group is WorkGroup.FORWARD else _never for kind in BLOCK_OPS},
         **dict.fromkeys((LoadInput, AllGather, Update, CombineLoss), _always),
-        **dict.fromkeys((ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *GUEST_OPS), _never),
+        **dict.fromkeys((ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *OFFLOAD_OPS), _never),
         **dict.fromkeys((Send, Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
         **dict.fromkeys((ReduceRows, ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),

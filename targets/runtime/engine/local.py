@@ -37,7 +37,7 @@ from ratrain.ratrain_ir.ops.collectives import (
 )
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack, engines_of
+from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send, engines_of
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.targets.runtime.arena.streams import Graph, Order
@@ -419,8 +419,8 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         **dict.fromkeys(LONE_OPS, _ALONE),
         Send: _Execution(LocalEngine.ready_alone, LocalEngine.send),
         Recv: _Execution(LocalEngine.ready_to_receive, LocalEngine.receive),
-        **dict.fromkeys((Evict, GiveBack), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),
-        **dict.fromkeys((Accept, TakeBack), _Execution(LocalEngine.ready_to_receive, LocalEngine.receive)),
+        **dict.fromkeys((PeerOffload, DonorReturn), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),
+        **dict.fromkeys((DonorAccept, PeerReload), _Execution(LocalEngine.ready_to_receive, LocalEngine.receive)),
         ReduceScatter: _Execution(LocalEngine.ready_members, LocalEngine.reduce_scatter),
         AllReduce: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce),
         AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),

@@ -155,8 +155,8 @@ class ThreadedEngine(LocalEngine):
         ends = instruction.ends(rank.stage_index)
         if ends is not None:
             ranks.add((ends[1], rank.lane))
-        guests = {(stage, lane) for to, lane in ranks for stage in self.program.senders_of_guests.get(to, ())}
-        return ranks | guests
+        senders = {(stage, lane) for to, lane in ranks for stage in self.program.peer_memory_senders.get(to, ())}
+        return ranks | senders
 
     def _fail(self, error: BaseException) -> None:
         """Record the first failure and wake all threads."""

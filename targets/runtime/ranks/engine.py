@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.ops.collectives import PEER_OPS, STATE_OPS
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack
+from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.instruction import Instruction
@@ -83,7 +83,7 @@ class RankEngine(ProgramEngine):
         self.reduction = reduction
         self.library = library
         """Name of the library that moves the bytes, for messages."""
-        if program.senders_of_guests and not communicators.pipeline.tagged:
+        if program.peer_memory_senders and not communicators.pipeline.tagged:
             text = (
                 f"the program keeps activations with other stages, and messages over {library} have no tags "
                 "to tell theirs apart"
@@ -283,8 +283,8 @@ _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
         **dict.fromkeys(LONE_OPS, None),
         Send: RankEngine.send,
         Recv: RankEngine.receive,
-        **dict.fromkeys((Evict, GiveBack), RankEngine.send),
-        **dict.fromkeys((Accept, TakeBack), RankEngine.receive),
+        **dict.fromkeys((PeerOffload, DonorReturn), RankEngine.send),
+        **dict.fromkeys((DonorAccept, PeerReload), RankEngine.receive),
         **dict.fromkeys(STATE_OPS, RankEngine.meet),
         **dict.fromkeys(PEER_OPS, RankEngine.exchange),
     },

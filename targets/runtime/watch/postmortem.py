@@ -33,7 +33,7 @@ from ratrain.targets.runtime.watch.liveness import Liveness
 from ratrain.targets.runtime.watch.positions import RankPhase, RankPosition
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.base import GuestWay, Payload
+    from ratrain.ratrain_ir.ops.base import Payload, PeerTransfer
     from ratrain.targets.program.instruction import CountWait, Instruction
     from ratrain.targets.program.program import Program
 
@@ -450,7 +450,7 @@ def _is_message(instruction: Instruction, peer: int, like: Instruction) -> bool:
     return (instruction.peer, _payload(instruction), instruction.chunk) == (peer, _payload(like), like.chunk)
 
 
-def _payload(instruction: Instruction) -> Payload | GuestWay | None:
+def _payload(instruction: Instruction) -> Payload | PeerTransfer | None:
     return payload_of(instruction.keyword, instruction.variant)
 
 

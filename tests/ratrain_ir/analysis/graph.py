@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.ops.base import Direction, Engine
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.messages import Evict, MessageOp, TakeBack, meets
+from ratrain.ratrain_ir.ops.messages import MessageOp, PeerOffload, PeerReload, meets
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ def dependence_graph(stage: Stage) -> nx.DiGraph[StageNode]:
     for nodes in _engine_orders(stage):
         graph.add_edges_from(pairwise(nodes), reason="engine order")
     graph.add_edges_from(_blocked_pairs(stage), reason=BLOCKING)
-    graph.add_edges_from(_evicted_pairs(stage), reason="taken back after it was evicted")
+    graph.add_edges_from(_offloaded_pairs(stage), reason="reloaded after it was offloaded")
     return graph
 
 
 def module_graph(module: Module, *, rendezvous: bool) -> nx.DiGraph[ModuleNode]:
     """All stages of a module over two steps, with messages and collectives; the program ends exactly if it has no cycle.
 
-    A collective is one node for all its members, and so is a message with `rendezvous` sends, and any of guests; with buffered sends a
+    A collective is one node for all its members, and so is a message with `rendezvous` sends, and any of remote buffers; with buffered sends a
     receive waits for its send. A node is named after its first member, (stage, step, position), and has all of them in `members`.
     """
     import networkx as nx
@@ -191,15 +191,15 @@ def _blocked_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
             yield min(node, collective), max(node, collective)
 
 
-def _evicted_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
-    """What is evicted, and what takes the same back: every pair, the earlier first."""
+def _offloaded_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
+    """Yield every offload with each reload of the same tensors, the earlier first."""
     nodes = [((step, position), op) for step in range(STEPS) for position, op in enumerate(stage.ops)]
-    evictions: dict[object, list[StageNode]] = defaultdict(list)
+    offloads: dict[object, list[StageNode]] = defaultdict(list)
     for node, op in nodes:
-        if isinstance(op, Evict):
-            evictions[op.peer, op.block, piece_of(op)].append(node)
-        elif isinstance(op, TakeBack):
-            yield from ((sent, node) for sent in evictions[op.peer, op.block, piece_of(op)])
+        if isinstance(op, PeerOffload):
+            offloads[op.peer, op.block, piece_of(op)].append(node)
+        elif isinstance(op, PeerReload):
+            yield from ((sent, node) for sent in offloads[op.peer, op.block, piece_of(op)])
 
 
 def _messages(module: Module) -> Iterator[tuple[list[ModuleNode], bool]]:

@@ -10,9 +10,9 @@ from attrs import fields
 from ratrain.ratrain_ir.ops.base import Op, WorkGroup
 from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
-from ratrain.ratrain_ir.ops.messages import GUEST_OPS
+from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
 
-PLACED_LATER = (*MEMORY_OPS, *GUEST_OPS)
+PLACED_LATER = (*MEMORY_OPS, *OFFLOAD_OPS)
 """Ops that passes put beside work that is in its order already."""
 
 

@@ -87,7 +87,7 @@ SEND = "send activation m0 @1 (%x.attention.1.m0)"
         ("scalar %loss : f64[1]", "scalar %loss : f64", "f64", "unexpected 'f64', expected a type like", None),
         ("scalar %loss : f64[1]", "scalar %loss : f64[1] 0x40", "0x40", "unexpected '0x40'", "'at 0x...'"),
         ("scalar %loss : f64[1]", "scalar %loss : f64[1] at 64", "64", "expected an offset like 0x1000", "'at 0x...'"),
-        ("rtir 1", "rtir one", "one", "unexpected 'one', expected a number", None),
+        ("rtir 2", "rtir one", "one", "unexpected 'one', expected a number", None),
         ("level dataflow {", "level dataflow", "", "unexpected the end of the line, expected '{'", None),
         ("model { name", "model name", "name", "unexpected 'name', expected '{'", None),
         ("pp = 2,", "pp 2,", "2", "unexpected '2', expected '='", None),
@@ -132,7 +132,7 @@ def test_no_more_than_twenty_syntax_errors_are_reported():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "   ", "// nothing", "rtir", "rtir 1", "rtir 1\n", "rtir 1\nmodule @m level"]
+    "text", ["", "\n", "   ", "// nothing", "rtir", "rtir 2", "rtir 1\n", "rtir 1\nmodule @m level"]
 )
 def test_a_file_that_ends_too_early(text):
     item = problems(text)[-1]
@@ -249,11 +249,11 @@ def test_errors_of_the_whole_file_come_together():
         assert words in messages
 
 
-@pytest.mark.parametrize("version", ["0", "2", "01", "9" * 6000, "-1"])
+@pytest.mark.parametrize("version", ["0", "3", "01", "9" * 6000, "-1"])
 def test_another_version_is_refused_by_name(version):
-    item = only(edited("rtir 1", f"rtir {version}"))
+    item = only(edited("rtir 2", f"rtir {version}"))
     assert item.code == "RT003"
-    assert "this compiler reads version 1" in item.message
+    assert "this compiler reads versions 1 and 2" in item.message
 
 
 def test_sections_that_are_missing_or_doubled():
@@ -286,7 +286,7 @@ def test_what_is_no_text_is_refused(tmp_path):
     path = tmp_path / "x.rtir"
     with pytest.raises(DiagnosticError, match="RT002"):
         read_module(str(path))
-    path.write_bytes(b"rtir 1\nmodule \xff")
+    path.write_bytes(b"rtir 2\nmodule \xff")
     with pytest.raises(DiagnosticError, match=r"x.rtir:2:8: error\[RT002\]"):
         read_module(str(path))
     path.write_text(sound(), encoding="utf-8")
@@ -310,10 +310,10 @@ def must_be_read_or_refused(text: str) -> None:
 @settings(max_examples=50)
 @given(st.binary(max_size=200))
 @example(b"\x00" * 50)
-@example("\ufeffrtir 1".encode())
+@example("\ufeffrtir 2".encode())
 def test_noise_is_refused(data):
     must_be_read_or_refused(data.decode("latin-1"))
-    must_be_read_or_refused(f"rtir 1\nmodule @m level placed {{\n{data.decode('latin-1')}\n}}")
+    must_be_read_or_refused(f"rtir 2\nmodule @m level placed {{\n{data.decode('latin-1')}\n}}")
 
 
 WORDS = (
@@ -388,9 +388,9 @@ def test_deep_nesting_is_refused():
     ("text", "place"),
     [
         ("[" * 3_000_000, "1:1"),
-        ("rtir 1\nmodule @m level placed {\n  plan { a = " + "[" * 100_000 + "\n", "3:14"),
-        ("rtir 1\nmodule @m level placed {\n  plan { a = [" + "1, " * 1_000_000 + "1] }\n}\n", "3:1"),
-        ("rtir 1\nmodule @m level placed {\n" + "  plan { a = 1 }\n" * 1_000_000 + "}\n", None),
+        ("rtir 2\nmodule @m level placed {\n  plan { a = " + "[" * 100_000 + "\n", "3:14"),
+        ("rtir 2\nmodule @m level placed {\n  plan { a = [" + "1, " * 1_000_000 + "1] }\n}\n", "3:1"),
+        ("rtir 2\nmodule @m level placed {\n" + "  plan { a = 1 }\n" * 1_000_000 + "}\n", None),
         ("\n" * 3_000_000, None),
     ],
     ids=["brackets", "nested", "long list", "many sections", "empty lines"],

@@ -254,8 +254,8 @@ def test_paths_no_file_can_have_are_refused(bench: Bench, words: tuple[str, ...]
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("rtir 1", "rtir 2", "RT003"),
-        ("rtir 1", "rtir 99999999999999999999", "RT003"),
+        ("rtir 2", "rtir 3", "RT003"),
+        ("rtir 2", "rtir 99999999999999999999", "RT003"),
         ("level allocated", "level finished", "RT004"),
         ("level allocated", "level placed", "RT051"),
         ("hidden_size = 24", "hidden_size = 25", "RT025"),

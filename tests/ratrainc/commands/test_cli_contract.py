@@ -128,7 +128,7 @@ def test_compile_writes_what_the_ending_says(cli: Cli, tmp_path: Path) -> None:
     for path in (schedule, program):
         assert str(path) in cli.good(*COMPILE, "-o", str(path)).out
         assert cli.good(*COMPILE, "-o", str(path), "--json").json()["output"] == str(path)
-    assert schedule.read_text("utf-8").startswith("rtir 1\nmodule @tiny level allocated {\n")
+    assert schedule.read_text("utf-8").startswith("rtir 2\nmodule @tiny level allocated {\n")
     assert program.read_bytes().startswith(b"RATRAINX")
     assert program.read_bytes() == (cli.folder / "a.rtx").read_bytes(), "equal inputs give equal bytes"
 

@@ -179,7 +179,7 @@ def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: 
     assert "tp = 2  # tensor peers" in text
     assert "overlap-tensor" in first["passes"]
     assert f'--passes "{first["passes"]}"' in text
-    assert any(loser["plan"].startswith("P = ") for loser in found["losers"])
+    assert any(loser["plan"].startswith("P = ") for loser in found["rejected"])
     words = ("--model", folder / "m.json", "--plan", folder / "best.toml", "--passes", first["passes"])
     stages = json.loads(printed(capsys, "compile", *words, "-o", folder / "best.rtx", "--json"))["stages"]
     assert max(stage["peak_live_bytes"] for stage in stages) == first["peak_bytes"]
@@ -211,7 +211,7 @@ def test_why_other_numbers_of_peers_lost(folder: Path, capsys: pytest.CaptureFix
     said = printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, "--seconds", 0, "--jobs", 1, "--json")
     found = json.loads(said)
     best = found["plans"][0]["tp"]
-    reasons = {loser["plan"]: loser["reason"] for loser in found["losers"] if loser["plan"].startswith("T = ")}
+    reasons = {loser["plan"]: loser["reason"] for loser in found["rejected"] if loser["plan"].startswith("T = ")}
     assert reasons.keys() == {f"T = {tp}" for tp in (1, 2, 4) if tp != best}
     assert all("exchanges" in reason for reason in reasons.values())
 

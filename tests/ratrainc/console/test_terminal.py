@@ -74,7 +74,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("some text to train on\n" * 40)
     (folder / "bad.csv").write_text(f"0F0,{POISON.replace(chr(13), '')}\n", newline="")
     (folder / "problem.csv").write_text(f"id,lower,upper,size\na{POISON.strip()},2,x,8\n", newline="")
-    (folder / "bad.rtir").write_text(f'rtir 1\nmodule @m level placed {{\n  model {{ name = "{POISON}" }} {POISON}\n')
+    (folder / "bad.rtir").write_text(f'rtir 2\nmodule @m level placed {{\n  model {{ name = "{POISON}" }} {POISON}\n')
     (folder / "bad.json").write_text(json.dumps(CONFIG | {f"{POISON}": 1, "hidden_act": POISON}))
     (folder / "bad.toml").write_text(PLAN + f'["{POISON}"]\nx = 1\n')
     (folder / "profile.json").write_text(json.dumps({"otherData": {"format": POISON}}))

@@ -112,7 +112,7 @@ def test_a_plan_that_uses_a_memory_is_written_compiled_and_proved(capsys, tmp_pa
     sizes = 'ddr_capacity = "12MB"\nhost_capacity = "1GB"\nhost_store = "1GB/s"\nhost_fetch = "1GB/s"\n'
     machine.write_text(f'base = "mt3000"\nname = "small"\n{sizes}')
     words = ("plan", *TINY, "--clusters", "1", "--global-batch", "2", "--seq-len", "64", "--machine", str(machine))
-    search = ("--schedules", "1f1b,1f1b+host", "--seconds", "1", "--jobs", "1", "--explain-losers")
+    search = ("--schedules", "1f1b,1f1b+host", "--seconds", "1", "--jobs", "1", "--explain-rejected")
     assert main([*words, *search, "-o", str(plan), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     best = found["plans"][0]

@@ -857,7 +857,7 @@ def test_a_changed_machine_for_which_nothing_fits_writes_nothing(capsys, tmp_pat
 
 def test_plans_are_kept_and_fronts_are_written(capsys, tmp_path):
     out, picture = tmp_path / "P.toml", tmp_path / "front.svg"
-    assert main(["plan", *QUICK, "--quick", "--keep", "3", "--explain-losers", "-o", str(out), "--json"]) == 0
+    assert main(["plan", *QUICK, "--quick", "--keep", "3", "--explain-rejected", "-o", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     names = [str(tmp_path / f"P-{number}.toml") for number in (1, 2, 3)]
     assert found["outputs"] == names
@@ -865,7 +865,7 @@ def test_plans_are_kept_and_fronts_are_written(capsys, tmp_path):
     model = load_model(str(ROOT / "examples/tiny.json"))
     plans = [parse_plan(Path(name).read_text(), file=name, model=model) for name in names]
     assert len(set(plans)) == 3
-    assert any("bubble" in loser["seconds"] for loser in found["losers"])
+    assert any("bubble" in loser["seconds"] for loser in found["rejected"])
     words = ("--pareto", "clusters", "--quick", "--plot", str(picture), "-o", str(out), "--json")
     assert main(["plan", *QUICK, *words]) == 0
     front = json.loads(capsys.readouterr().out)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.kinds import RENAMED
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrainc.compiling.opening import machine_of
@@ -49,9 +50,18 @@ def container(version: int, header: dict[str, Any], rest: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
+def version_6(data: bytes) -> bytes:
+    """Return the same program as version 6 had it: with older names of some instructions and a state kind."""
+    header, columns, names = parts(data)
+    old = {new: before for before, new in RENAMED.items()}
+    header["strings"] = [old.get(item, item) for item in header["strings"]]
+    header["forms"] = [[old.get(kind, kind), *rest] for kind, *rest in header["forms"]]
+    return container(6, header, columns + names)
+
+
 def version_5(data: bytes) -> bytes:
     """Return the same program as version 5 had it: with claims of peaks, which nobody believes, and no list order."""
-    header, columns, names = parts(data)
+    header, columns, names = parts(version_6(data))
     size = 4 * header["columns"].pop("order")
     for stage in header["stages"]:
         stage["peak_live_bytes"] = 1
@@ -91,7 +101,8 @@ def objects(program: Program, *, has_order: bool) -> list[Any]:
 def test_what_is_read_is_what_was_written(name: str) -> None:
     program = SUBJECTS[name].program()
     data = program_bytes(program)
-    for written, has_order in ((data, True), (version_5(data), False), (version_4(data), False)):
+    files = ((data, True), (version_6(data), True), (version_5(data), False), (version_4(data), False))
+    for written, has_order in files:
         read = parse_program(written, "x.rtx")
         assert (program_bytes(read) == data) >= has_order
         whole = parse_program(program_bytes(read), "x.rtx")

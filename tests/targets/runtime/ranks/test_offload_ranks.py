@@ -35,7 +35,7 @@ WAYS = {"kept": "recompute{policy=none}", "lent": "recompute{policy=none store=p
 def programs_of(name: str) -> dict[str, Program]:
     plan = make_plan(DEEP, **PLANS[name])
     found = {way: api.emit(api.compile(DEEP, plan, passes=f"{passes},allocate-ddr")) for way, passes in WAYS.items()}
-    assert [bool(program.senders_of_guests) for program in found.values()] == [False, True]
+    assert [bool(program.peer_memory_senders) for program in found.values()] == [False, True]
     return found
 
 

@@ -11,7 +11,7 @@ from ratrain import api
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, TakeBack
+from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
@@ -22,6 +22,7 @@ from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import instructions, losses, make_plan, same_bits, train
 from tests.end_to_end.toys import UNEVEN
 from tests.mutation.subjects import MACHINE, MODEL, SMALL
+from tests.property.test_text_numbers import compare
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -64,7 +65,7 @@ def small(passes: str, **keys: Any) -> Module:
 def test_what_another_stage_keeps_trains_the_same_bits(plan: str, policy: str) -> None:
     kept = program_of(PLANS[plan], f"recompute{{policy={policy}}}")
     lent = program_of(PLANS[plan], f"recompute{{policy={policy} store=peer}}")
-    assert any(instructions(lent, "evict"))
+    assert any(instructions(lent, "peer_offload"))
     plain = train(kept, 2)
     watched = train(parse_program(program_bytes(lent), "lent.rtx"), 2, check_memory=True, poison=True)
     assert losses(watched) == losses(plain)
@@ -84,26 +85,26 @@ def test_threads_give_the_same_bits() -> None:
 
 
 def test_what_is_on_its_way_between_stages_is_one_message_a_channel() -> None:
-    """Nothing but the arenas holds guests: the two ends of what moves them meet."""
+    """Nothing but the arenas holds remote buffers: the two ends of a message meet."""
     lent = program_of(PLANS["two stages"] | {"dp": 1}, "recompute{policy=none store=peer}")
     run = train(lent, 1)
     held = [
         sum(lent.stages[stage].tensors[each.tensor].type.nbytes for each in item.operands)
-        for keyword in ("evict", "give_back", "send")
+        for keyword in ("peer_offload", "donor_return", "send")
         for stage, _, _, item in instructions(lent, keyword)
     ]
     assert run.engine.peak_transport_bytes <= 4 * max(held)
     assert max(held) * len(held) > 8 * max(held)
 
 
-def test_guests_leave_bytes_where_they_come_from_and_take_them_where_they_go() -> None:
+def test_an_offload_frees_bytes_on_its_stage_and_takes_them_on_the_donor() -> None:
     kept = program_of({"pp": 4, "micro_batches": 6}, "recompute{policy=none}")
     lent = program_of({"pp": 4, "micro_batches": 6}, "recompute{policy=none store=peer}")
     before, after = ([stage.arena_bytes for stage in program.stages] for program in (kept, lent))
     assert after[0] < before[0]
     assert after[3] > before[3]
     kinds = [{tensor.kind for tensor in stage.tensors} for stage in lent.stages]
-    assert [StateKind.GUEST in each for each in kinds] == [False, False, True, True]
+    assert [StateKind.REMOTE in each for each in kinds] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("level", ["placed", "allocated"])
@@ -111,7 +112,7 @@ def test_texts_say_who_keeps_what_for_whom(level: str) -> None:
     passes = "place-1f1b,recompute{policy=none store=peer}"
     module = small(passes if level == "placed" else f"{passes},allocate-ddr")
     text = print_module(module)
-    assert "evict attention.0 m0 @1 (" in text
+    assert "peer_offload attention.0 m0 @1 (" in text
     assert "accept attention.0 m0 @0" in text
     assert first_difference(module, parse_module(text, file="lent.rtir")) is None
 
@@ -121,6 +122,33 @@ def test_a_plan_of_one_stage_has_nobody_to_keep_anything() -> None:
     for name in ("recompute{store=peer}", "joint-order{store=peer}"):
         with pytest.raises(DiagnosticError, match=r"RT071.*the plan has one stage"):
             api.compile(MODEL, plan, passes=f"place-1f1b,{name},allocate-ddr")
+
+
+OLD_WORDS = {
+    "peer_offload ": "evict ",
+    "donor_accept ": "accept ",
+    "donor_return ": "give_back ",
+    "peer_reload ": "take_back ",
+    "    remote %": "    guest %",
+}
+
+
+def test_a_text_with_the_words_of_version_1_is_the_same_module() -> None:
+    module = small("place-1f1b,recompute{policy=none store=peer},insert-release,legalise,allocate-ddr")
+    text = old = print_module(module)
+    for word, before in OLD_WORDS.items():
+        assert word in text
+        old = old.replace(word, before)
+    version_1 = old.replace("rtir 2", "rtir 1")
+    assert first_difference(parse_module(version_1), module) is None
+    assert compare(version_1), "the compiled loop reads it too"
+    with pytest.raises(DiagnosticError) as refused:
+        parse_module(old)
+    found = refused.value.diagnostics
+    assert {item.code for item in found} == {"RT004"}
+    for word, before in OLD_WORDS.items():
+        wanted = f"did you mean '{word.strip(' %')}'?"
+        assert any(item.help == wanted and before.strip(" %") in item.message for item in found), word
 
 
 def errors(module: Module) -> list[str]:
@@ -134,11 +162,21 @@ def _first(module: Module, stage: int, kind: type) -> int:
 
 
 EDITS: dict[str, tuple[int, type, dict[str, Any], str]] = {
-    "to itself": (0, Evict, {"peer": 0}, "RT027 'evict attention.0 m0 @0' names @0, which is no other stage"),
-    "to nobody": (0, Evict, {"peer": 7}, "RT027 'evict attention.0 m0 @7' names @7, which is no other stage"),
-    "another block": (1, Accept, {"block": "mlp"}, "RT041 crossed messages, guests from @0 to @1"),
-    "guests of another": (1, GiveBack, {"micro_batch": 1}, "RT034 'give_back mlp.0 m1 @0' needs"),
-    "of another piece": (0, TakeBack, {"micro_batch": 1}, "RT030 'backward mlp.0 m0' needs the input of mlp.0 m0"),
+    "to itself": (
+        0,
+        PeerOffload,
+        {"peer": 0},
+        "RT027 'peer_offload attention.0 m0 @0' names @0, which is no other stage",
+    ),
+    "to nobody": (
+        0,
+        PeerOffload,
+        {"peer": 7},
+        "RT027 'peer_offload attention.0 m0 @7' names @7, which is no other stage",
+    ),
+    "another block": (1, DonorAccept, {"block": "mlp"}, "RT041 crossed messages, offload from @0 to @1"),
+    "buffers of another": (1, DonorReturn, {"micro_batch": 1}, "RT034 'donor_return mlp.0 m1 @0' needs"),
+    "of another piece": (0, PeerReload, {"micro_batch": 1}, "RT030 'backward mlp.0 m0' needs the input of mlp.0 m0"),
 }
 
 
@@ -156,29 +194,29 @@ def test_what_both_ends_say_is_held_against_each_other(name: str) -> None:
     assert any(text.startswith(expected) for text in errors(module)), errors(module)
 
 
-def test_an_eviction_that_is_accepted_once_happens_once() -> None:
+def test_an_offload_that_is_accepted_once_happens_once() -> None:
     module = small("place-1f1b,recompute{policy=none store=peer}")
     ops = module.stages[0].ops
-    at = _first(module, 0, Evict)
+    at = _first(module, 0, PeerOffload)
     ops.insert(at, evolve(ops[at]))
-    assert any(text.startswith("RT040 'evict") and "happens twice" in text for text in errors(module))
+    assert any(text.startswith("RT040 'peer_offload") and "happens twice" in text for text in errors(module))
 
 
-def test_guests_that_are_given_back_in_another_order_are_refused() -> None:
+def test_buffers_that_return_in_another_order_are_refused() -> None:
     module = small("place-gpipe,recompute{policy=none store=peer}")
-    at = _first(module, 1, GiveBack)
+    at = _first(module, 1, DonorReturn)
     op = module.stages[1].ops[at]
     assert len(op.reads) > 1
     module.stages[1].ops[at] = evolve(op, reads=op.reads[::-1])
-    assert any("RT034" in text and "needs guest" in text for text in errors(module))
+    assert any("RT034" in text and "needs remote" in text for text in errors(module))
 
 
-def test_lists_that_wait_for_each_others_guests_are_refused() -> None:
-    """An eviction ends with its acceptance, also where sends are buffered."""
+def test_lists_that_wait_for_each_others_buffers_are_refused() -> None:
+    """An offload ends with its acceptance, also where sends are buffered."""
     module = small("place-gpipe,recompute{policy=none store=peer}")
     ops = module.stages[1].ops
-    accepts = [at for at, op in enumerate(ops) if type(op) is Accept]
-    back = _first(module, 1, GiveBack)
+    accepts = [at for at, op in enumerate(ops) if type(op) is DonorAccept]
+    back = _first(module, 1, DonorReturn)
     ops.insert(back, ops.pop(accepts[0]))
     assert errors(module)
 
@@ -201,7 +239,7 @@ def test_a_wait_that_is_dropped_is_a_race(engine: Engine) -> None:
     check_program(lent)
 
 
-def test_guests_are_chosen_where_they_make_the_step_shorter() -> None:
+def test_a_donor_is_chosen_where_they_make_the_step_shorter() -> None:
     plan = {"pp": 3, "dp": 1, "micro_batches": 6}
     least = max(stage.arena_bytes for stage in program_of(plan, "recompute{policy=full}").stages)
     room = least + 4000
@@ -215,7 +253,7 @@ def test_guests_are_chosen_where_they_make_the_step_shorter() -> None:
 
 
 def test_stages_with_fewer_layers_lend_to_those_with_more() -> None:
-    """A stage keeps with one before it, too, and a donor has guests of several."""
+    """A stage keeps with one before it, too, and a donor serves several."""
     model = evolve(UNEVEN, layers=7, hidden_size=256, ffn_size=512, heads=4, kv_heads=4, head_dim=64)
     plan = make_plan(model, pp=3, dp=1, zero=0, cuts=(1, 4), micro_batches=4, seq_len=256)
 
@@ -228,7 +266,7 @@ def test_stages_with_fewer_layers_lend_to_those_with_more() -> None:
         compiled(f"recompute{{policy=auto budget={budget}{store}}}", f"allocate-ddr{{capacity={budget}}}")
         for store in ("", " store=peer")
     )
-    donors = {(stage.index, op.peer) for stage in lent.stages for op in stage.ops if isinstance(op, Evict)}
+    donors = {(stage.index, op.peer) for stage in lent.stages for op in stage.ops if isinstance(op, PeerOffload)}
     assert donors == {(1, 0), (2, 0)}
     assert max(stage.arena_bytes for stage in lent.stages) <= budget
     before, after = (api.emit(module) for module in (plain, lent))

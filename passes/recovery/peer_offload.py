@@ -1,12 +1,13 @@
 """Peer offload on the donor's side: remote buffers written into the list of a stage that lends memory to others.
 
-    evict attention.0 m0 @3 (%x.attention.0.m0, %s.attention.0.m0.*)                        on stage @0
-    %guest.x.attention.0.m0, %guest.s.attention.0.m0.* = accept attention.0 m0 @0           on stage @3
+    peer_offload attention.0 m0 @3 (%x.attention.0.m0, %s.attention.0.m0.*)                       on stage @0
+    %remote.x.attention.0.m0, %remote.s.attention.0.m0.* = donor_accept attention.0 m0 @0          on stage @3
     ...
-    give_back attention.0 m0 @0 (%guest.x.attention.0.m0, %guest.s.attention.0.m0.*)        on stage @3
-    %back.x.attention.0.m0, %back.s.attention.0.m0.* = take_back attention.0 m0 @3          on stage @0
+    donor_return attention.0 m0 @0 (%remote.x.attention.0.m0, %remote.s.attention.0.m0.*)         on stage @3
+    %back.x.attention.0.m0, %back.s.attention.0.m0.* = peer_reload attention.0 m0 @3               on stage @0
 
-The positions of `accept` and `give_back` in the donor's list decide when its bytes are taken and what waits for them.
+The positions of `donor_accept` and `donor_return` in the donor's list decide when its bytes are taken and what waits
+for them.
 To find them, all lists are compared on one clock: the run of the module's order in which a forward, and each half of a
 backward, takes one unit of time. In that run every wait goes forward in time. A reuse of bytes that adds a wait between
 two stages therefore closes no cycle. An op between two computations of a donor counts at the time of the second one,
@@ -28,7 +29,7 @@ from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.ops.base import Engine, Op, piece_fields
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, TakeBack
+from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.schedules.action import Action
 
@@ -104,11 +105,11 @@ class _Event:
     """Offload or reload of another stage that its donor takes part in."""
 
     time: float
-    """Unit time of its op: the earliest for an `evict`, the latest for a `take_back`."""
+    """Unit time of its op: the earliest for a `peer_offload`, the latest for a `peer_reload`."""
     borrower: int
     position: int
     """Position of its op in the list of the borrowing stage."""
-    op: Evict | TakeBack
+    op: PeerOffload | PeerReload
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -120,46 +121,47 @@ class _Event:
 
 
 def add_remote_buffers(donor: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
-    """Write the `accept` and `give_back` ops of a donor into its list; return the number of remote blocks it holds.
+    """Write `donor_accept` and `donor_return` ops into a donor's list; return the number of remote blocks it holds.
 
-    `borrowers`: stages whose lists may have `evict` ops to it. The ops and tensors that the donor has stay unchanged.
+    `borrowers`: stages whose lists may have `peer_offload` ops to it. The ops and tensors that the donor has stay
+    unchanged.
     """
     events = [event for borrower in borrowers for event in _events(borrower, donor.index, times)]
     if not events:
         return 0
     mine = times.of(donor).latest
     before: dict[int, list[Op]] = {}
-    guests: dict[object, Tensors] = {}
+    remote: dict[object, Tensors] = {}
     for event in sorted(events, key=lambda event: event.order):
         op = event.op
         fields = {"block": op.block, **piece_fields(piece_of(op)), "peer": event.borrower}
         key = op.block, piece_of(op)
-        if isinstance(op, Evict):
-            guests[key] = tuple(_guest(donor, tensor) for tensor in op.reads)
+        if isinstance(op, PeerOffload):
+            remote[key] = tuple(_remote(donor, tensor) for tensor in op.reads)
             # Accept a slack before the offload comes, so that it finds its bytes free.
             place = bisect_left(mine, event.time - _SLACK)
-            before.setdefault(place, []).append(Accept(**fields, writes=guests[key]))
+            before.setdefault(place, []).append(DonorAccept(**fields, writes=remote[key]))
         else:
             # Give back after all ops within a slack of the reload: no op there reuses the bytes and waits for it.
             place = bisect_right(mine, event.time + _SLACK)
-            before.setdefault(place, []).append(GiveBack(**fields, reads=guests[key]))
+            before.setdefault(place, []).append(DonorReturn(**fields, reads=remote[key]))
     ops: list[Op] = []
     for position, own in enumerate(donor.ops):
         ops += before.get(position, ())
         ops.append(own)
     donor.ops = ops + before.get(len(donor.ops), [])
-    return len(guests)
+    return len(remote)
 
 
 def _events(borrower: Stage, donor: int, times: UnitTimes) -> Iterator[_Event]:
     spans = None
     for position, op in enumerate(borrower.ops):
-        if isinstance(op, Evict | TakeBack) and op.peer == donor:
+        if isinstance(op, PeerOffload | PeerReload) and op.peer == donor:
             spans = times.of(borrower) if spans is None else spans
-            time = (spans.earliest if isinstance(op, Evict) else spans.latest)[position]
+            time = (spans.earliest if isinstance(op, PeerOffload) else spans.latest)[position]
             yield _Event(time, borrower.index, position, op)
 
 
-def _guest(donor: Stage, tensor: Tensor) -> Tensor:
-    name = donor.free_name(f"guest.{tensor.name}")
-    return donor.add(Tensor(name, StateKind.GUEST, tensor.type))
+def _remote(donor: Stage, tensor: Tensor) -> Tensor:
+    name = donor.free_name(f"remote.{tensor.name}")
+    return donor.add(Tensor(name, StateKind.REMOTE, tensor.type))
