@@ -32,15 +32,15 @@ TARGETS = {"compile": 30, "verify": 3, "emit": None, "verify-rtx": None, "simula
 
 def commands(model: str, plan: Path, folder: Path, jobs: int) -> dict[str, list[str]]:
     """What is timed, by name, where commands may take so many processes; each needs the files of those before it."""
-    side_by_side = ["--jobs", str(jobs)]
+    process_pool = ["--jobs", str(jobs)]
     schedule, program = str(folder / "speed.rtir"), str(folder / "speed.rtx")
     return {
-        "compile": ["compile", "--model", model, "--plan", str(plan), "-o", schedule, *side_by_side],
-        "verify": ["verify", schedule, *side_by_side],
-        "emit": ["compile", schedule, "-o", program, *side_by_side],
-        "verify-rtx": ["verify", program, *side_by_side],
+        "compile": ["compile", "--model", model, "--plan", str(plan), "-o", schedule, *process_pool],
+        "verify": ["verify", schedule, *process_pool],
+        "emit": ["compile", schedule, "-o", program, *process_pool],
+        "verify-rtx": ["verify", program, *process_pool],
         "simulate": ["simulate", program],
-        "explain": ["explain", schedule, *side_by_side],
+        "explain": ["explain", schedule, *process_pool],
         "report": ["report", program, "-o", str(folder / "speed.html")],
     }
 

@@ -46,7 +46,7 @@ _WATCH = "ratrain.ratrainc.watch.watching:watch"
 _JSON = Option("one JSON object on stdout", "--json")
 _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
 _JOBS = "processes of the search"
-_PROCESSES = Option("processes side by side", "--jobs 77", reaches="ratrain.ratrain_ir.side_by_side:processes")
+_PROCESSES = Option("processes side by side", "--jobs 77", reaches="ratrain.ratrain_ir.process_pool:processes")
 _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies zero3,ratrain"
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
 _CALLER = "--from deepspeed auto.json --clusters 4 --seq-len 8"

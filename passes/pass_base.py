@@ -185,7 +185,7 @@ class Decision(Enum):
     UPDATES = "when shards are updated"
     GATHERS = "when views are gathered"
     RECOVERY = "what is recovered"
-    EXCHANGES = "what runs beside the exchanges of tensor peers"
+    EXCHANGES = "what runs during exchanges of tensor-parallel ranks"
 
 
 @frozen

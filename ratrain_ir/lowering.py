@@ -72,7 +72,7 @@ from ratrain.ratrain_ir.model.blocks import (
     tokens_per_micro_batch,
     view_shard_elements,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, source_block, stands_beside, sum_block
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, is_parallel_mlp, source_block, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import (
     Group,
@@ -298,12 +298,12 @@ class _StageLowering:
         writes = (self.branch_gradient(block, piece), *self.branch_sums(block, piece))
         self.emit(AddBranchBackward(block=block, **piece_fields(piece), reads=reads, writes=writes))
 
-    def beside(self, mlp: Block, piece: Piece, *, gradient: bool = False) -> tuple[Tensor, ...]:
+    def branch_part(self, mlp: Block, piece: Piece, *, gradient: bool = False) -> tuple[Tensor, ...]:
         """Return the partial sum that a parallel attention wrote and this mlp adds to; empty for other blocks.
 
         `gradient`: the mlp's partial gradient of their common input, to which attention's backward adds.
         """
-        if not stands_beside(self.model, self.plan, mlp):
+        if not is_parallel_mlp(self.model, self.plan, mlp):
             return ()
         return (self.written_activation(mlp, piece, gradient=gradient),)
 
@@ -447,7 +447,7 @@ class _StageLowering:
                 self.combine_loss(block, piece)
             elif self.adds_apart(block):
                 self.add_branch(block, piece)
-            elif not stands_beside(self.model, self.plan, next_block(self.model, block)):
+            elif not is_parallel_mlp(self.model, self.plan, next_block(self.model, block)):
                 around = None if block.kind == "embed" else source_block(self.model, self.plan, block)
                 self.sum_parts(next_block(self.model, block), piece, around)
         if after is not None:
@@ -481,8 +481,8 @@ class _StageLowering:
             writes, updates = self.with_loss(saved, loss, piece)
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         output = self.written_activation(next_block(self.model, block), piece)
-        beside = self.beside(block, piece)
-        reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece), *beside)
+        branch = self.branch_part(block, piece)
+        reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece), *branch)
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
     def forward_of_heads(self, block: Block, piece: Piece, projected: tuple[Tensor, ...]) -> Forward:
@@ -531,7 +531,7 @@ class _StageLowering:
                 self.add_branch_backward(block, piece)
             self.backward_heads(block, piece)
             self.emit(self.backward(block, piece))
-            if block.kind != "embed" and not stands_beside(self.model, self.plan, block):
+            if block.kind != "embed" and not is_parallel_mlp(self.model, self.plan, block):
                 around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
                 self.sum_parts(block, piece, around, gradient=True)
             if reduces_each_micro_batch(self.plan, block) and self.is_last_share(piece):
@@ -577,7 +577,7 @@ class _StageLowering:
                     saved = tuple(tensor for tensor in saved if tensor.slot in names)
                 else:
                     others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
-                others += self.beside(next_block(self.model, block), piece, gradient=True)
+                others += self.branch_part(next_block(self.model, block), piece, gradient=True)
                 others += self.branch_sums(block, piece)
                 view = self.view(block, piece, Phase.BACKWARD)
                 source_of = source_block(self.model, self.plan, block)

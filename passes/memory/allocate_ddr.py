@@ -32,7 +32,7 @@ from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.compute import Forward
-from ratrain.ratrain_ir.side_by_side import each_stage
+from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 
 if TYPE_CHECKING:

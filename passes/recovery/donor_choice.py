@@ -244,24 +244,24 @@ class _Choice:
             counts, left = housed
             chosen = {index: self.prospects[index].shape.chosen(each) for index, each in counts.items()}
             drafts = {index: self.prospects[index].draft(each) for index, each in chosen.items()}
-            beside = {
+            donors = {
                 each.stage.index: DonorChoice.of(each, list(drafts.values()), self.times, period)
                 for each in self.prospects
                 if each.stage.index not in away
             }
-            if all(each.fits for each in beside.values()):
-                chosen |= {index: each.chosen for index, each in beside.items()}
+            if all(each.fits for each in donors.values()):
+                chosen |= {index: each.chosen for index, each in donors.items()}
                 periods = {index: self.prospects[index].trials.period(draft) for index, draft in drafts.items()}
-                periods |= {index: each.period for index, each in beside.items()}
+                periods |= {index: each.period for index, each in donors.items()}
                 stages = range(len(self.prospects))
                 found = self.outcome([periods[at] for at in stages], [chosen[at] for at in stages])
                 best = found if best is None or found.seconds < best.seconds else best
             # A donor with missing bytes also gets no more of the room that it seemed to have left.
-            missing = {index: each.missing + max(0, left[index]) for index, each in beside.items() if each.missing}
+            missing = {index: each.missing + max(0, left[index]) for index, each in donors.items() if each.missing}
             if not missing:
                 break
             spoilt.update(missing)
-            lost += sum(each.missing for each in beside.values())
+            lost += sum(each.missing for each in donors.values())
         if best is None:
             room = sum(max(0, each.room(period)) for each in self.prospects if each.stage.index not in away)
             # No assignment fitted: trust the estimated room less from now on.

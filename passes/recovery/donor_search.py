@@ -167,10 +167,10 @@ class DonorSearch:
         for index in sorted(home.stage for home in homes if isinstance(home, Donor)):
             if step_seconds(self.module, periods) > near:
                 return None
-            beside = self._donor(index, away, drafts)
-            if beside is None or not beside.fits:
+            donor = self._donor(index, away, drafts)
+            if donor is None or not donor.fits:
                 return None
-            periods[index], chosen[index] = beside.period, beside.chosen
+            periods[index], chosen[index] = donor.period, donor.chosen
         found = Prospect(step_seconds(self.module, periods), chosen, periods)
         if found.seconds > near:
             return None

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.model.blocks import (
     kept_in_forward,
     saved_slots,
 )
-from ratrain.ratrain_ir.model.peer_blocks import stands_beside
+from ratrain.ratrain_ir.model.peer_blocks import is_parallel_mlp
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -37,7 +37,7 @@ def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:
     0 if the mlp runs in parallel with attention under tensor parallelism, because both read one input.
     """
     mlp = block("mlp", 0)
-    return 0 if stands_beside(model, plan, mlp) else aligned(activation_type(model, plan, mlp).nbytes)
+    return 0 if is_parallel_mlp(model, plan, mlp) else aligned(activation_type(model, plan, mlp).nbytes)
 
 
 def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:

@@ -52,8 +52,8 @@ from ratrain.ratrain_ir.config.types import STORES, Home
 from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.compute import Recompute
+from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.schedules.action import Work
-from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:

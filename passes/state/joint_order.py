@@ -59,7 +59,7 @@ from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, block_chain, zero_level
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.tensor import Tensor
-from ratrain.ratrain_ir.side_by_side import each
+from ratrain.ratrain_ir.process_pool import each
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:

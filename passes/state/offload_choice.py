@@ -89,8 +89,8 @@ class _Numbers:
         """Try numbers of blocks whose state is moved, by stage; keep the seconds of each and the best module.
 
         First come none, as many as free half of the bytes that activations lack, or all of these, and as many as the
-        memory has room for; then middles beside the best, until `_MOST_TRIALS` or more were tried. Raises the first
-        `DiagnosticError` if `order` refused all of the first ones.
+        memory has room for; then middles between the best and its neighbours, until `_MOST_TRIALS` or more were tried.
+        Raises the first `DiagnosticError` if `order` refused all of the first ones.
         """
         lacking = [
             _lacking_bytes(stage, Trials(self.module, self.context), self.budget) for stage in self.module.stages
@@ -105,11 +105,11 @@ class _Numbers:
             )
         if not self.seconds:
             raise next(iter(self.refused.values()))
-        while len(self.seconds) + len(self.refused) < _MOST_TRIALS and (between := self.beside_the_best()):
+        while len(self.seconds) + len(self.refused) < _MOST_TRIALS and (between := self.middles_next_to_best()):
             for counts in between:
                 self.attempt(counts)
 
-    def beside_the_best(self) -> list[Counts]:
+    def middles_next_to_best(self) -> list[Counts]:
         """Return the untried middles between the best numbers and their neighbours."""
         known = sorted({*self.seconds, *self.refused}, key=sum)
         at = known.index(self.best)

@@ -25,7 +25,7 @@ from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph
 from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Group, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
 from ratrain.ratrain_ir.ops.messages import MessageOp, Recv, Send, meets, payload_of
-from ratrain.ratrain_ir.side_by_side import each_stage
+from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.topology import Hop
 
 if TYPE_CHECKING:

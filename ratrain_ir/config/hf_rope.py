@@ -176,8 +176,8 @@ def _scaling_of(data: Mapping[str, object], key: str, table: Mapping[str, object
     if scaling is None:
         needed = ", ".join(name for name in known if name not in ("mscale", "mscale_all_dim", "truncate"))
         message = f"'{key}' is no usable {kind} scaling: {shown(dict(table))}"
-        beside = " beside max_position_embeddings" if kind == "dynamic" else ""
-        report.error("RT060", key, message, help=f"it has {needed} as numbers in range{beside}")
+        limit = ", and max_position_embeddings" if kind == "dynamic" else ""
+        report.error("RT060", key, message, help=f"it has {needed} as numbers in range{limit}")
         return None
     return str(scaling)
 

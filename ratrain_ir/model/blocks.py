@@ -601,7 +601,7 @@ def takes_pair(model: ModelConfig, plan: Plan, block: Block) -> bool:
     The upper half is the input of the layer, from which the mlp is computed. The lower half is that input plus
     attention's output, to which the mlp adds. In the gradient the upper half is that of the layer's input along all
     paths except through attention; the lower half is that of attention's output. Tensor-parallel ranks need no pair
-    (`peer_blocks.stands_beside`).
+    (`peer_blocks.is_parallel_mlp`).
     """
     return plan.tp == 1 and model.parallel_residual and block.kind == "mlp"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
 
 
-def stands_beside(model: ModelConfig, plan: Plan, block: Block) -> bool:
+def is_parallel_mlp(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether a block is a parallel mlp that each tensor-parallel rank computes from the input of its attention.
 
     The mlp adds to attention's partial output, so the layer's output is summed over ranks once. Likewise attention's
@@ -24,13 +24,13 @@ def stands_beside(model: ModelConfig, plan: Plan, block: Block) -> bool:
 
 def source_block(model: ModelConfig, plan: Plan, owner: Block) -> Block:
     """Return the block whose input a block computes from: itself, or for a parallel mlp its attention."""
-    return previous_block(owner, model) if stands_beside(model, plan, owner) else owner
+    return previous_block(owner, model) if is_parallel_mlp(model, plan, owner) else owner
 
 
 def sum_block(model: ModelConfig, plan: Plan, owner: Block) -> Block:
     """Return the block whose input is the sum that a block adds to: the next one, or the one after a parallel mlp."""
     after = next_block(model, owner)
-    return next_block(model, after) if stands_beside(model, plan, after) else after
+    return next_block(model, after) if is_parallel_mlp(model, plan, after) else after
 
 
 def adds_branch_apart(model: ModelConfig, plan: Plan, owner: Block) -> bool:

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     row_sum_slots,
     shares_rows,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, stands_beside
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
@@ -343,7 +343,7 @@ def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
     """Explain why tensor-parallel ranks exchange nothing at the input of a block; None if they do."""
     if plan.tp == 1:
         return "the plan has no tensor peers (tp = 1)"
-    if stands_beside(model, plan, block):
+    if is_parallel_mlp(model, plan, block):
         return f"attention and mlp of a layer are side by side: {block} has no input of its own"
     return None
 

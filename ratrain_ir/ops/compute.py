@@ -24,12 +24,12 @@ from ratrain.ratrain_ir.model.blocks import (
     projected_slots,
     row_sum_slots,
 )
-from ratrain.ratrain_ir.model.peer_blocks import stands_beside
+from ratrain.ratrain_ir.model.peer_blocks import is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
 from ratrain.ratrain_ir.ops.roles import (
-    beside_roles,
+    branch_part_roles,
     branch_roles,
     branch_sum_roles,
     check_row_sums,
@@ -356,8 +356,8 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         own = tuple(role for role in saved if role.name not in names)
         reads = (view, *documents, *made, *seen_key_roles(model, plan, block))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
-    beside = beside_roles(model, plan, stands_beside(model, plan, block))
-    reads = (source, view, *documents, *seen_key_roles(model, plan, block), *beside)
+    branch = branch_part_roles(model, plan, is_parallel_mlp(model, plan, block))
+    reads = (source, view, *documents, *seen_key_roles(model, plan, block), *branch)
     return [(False, Signature(reads, (output_role("y", model, plan, block), *saved)))]
 
 
@@ -391,7 +391,7 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         reads = (source, *saved, view, token_role("labels", plan), scale_role())
     else:
         others = (*documents, *seen_key_roles(model, plan, block), *own_sum_roles(model, plan, block))
-        others += beside_roles(model, plan, stands_beside(model, plan, next_block(model, block)))
+        others += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
         others += branch_sum_roles(model, plan, block)
         reads = (output_role("dy", model, plan, block), source, *saved, view, *others)
     gradient = gradient_role(model, plan, block)
@@ -464,7 +464,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *document_roles(model, plan, block),
         *seen_key_roles(model, plan, block),
         *own_sum_roles(model, plan, block),
-        *beside_roles(model, plan, stands_beside(model, plan, next_block(model, block))),
+        *branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block))),
     )
     ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
     if gradients := gradients_before_norms(model, plan, block):

@@ -81,9 +81,9 @@ def input_gradient_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
     return Role("dx", PARTIAL if plan.tp > 1 else ACTIVATIONS, computed_type(model, plan, block))
 
 
-def beside_roles(model: ModelConfig, plan: Plan, beside: bool) -> Roles:
+def branch_part_roles(model: ModelConfig, plan: Plan, has_branch: bool) -> Roles:
     """Return the role of the partial sum that the parallel branch (attention or mlp) made; empty without one."""
-    return (Role("beside", PARTIAL, stream_type(model, plan)),) if beside else ()
+    return (Role("branch_part", PARTIAL, stream_type(model, plan)),) if has_branch else ()
 
 
 def exchanged_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:

@@ -233,19 +233,19 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             yield stream
         return
     with path_errors(f"cannot write '{path}'"):
-        handle, beside = _new_file(target)
+        handle, temporary = _new_file(target)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
             # The bytes are on disk before the name is: a crash leaves the old file or the whole new one.
-            beside = beside or _named(stream.fileno(), target)
-        _take_permissions(beside, target)
-        Path(beside).replace(target)
+            temporary = temporary or _named(stream.fileno(), target)
+        _take_permissions(temporary, target)
+        Path(temporary).replace(target)
     except BaseException as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
             fail("RT002", f"cannot write '{path}': {error.strerror or error}")
         raise
@@ -259,11 +259,11 @@ def _new_file(target: Path) -> tuple[int, str | None]:
     if _HAS_FILES_WITHOUT_NAMES:
         with suppress(OSError):  # this file system has none; any other error comes up again below
             return os.open(target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
-    return _beside(target)
+    return _temporary_file(target)
 
 
-def _beside(target: Path) -> tuple[int, str]:
-    return tempfile.mkstemp(dir=target.parent, prefix=_prefix_beside(target.name))
+def _temporary_file(target: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(dir=target.parent, prefix=_temporary_prefix(target.name))
 
 
 def _named(handle: int, target: Path) -> str:
@@ -271,7 +271,7 @@ def _named(handle: int, target: Path) -> str:
 
     If that is not possible, copy the file to one that has a name. Raises OSError.
     """
-    name = target.with_name(f"{_prefix_beside(target.name)}{token_hex(4)}")
+    name = target.with_name(f"{_temporary_prefix(target.name)}{token_hex(4)}")
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(f"/proc/self/fd/{handle}", name.name, dst_dir_fd=folder)  # linkat follows the link
@@ -281,7 +281,7 @@ def _named(handle: int, target: Path) -> str:
         return str(name)
     finally:
         os.close(folder)
-    copy, beside = _beside(target)
+    copy, temporary = _temporary_file(target)
     try:
         with os.fdopen(copy, "wb") as stream, open(handle, "rb", closefd=False) as written:
             written.seek(0)
@@ -289,9 +289,9 @@ def _named(handle: int, target: Path) -> str:
             stream.flush()
             os.fsync(stream.fileno())
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
-    return beside
+    return temporary
 
 
 _HAS_FILES_WITHOUT_NAMES = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")  # noqa: PTH112 - of the system
@@ -304,7 +304,7 @@ The suffix that is added to it keeps the name as short as file systems require.
 """
 
 
-def _prefix_beside(name: str) -> str:
+def _temporary_prefix(name: str) -> str:
     """Return the start of the temporary name of a file that is to replace the file `name`."""
     return f".{os.fsdecode(os.fsencode(name)[:_LONGEST_PREFIX])}."
 
@@ -401,4 +401,4 @@ def check_directory_writable(path: str) -> None:
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
         existing = place if place.is_dir() else next(parent for parent in place.absolute().parents if parent.exists())
         # Try it: permissions do not show that a file system is full, or takes no new directories at all (/proc).
-        Path(tempfile.mkdtemp(dir=existing, prefix=_prefix_beside(place.name))).rmdir()
+        Path(tempfile.mkdtemp(dir=existing, prefix=_temporary_prefix(place.name))).rmdir()

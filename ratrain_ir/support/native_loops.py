@@ -245,10 +245,10 @@ def _read(path: Path) -> _Kept | None:
 def _write(path: Path, kept: _Kept) -> None:
     """Write a loop's file, complete or not at all; failing to write is no error."""
     rest = f"{kept.symbol} {kept.result}\n".encode("ascii") + kept.machine_code
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):  # the next process compiles it again
-        beside.write_bytes(sha256(rest).hexdigest().encode("ascii") + b"\n" + rest)
-        beside.replace(path)
+        temporary.write_bytes(sha256(rest).hexdigest().encode("ascii") + b"\n" + rest)
+        temporary.replace(path)
 
 
 def _linked(kept: _Kept, key: tuple[Any, ...]) -> _Entry:
@@ -372,10 +372,10 @@ def _folder(source: str) -> Path | None:
     It is the first writable one of those that numba would use: NUMBA_CACHE_DIR alone if set; otherwise `__pycache__`
     next to the file, then the user's cache.
     """
-    beside = Path(source).resolve().parent
+    folder = Path(source).resolve().parent
     told = os.environ.get("NUMBA_CACHE_DIR")
-    mark = f"{beside.name}_{sha256(str(beside).encode()).hexdigest()[:16]}"
-    places = [Path(told) / mark] if told else [beside / "__pycache__"]
+    mark = f"{folder.name}_{sha256(str(folder).encode()).hexdigest()[:16]}"
+    places = [Path(told) / mark] if told else [folder / "__pycache__"]
     if not told:
         with suppress(RuntimeError):  # the user has no home
             places.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ratrain" / "loops" / mark)

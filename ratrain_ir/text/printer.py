@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, field_texts
 from ratrain.ratrain_ir.ops.tensor import Tensor
-from ratrain.ratrain_ir.side_by_side import each_stage
+from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked, write_lines
 from ratrain.ratrain_ir.support.text import shown

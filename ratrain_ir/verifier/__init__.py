@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.module import Level, Stage
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
-from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
+from ratrain.ratrain_ir.process_pool import each, each_stage, processes_for
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrain_ir.verifier.communication import check_communication, check_stage_claim

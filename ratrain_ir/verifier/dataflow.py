@@ -158,7 +158,7 @@ class SymbolicRun(SymbolicUpdates):
             for name in _PARTS_OF_LOSS if self.module.plan.tp > 1 else ():
                 self.set(roles[name], f"part of {name}", m)
         else:
-            self.beside(op, roles, "x", block, m)
+            self.check_branch_part(op, roles, "x", block, m)
             if self.adds_apart(block):
                 self.set(roles["y"], "part of branch", block, m)
             else:
@@ -182,14 +182,14 @@ class SymbolicRun(SymbolicUpdates):
         """Return the value that a block reads of an activation or gradient: all rows, gathered if ranks share rows."""
         return f"whole {what}" if shares_rows(self.module.plan) else what
 
-    def beside(self, op: BlockOp, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
+    def check_branch_part(self, op: BlockOp, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
         """Check the partial sum of the parallel branch, which an op adds to, if it has one.
 
         In the forward the attention makes it for its mlp. In the backward the mlp makes it, of the gradient of their
         common input.
         """
-        if "beside" in roles:
-            self.expect("RT033", op, roles["beside"], f"part of {what}", mlp, m)
+        if "branch_part" in roles:
+            self.expect("RT033", op, roles["branch_part"], f"part of {what}", mlp, m)
 
     def gather_rows(self, op: GatherRows) -> None:
         what, m = _EXCHANGED[op.payload], piece_of(op)
@@ -425,7 +425,7 @@ class SymbolicRun(SymbolicUpdates):
             self.expect("RT030", op, roles["dy"], self.read("dbranch"), block, m)
         else:
             self.expect("RT030", op, roles["dy"], self.read("dx"), sum_block(model, self.module.plan, block), m)
-        self.beside(op, roles, "dx", next_block(model, block), m)
+        self.check_branch_part(op, roles, "dx", next_block(model, block), m)
 
     def backward_input(self, op: BackwardInput) -> None:
         """Do the input half of a backward; the micro-batch then needs a weight half too."""

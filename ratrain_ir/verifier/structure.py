@@ -358,7 +358,7 @@ def check_staging(module: Module, stage: Stage, op: Op, streamed: Tensors, repor
             f"'{op!r}' updates %{streamed[0].name} in the memory '{streamed[0].home.value}' on the "
             f"{op.engine.value} engine"
         )
-        way_out = f"write 'update {op.block} host': the host beside it works on it, and compute need not wait"
+        way_out = f"write 'update {op.block} host': the host updates it, and compute need not wait"
         report.at_op("RT034", text, stage, op, streamed[0], help=way_out)
     held = sum(tensor.type.nbytes for tensor in op.scratch)
     if held >= LEAST_STAGING or all(tensor.home is Home.HOST for tensor in streamed):

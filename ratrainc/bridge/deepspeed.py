@@ -502,7 +502,7 @@ def _check_asked(reader: SettingsReader, dp: int | None) -> None:
     ):
         if wanted is not None and wanted != found:
             instead = "nothing of it" if found is None else f"{found} in its place"
-            text = f"{option} {wanted} has no effect beside this file: the plan has {instead}"
+            text = f"{option} {wanted} contradicts this file: the plan has {instead}"
             reader.wrong("", text, way_out=f"leave {option} out, or change the file")
 
 

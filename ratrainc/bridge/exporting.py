@@ -76,7 +76,7 @@ def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...
     """Return the keys in which a plan differs from the plan that its settings give when they are read back."""
     said, found = plan_words(plan), plan_words(back)
     names = [name for name in {**said, **found} if said.get(name) != found.get(name) and not _idle(plan, name)]
-    why = f"{framework.title} cannot say it, or not beside the others"
+    why = f"{framework.title} cannot express it, or not together with the other keys"
     return tuple(Missing(name, said.get(name, "(left out)"), found.get(name), _WHY.get(name, why)) for name in names)
 
 

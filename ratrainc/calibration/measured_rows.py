@@ -63,10 +63,10 @@ def read_rows(path: str, strategy: Strategy) -> list[MeasuredRow]:
 def _row(cells: Cells, strategy: Strategy) -> MeasuredRow:
     name = cells.text("model")
     with cells.line.blamed(cells.header.index("model")):
-        model = load_model(str(cells.beside(name)) if name.endswith(".json") else name)
+        model = load_model(str(cells.path_of(name)) if name.endswith(".json") else name)
         check_model(model)
     with cells.line.blamed(cells.header.index("plan")):
-        plan = load_plan(str(cells.beside(cells.text("plan"))), model)
+        plan = load_plan(str(cells.path_of(cells.text("plan"))), model)
     changes: dict[str, Any] = {key: _count(cells, key) for key in _PLAN_COLUMNS if cells.text(key)}
     if strategy.zero is not None and changes.get("zero", strategy.zero) != strategy.zero:
         text = f"the strategy '{strategy.name}' is ZeRO {strategy.zero}, the row is ZeRO {changes['zero']}"

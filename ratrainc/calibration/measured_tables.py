@@ -66,7 +66,7 @@ class Cells:
         """Return the text in a column; empty if the table does not have the column."""
         return self.line.cells[self.header.index(key)] if key in self.header else ""
 
-    def beside(self, name: str) -> Path:
+    def path_of(self, name: str) -> Path:
         """Return a path that the table gives relative to its own folder."""
         return Path(self.line.path).parent / name
 

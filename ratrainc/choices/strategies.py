@@ -231,17 +231,15 @@ STRATEGIES = (
     Strategy(
         "tp-heavy",
         f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto gathered=again}},allocate-ddr",
-        "baseline-1f1b for plans with tensor peers: what they exchange stands where it is needed, beside no "
-        "compute; the bytes that peers "
-        "save keep activations, and only what does not fit is recomputed, inline",
+        "baseline-1f1b for plans with tensor-parallel ranks: compute waits for their exchanges; the bytes that the "
+        "ranks save keep activations, and only what does not fit is recomputed, inline",
         needs_peers=True,
     ),
     Strategy(
         "zero3",
         "bucket-grad-sync{bytes=1GB},insert-prefetch,recompute{policy=auto},allocate-ddr",
         "views sharded too, each gathered one block ahead of every use, and gradients reduced in buckets, both "
-        "beside compute; only what "
-        "does not fit is recomputed, inline (ZeRO 3)",
+        "during compute; only what does not fit is recomputed, inline (ZeRO 3)",
         zero=3,
     ),
     Strategy(

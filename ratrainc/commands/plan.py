@@ -84,7 +84,7 @@ Examples:
     "plans_schedules",
     metavar="S,S,...",
     callback=schedule_names,
-    help="Schedules to choose from, or 'all'; 1f1b+host, +file and +peer use that memory beside DDR. Default: without "
+    help="Schedules to choose from, or 'all'; 1f1b+host, +file and +peer use that memory in addition to DDR. Default: without "
     "--strategy 1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, alone and with each memory that the machine "
     "has, else the strategy's.",
 )
@@ -239,7 +239,7 @@ def command(
     from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
     from ratrain.ratrainc.console.console import bar
     from ratrain.ratrainc.console.pictures import picture_kind
-    from ratrain.ratrainc.planner.answer.what_if import machine_beside
+    from ratrain.ratrainc.planner.answer.what_if import machine_path
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
     if front.plot is not None:
@@ -252,7 +252,7 @@ def command(
         _show_smallest(fewest, output, as_json=as_json)
         return
     if output is not None and questions.what_ifs:
-        check_writable(machine_beside(output))
+        check_writable(machine_path(output))
     for text in questions.what_ifs:
         parse_changes(text, target.load())
     assert size.global_batch is not None

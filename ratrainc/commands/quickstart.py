@@ -46,11 +46,11 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.ratrainc.compiling.building import resolved
     from ratrain.ratrainc.console.console import say
     from ratrain.ratrainc.running.examples import example_path
-    from ratrain.targets.runtime.kernels.fast.ahead import attention_beside
+    from ratrain.targets.runtime.kernels.fast.ahead import attention_compiling
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     _, plan = resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
-    with attention_beside(Dtype(plan.view_dtype)):
+    with attention_compiling(Dtype(plan.view_dtype)):
         return _from_plan_to_losses(steps, folder, is_drawn=is_drawn)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.side_by_side import usable_cores
+from ratrain.ratrain_ir.process_pool import usable_cores
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.extras import is_installed
 from ratrain.targets.runtime.arena.processor import bf16_instructions, cpu_flags

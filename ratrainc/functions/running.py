@@ -153,11 +153,11 @@ def watch(runs: Sequence[str], output: str | None = None, *, every: float | None
     `DiagnosticError` if there is no log, or the page cannot be written.
     """
     from ratrain.ratrainc.watch.page import summary
-    from ratrain.ratrainc.watch.watching import logs_of, page_beside
+    from ratrain.ratrainc.watch.watching import logs_of, page_path
     from ratrain.ratrainc.watch.watching import watch as write
 
     logs = logs_of(runs)
-    path = output or page_beside(logs[0].path)
+    path = output or page_path(logs[0].path)
     size, code = write(logs, path, every)
     return WatchedRuns(path, size, tuple(summary(log) for log in logs), code)
 

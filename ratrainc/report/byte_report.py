@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
+from ratrain.ratrain_ir.process_pool import each, each_stage, processes_for
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome

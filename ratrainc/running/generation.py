@@ -22,7 +22,7 @@ from ratrain.ratrainc.choices.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, 
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
-from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_beside
+from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_of_weights
 from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
@@ -137,9 +137,9 @@ def _opened(path: str) -> _Origin:
     folder = Path(path)
     if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE):
         model = load_model(str(folder))
-        beside = tokenizer_beside(path)
-        takes_bytes = beside is not None and is_byte_tokenizer(beside)
-        tokenizer = None if beside is None or takes_bytes else TokenizerChoice(beside, beside)
+        tokenizer_path = tokenizer_of_weights(path)
+        takes_bytes = tokenizer_path is not None and is_byte_tokenizer(tokenizer_path)
+        tokenizer = None if tokenizer_path is None or takes_bytes else TokenizerChoice(tokenizer_path, tokenizer_path)
         source = read_weights(path, model)
         return _Origin(model, source, Dtype.F32.value, _ends_of_directory(folder, model), takes_bytes, tokenizer)
     model, source = latest_weights(path)

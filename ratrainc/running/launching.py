@@ -22,7 +22,7 @@ def launch(file: str, ranks: int, words: tuple[str, ...], engine: str, mpirun: s
     """
     launcher, variables = start_command(engine, ranks, mpirun)
     save, given = _value_of("--save", words), _value_of("--run-dir", words)
-    place = given or _beside_checkpoints(save, ranks, words)
+    place = given or _folder_in_checkpoints(save, ranks, words)
     advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
     with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
         run = ["run", file, *words, "--run-dir", folder.directory, "--engine", engine]
@@ -43,7 +43,7 @@ def _temporary_folder() -> Iterator[RunFolder]:
             shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
+def _folder_in_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
     """Return the folder for positions inside a directory of checkpoints; None if the directory is not a series.
 
     One process without --save-every writes a single checkpoint, whose directory may hold nothing else.

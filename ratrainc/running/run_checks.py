@@ -66,10 +66,10 @@ def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | No
         misuse("--interleave takes instructions one by one: it does not go with --threads above 1")
     _refuse_trackers_in_the_way(settings, outputs, ranks)
     if settings.execution.graph:
-        _refuse_beside_a_graph(settings, outputs)
+        _refuse_with_graph(settings, outputs)
 
 
-def _refuse_beside_a_graph(settings: RunSettings, outputs: Outputs) -> None:
+def _refuse_with_graph(settings: RunSettings, outputs: Outputs) -> None:
     """Raise `DiagnosticError` for settings that a recorded and repeated step (`--graph`) cannot have."""
     if settings.execution.device == HOST_DEVICE:
         misuse("--graph records what a device does: it goes with --device cuda")

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location, Severity, fail
 from ratrain.ratrain_ir.support.files import check_writable, is_regular, is_there, read_text, write_lines
-from ratrain.targets.runtime.arena.locks import hold, lock_beside
+from ratrain.targets.runtime.arena.locks import hold, lock_path
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.training.training import TimedStep
@@ -102,7 +102,7 @@ def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
     """Lock a log that is a file, or will be one; pipes and devices are not locked."""
     with ExitStack() as locks:
         if not is_there(path) or is_regular(path):
-            lock = locks.enter_context(hold(lock_beside(path), "RT002", path))
+            lock = locks.enter_context(hold(lock_path(path), "RT002", path))
             if lock.warning is not None:
                 tell(lock.warning)
         yield

@@ -79,12 +79,12 @@ def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str,
 
     weights = None if start is None else start.weights
     directory = None if weights is None else model_directory(weights)
-    beside = {} if directory is None else companions_in(directory)
+    companions = {} if directory is None else companions_in(directory)
     if choice.tokenizer is None:
-        return beside
+        return companions
     if choice.tokenizer == BYTES:
-        return replaced_companions(beside, byte_tokenizer_files())
-    return replaced_companions(beside, files_of_tokenizer(choice.tokenizer))
+        return replaced_companions(companions, byte_tokenizer_files())
+    return replaced_companions(companions, files_of_tokenizer(choice.tokenizer))
 
 
 def _kinds(files: Sequence[str]) -> set[str]:
@@ -290,7 +290,7 @@ def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerCho
 
     Raises `DiagnosticError` RT090 if weights that are not a model of bytes come without a tokenizer.
     """
-    from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, tokenizer_beside
+    from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, tokenizer_of_weights
     from ratrain.targets.runtime.weights.companions import is_byte_tokenizer
 
     if named is not None:
@@ -300,8 +300,8 @@ def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerCho
         return None if kept is None else TokenizerChoice(*kept, found="kept in the checkpoint")
     if start.weights is None:
         return None
-    beside = tokenizer_beside(start.weights)
-    if beside is None and vocab_size != TEXT_VOCABULARY:
+    path = tokenizer_of_weights(start.weights)
+    if path is None and vocab_size != TEXT_VOCABULARY:
         fail(
             "RT090",
             f"the data is text, and '{start.weights}' has no tokenizer.json: what a token was to these weights, "
@@ -311,6 +311,4 @@ def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerCho
             "--tokenizer bytes for one "
             "token a byte",
         )
-    return (
-        None if beside is None or is_byte_tokenizer(beside) else TokenizerChoice(beside, beside, found="of the weights")
-    )
+    return None if path is None or is_byte_tokenizer(path) else TokenizerChoice(path, path, found="of the weights")

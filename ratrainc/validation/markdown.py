@@ -34,7 +34,7 @@ _READING = (
     "assumed and the same for all, so "
     "that absolute seconds on them say little, and ratios within a group more. Known to be left out of the "
     "model: dropout and its masks, "
-    "fragmentation of an eager framework's allocator, what frameworks hold beside tensors of the step "
+    "fragmentation of an eager framework's allocator, what frameworks hold in addition to the step's tensors "
     "(reduction buckets, flat copies of "
     "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. "
     "Of these bytes, rows that "
@@ -65,11 +65,9 @@ def page(validation: Validation) -> str:
 def _not_asked_for(validation: Validation) -> str:
     """Name the tables in the same folders that were not validated; empty if there are none."""
     paths = {Path(table.path).resolve() for table in validation.tables}
-    beside = {path for folder in {path.parent for path in paths} for path in folder.glob("*.csv")}
-    names = ", ".join(sorted(path.stem for path in beside - paths))
-    return (
-        f"tables beside these that the command did not name, so that nothing here counts them: {names}" if names else ""
-    )
+    present = {path for folder in {path.parent for path in paths} for path in folder.glob("*.csv")}
+    names = ", ".join(sorted(path.stem for path in present - paths))
+    return f"other tables in these folders, not named and not counted here: {names}" if names else ""
 
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:

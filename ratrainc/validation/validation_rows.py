@@ -289,19 +289,19 @@ class _RowReader:
         cells = self.cells
         if times is not None:
             for key in ("machine", "capacity"):
-                self.attempt(key, partial(self.refuse_beside_times, key))
+                self.attempt(key, partial(self.refuse_with_times, key))
             return _roomy_machine()
         capacity = self.attempt("capacity", lambda: self.bytes("capacity")) if cells.text("capacity") else None
         machine = self.machine or self.attempt("machine", lambda: self.load(self.machine_name()))
         return machine if capacity is None or machine is None else resized(machine, capacity)
 
-    def refuse_beside_times(self, key: str) -> None:
+    def refuse_with_times(self, key: str) -> None:
         if self.cells.text(key):
             self.cells.fail(key, f"{key} changes nothing where 'times' says what ops take", help="leave one out")
 
     def machine_name(self) -> str:
         name = self.cells.text("machine")
-        return str(self.cells.beside(name)) if name.endswith(".toml") else name
+        return str(self.cells.path_of(name)) if name.endswith(".toml") else name
 
     def strategy(self) -> Strategy:
         text = self.cells.text("strategy") or DEFAULT_STRATEGY
@@ -319,7 +319,7 @@ class _RowReader:
         name = self.cells.text("model")
         if not name:
             self.cells.fail("model", "a row needs a model: a preset, or the path of a config.json")
-        model = load_model(str(self.cells.beside(name)) if name.endswith(".json") else name)
+        model = load_model(str(self.cells.path_of(name)) if name.endswith(".json") else name)
         check_model(model)
         return model
 
@@ -329,7 +329,7 @@ class _RowReader:
         overlay = Overlay(values, self.place)
         path = cells.text("plan")
         if path:
-            return load_plan(cells.beside(path), model, overlay)
+            return load_plan(cells.path_of(path), model, overlay)
         return parse_plan("", file=cells.line.path, model=model, overlay=overlay)
 
     def check_strategy(self, plan: Plan, chosen: Strategy) -> None:

@@ -20,7 +20,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
 from ratrain.ratrain_ir.support.files import opened_regular, path_errors, without_mark
-from ratrain.targets.runtime.arena.locks import is_held_by_another, lock_beside
+from ratrain.targets.runtime.arena.locks import is_held_by_another, lock_path
 
 NUMBERS = (
     *("loss", "eval_loss", "tokens", "tokens_per_second", "gradient_norm", "loss_scale", "learning_rate", "mfu"),
@@ -58,7 +58,7 @@ class GrowingLog:
     @property
     def is_growing(self) -> bool:
         """True if a run has the log open, as far as this machine can tell."""
-        return is_held_by_another(lock_beside(self.path))
+        return is_held_by_another(lock_path(self.path))
 
     def read(self) -> bool:
         """Read what was added; return True if anything changed.

@@ -42,7 +42,7 @@ def _in_folder(folder: str) -> list[str]:
     return found
 
 
-def page_beside(log: str) -> str:
+def page_path(log: str) -> str:
     """Return the path of a log's page if none is named: the log's, ending in .html.
 
     Raises `DiagnosticError` RT002 if another file is there, or the page cannot be written.

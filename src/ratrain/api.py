@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrainc.functions import notebook as _notebook
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.side_by_side import processes
+    from ratrain.ratrain_ir.process_pool import processes
     from ratrain.ratrainc.compiling.building import (
         compile,  # noqa: A004 - the name the documentation promises
         emit,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     )
 
 _ROOMS = {
-    "ratrain.ratrain_ir.side_by_side": "processes",
+    "ratrain.ratrain_ir.process_pool": "processes",
     "ratrain.ratrainc.compiling.building": "compile emit load lowered make_for resolved run_passes save",
     "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint "
     "schedule",

@@ -132,14 +132,14 @@ class Builder:
     @property
     def stream(self) -> str:
         """Operand that the block adds to: its input, one half of a pair, or the sum that tensor peers have so far."""
-        if self.has("beside"):
-            return "beside"
+        if self.has("branch_part"):
+            return "branch_part"
         return self.below("x") if takes_pair(self.model, self.plan, self.block) else "x"
 
     @property
     def residual(self) -> dict[str, str]:
         """Operand of a product that adds to the stream; none if tensor peers add the stream where they sum parts."""
-        return {} if self.plan.tp > 1 and not self.has("beside") else {"residual": self.stream}
+        return {} if self.plan.tp > 1 and not self.has("branch_part") else {"residual": self.stream}
 
     @property
     def adds_apart(self) -> bool:
@@ -170,10 +170,10 @@ class Builder:
     def bypassing_gradient(self) -> str:
         """Gradient of the block's input on all paths around its own computation, or the part of it so far.
 
-        Tensor peers have such a part in an operand of its own, `beside`.
+        Tensor peers have such a part in an operand of its own, `branch_part`.
         """
-        if self.has("beside"):
-            return "beside"
+        if self.has("branch_part"):
+            return "branch_part"
         return self.above("dy") if self.gives_pair else "dy"
 
     @property
@@ -340,7 +340,7 @@ class Builder:
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
         if self.block.kind != "head":
             known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
-        known["beside"] = (self.act, (self.rows, self.model.hidden_size))
+        known["branch_part"] = (self.act, (self.rows, self.model.hidden_size))
         known |= dict.fromkeys(("tokens", "labels", "documents"), (Dtype.I32, (self.rows,)))
         known |= {
             "w": (self.act, flat),

@@ -518,7 +518,7 @@ class _Reader:
             self.error("collectives", "collectives names a way twice")
         if names == ["hierarchical"] or set(map(str, names)) == {"hierarchical", "tree"}:
             text = "a hierarchical collective is built of other ways, level by level"
-            self.error("collectives", text, f"name one or more of {', '.join(_JOINED)} beside it")
+            self.error("collectives", text, f"name one or more of {', '.join(_JOINED)} too")
         return tuple(name for name in COLLECTIVES if name in names)
 
     def table(self, entries: Any, cost: Any) -> OpTable:

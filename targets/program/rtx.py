@@ -10,8 +10,8 @@ tensor or on-chip schedule that nothing refers to. Facts that follow from the re
 the file.
 
 Three older versions are read too. Version 4 lists the tensors in its header. Versions 4 and 5 claim peaks, which are
-counted anew, and have no list order. Versions 4 to 6 have older names of some instructions and of a
-state kind (`RENAMED`).
+counted anew, and have no list order. Versions 4 to 6 have older names of some instructions, a state kind and an
+operand.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ _WITH_LISTED_TENSORS = 4
 _WITH_CLAIMED_PEAKS = 5
 """Last version whose header claims peaks, and which has no list order."""
 _WITH_OLD_NAMES = 6
-"""Last version with the names of `RENAMED`."""
+"""Last version with the names of `RENAMED` and `_RENAMED_ROLES`."""
+_RENAMED_ROLES = {"beside": "branch_part"}
+"""Operands of instructions and routines in versions before 7, with their names since."""
 _READ = (_WITH_LISTED_TENSORS, _WITH_CLAIMED_PEAKS, _WITH_OLD_NAMES, VERSION)
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
@@ -233,7 +235,7 @@ class _Reader:
         self.header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]), object_pairs_hook=once_each)
         self.lists_tensors = version == _WITH_LISTED_TENSORS
         self.claims_peaks = version <= _WITH_CLAIMED_PEAKS
-        self.renamed = RENAMED if version <= _WITH_OLD_NAMES else {}
+        self.has_old_names = version <= _WITH_OLD_NAMES
         gone = {"forms", "names"} if self.lists_tensors else set()
         refuse_unknown(self.header, _KEYS - gone, "the header")
         self.rest = body[_PREFIX.size + length :]
@@ -268,7 +270,7 @@ class _Reader:
         if not items and "on_chip" in header:
             raise ValueError(f"it names the form '{form}' of on-chip schedules, and has none")
         schedules = [on_chip_form(form).from_json(item) for item in listed(items)]
-        routines = [routine_from_json(item, schedules) for item in header["routines"]]
+        routines = [routine_from_json(self.routine_today(item), schedules) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
         for item in header["stages"]:
@@ -296,8 +298,24 @@ class _Reader:
         return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine, stores)
 
     def today(self, name: str) -> str:
-        """Return today's name of an instruction or a state kind of this version."""
-        return self.renamed.get(name, name)
+        """Return today's name of an instruction, a state kind or an operand of this version."""
+        return RENAMED.get(name) or _RENAMED_ROLES.get(name, name) if self.has_old_names else name
+
+    def routine_today(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Return a routine's data with today's names of its operands."""
+        if not self.has_old_names:
+            return item
+        formals = [formal | {"name": self.today(formal["name"])} for formal in item["formals"]]
+        steps = [
+            step | {"operands": {argument: self.rows_today(name) for argument, name in step["operands"].items()}}
+            for step in item["steps"]
+        ]
+        return item | {"formals": formals, "steps": steps}
+
+    def rows_today(self, operand: str) -> str:
+        """Return today's name of a step's operand; rows `[first:stop]` may follow it."""
+        name, bracket, rows = operand.partition("[")
+        return self.today(name) + bracket + rows
 
     def columns(self, plan: Plan) -> ProgramColumns:
         """Return the columns; references of instructions are not checked yet."""

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.side_by_side import usable_cores
+from ratrain.ratrain_ir.process_pool import usable_cores
 
 Order: TypeAlias = Literal["shuffled", "sequential", "documents"]
 """Order in which training sequences are visited. `shuffled`: sequences at random; `sequential`: as they stand in the

@@ -98,7 +98,7 @@ def stage_races(stage: ProgramStage) -> list[Race]:
     numbers = _as_numbers(stage, begins)
     found = swept(numbers)
     # Bytes, then the two orders that are demanded for other reasons; those have empty ranges of bytes.
-    conflicts = [*found.conflicts, *_beside_blocking(stage, numbers, found), *_taken_back(stage, numbers, found)]
+    conflicts = [*found.conflicts, *_during_blocking(stage, numbers, found), *_taken_back(stage, numbers, found)]
     races: dict[object, Race] = {}
     for conflict in conflicts:
         me = _place(stage, conflict.engine, conflict.number)
@@ -152,7 +152,7 @@ def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
     )
 
 
-def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
+def _during_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
     """Yield a conflict for each blocking collective that a compute instruction may overlap.
 
     The first compute instruction that is not complete when the collective starts must wait for it.

@@ -26,7 +26,7 @@ from tests.end_to_end.toys import TOY as MODEL
 TIED = attrs.evolve(MODEL, tied_embeddings=True)
 NORMED = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=8**0.5)
 """Norms of what blocks add."""
-BESIDE = in_family(MODEL, "gpt_neox", kv_heads=2)
+PARALLEL = in_family(MODEL, "gpt_neox", kv_heads=2)
 """Attention and MLP side by side."""
 OVER_HEADS = attrs.evolve(MODEL, family="olmo2", norm_placement="post", qk_norm="whole")
 """Queries and keys normed over all heads of a token."""
@@ -57,7 +57,7 @@ def sound(base: str) -> str:
         "tied": (TIED, PLAN, ""),
         "peers": (MODEL, PEERS, ""),
         "normed": (NORMED, PEERS, ""),
-        "beside": (BESIDE, PEERS, ""),
+        "parallel": (PARALLEL, PEERS, ""),
         "over-heads": (OVER_HEADS, PEERS, ""),
         "clipped": (MODEL, CLIPPED, ""),
         "placed": (MODEL, PLAN, "place-1f1b"),

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
-from ratrain.ratrain_ir.side_by_side import processes
+from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.loops import Allowance, at_any_size
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -39,13 +39,13 @@ def heaviest_clique(instance: Instance) -> int:
     holed = holed[np.argsort(-instance.sizes[holed], kind="stable")][:MOST_HOLED]
     meets = {buffer: _met_by(instance, buffer) for buffer in holed.tolist()}
     for seed, met in meets.items():
-        # `weight`: bytes of the set. `beside`: the buffers that meet all of it; their live bytes at one time come on
+        # `weight`: bytes of the set. `common`: the buffers that meet all of it; their live bytes at one time come on
         # top.
-        weight, beside = int(instance.sizes[seed]), met
-        reached = weight + _most(instance, beside)
+        weight, common = int(instance.sizes[seed]), met
+        reached = weight + _most(instance, common)
         while True:
             heaviest = max(heaviest, reached)
-            more = {other: beside & meets[other] for other in meets if beside[other]}
+            more = {other: common & meets[other] for other in meets if common[other]}
             if not more:
                 break
             sums = {other: int(instance.sizes[other]) + _most(instance, both) for other, both in more.items()}
@@ -53,7 +53,7 @@ def heaviest_clique(instance: Instance) -> int:
             if weight + sums[best] < reached:
                 break
             reached = weight + sums[best]
-            weight, beside = weight + int(instance.sizes[best]), more[best]
+            weight, common = weight + int(instance.sizes[best]), more[best]
     return heaviest
 
 

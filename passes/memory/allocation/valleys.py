@@ -78,8 +78,8 @@ def _steps(sizes: Int64s, filled: np.ndarray) -> Int64s:
     meets = filled.astype(np.float32) @ filled.astype(np.float32).T > 0
     steps = np.full(filled.shape[1], _NEVER, np.int64)
     for section, there in enumerate(filled.T):
-        beside = meets[there].any(axis=0) & ~there
-        steps[section] = sizes[beside].min(initial=_NEVER)
+        neighbours = meets[there].any(axis=0) & ~there
+        steps[section] = sizes[neighbours].min(initial=_NEVER)
     return steps
 
 

@@ -40,7 +40,7 @@ def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
     script = Script(text, Source(file, text).span, str(Path(file).parent) if Path(file).is_file() else None, file)
     texts = {name: literal(value) for name, value in given.items()}
     assigning = Assigning(texts)
-    runner = Runner(assigning, _beside)
+    runner = Runner(assigning, _script_of)
     try:
         worlds = _kept(runner.script(script, _start(script, texts)))
     except RecursionError:
@@ -112,7 +112,7 @@ def _words(text: Text) -> list[Text]:
     return [text.part(*match.span()) for match in re.finditer(r"\S+", text.shown)] if text.plain is not None else []
 
 
-def _beside(path: str, script: Script) -> Script | None:
+def _script_of(path: str, script: Script) -> Script | None:
     """Find a script that another one names: at its path, or next to it if the path begins with an unknown part.
 
     Return None if there is no such file.

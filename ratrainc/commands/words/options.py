@@ -343,7 +343,7 @@ def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[
 
 def one_a_core() -> int:
     """Return the number of cores that this process may use."""
-    from ratrain.ratrain_ir.side_by_side import usable_cores
+    from ratrain.ratrain_ir.process_pool import usable_cores
 
     return min(_MOST_JOBS, len(usable_cores()))
 
@@ -352,7 +352,7 @@ def processes_option(result: str = "The result is the same with any number.") ->
     """Make the option `--jobs`, the number of processes; it is set globally, not passed to the command."""
 
     def allow(context: click.Context, _parameter: click.Parameter, count: int) -> None:
-        from ratrain.ratrain_ir.side_by_side import processes
+        from ratrain.ratrain_ir.process_pool import processes
 
         context.with_resource(processes(count))
 

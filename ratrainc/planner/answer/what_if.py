@@ -80,15 +80,15 @@ class WhatIf(Shown):
 
         Raises `DiagnosticError` RT053 if the changed machine has no plan, RT065 if its constants contradict each other.
         """
-        answer, beside = self.scenarios[0].answer, machine_beside(path)
+        answer, machine_file = self.scenarios[0].answer, machine_path(path)
         if answer.best is None:
             no_plan(answer)
-        write_machine(answer.request.machine, beside)
-        write_text(path, plan_file(answer, answer.best, self.planned.model, MachineChoice(beside)))
-        return beside
+        write_machine(answer.request.machine, machine_file)
+        write_text(path, plan_file(answer, answer.best, self.planned.model, MachineChoice(machine_file)))
+        return machine_file
 
 
-def machine_beside(path: str) -> str:
+def machine_path(path: str) -> str:
     """Return the name of the machine file that goes with a plan for a changed machine."""
     return f"{path.removesuffix('.toml')}.machine.toml"
 

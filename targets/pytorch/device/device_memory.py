@@ -138,7 +138,7 @@ class DeviceMemory:
         with _refused_as_memory():
             return torch.empty_like(array)
 
-    def beside(self, count: int) -> torch.Tensor:
+    def host_buffer(self, count: int) -> torch.Tensor:
         """Allocate zeroed host bytes as a tensor; page-locked if the device copies by itself, so copies overlap."""
         if count == 0:
             return torch.empty(0, dtype=torch.uint8)

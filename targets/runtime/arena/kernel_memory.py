@@ -105,14 +105,14 @@ class Memory(Protocol):
     def empty_like(self, array: Any) -> Any:
         """Allocate an uninitialised array of the same shape and type."""
 
-    def beside(self, count: int) -> Any:
+    def host_buffer(self, count: int) -> Any:
         """Allocate `count` zeroed bytes on the host as an array that `copy` accepts in both directions.
 
         Raises MemoryError where there are too few.
         """
 
     def copy(self, target: Any, source: Any) -> None:
-        """Set target = source, in the order of issue. One of the two may come from `beside`."""
+        """Set target = source, in the order of issue. One of the two may come from `host_buffer`."""
 
     def read_into(self, array: Any, read: Callable[[NDArray[np.uint8]], None]) -> None:
         """Let the host write the bytes of an array by `read`, once everything issued before is done."""
@@ -212,7 +212,7 @@ class HostMemory:
         """Allocate an uninitialised array of the same shape and type."""
         return np.empty_like(array)
 
-    def beside(self, count: int) -> NDArray[np.uint8]:
+    def host_buffer(self, count: int) -> NDArray[np.uint8]:
         """Allocate `count` zeroed bytes, as `allocate` does."""
         return self.allocate(count) if count else np.empty(0, np.uint8)
 

@@ -80,7 +80,7 @@ class Lock:
         self.release()
 
 
-def lock_beside(place: str) -> Path:
+def lock_path(place: str) -> Path:
     """Return the path of a place's lock file: `.NAME.lock` next to it.
 
     For a directory whose parent is not writable it is `.lock` inside the directory.

@@ -47,7 +47,7 @@ class HostBytes:
 
     def __init__(self, count: int, memory: Memory) -> None:
         self._memory = memory
-        self._bytes = memory.beside(count)
+        self._bytes = memory.host_buffer(count)
 
     def at(self, offset: int, count: int) -> Any:
         """View `count` bytes from `offset` on."""

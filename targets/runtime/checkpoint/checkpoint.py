@@ -40,7 +40,7 @@ from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, parameter
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import made_directory, opened_regular
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.targets.runtime.arena.locks import Lock, hold, lock_beside
+from ratrain.targets.runtime.arena.locks import Lock, hold, lock_path
 from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, cut, open_tensors, write_tensors
 from ratrain.targets.runtime.checkpoint.checkpoint_places import (
     Leftovers,
@@ -48,7 +48,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint_places import (
     leftovers,
     move_into_place,
     sync_folder,
-    written_beside,
+    temporary_directory,
 )
 from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
 from ratrain.targets.runtime.weights.companions import COMPANION_FILES
@@ -87,13 +87,13 @@ def save_checkpoint(
         check_checkpoint_place(directory)
         try:
             target = Path(os.path.realpath(directory))
-            beside = written_beside(target)
+            temporary = temporary_directory(target)
             try:
-                _write_files(beside, model, state, manifest, companions or {})
-                move_into_place(beside, target, aside_of(beside))
+                _write_files(temporary, model, state, manifest, companions or {})
+                move_into_place(temporary, target, aside_of(temporary))
             # Ctrl-C too: leave no half-written directory if the process can still remove it.
             except BaseException:
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
                 raise
         except OSError as error:
             cannot_write(directory, error)
@@ -108,7 +108,7 @@ def hold_checkpoint_place(directory: str, *, make_parents: bool = False) -> Lock
     _check_path(directory)
     if make_parents:
         made_directory(os.path.dirname(os.path.realpath(directory)))  # noqa: PTH120 - of the real path
-    return hold(lock_beside(directory), "RT092", directory)
+    return hold(lock_path(directory), "RT092", directory)
 
 
 def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
@@ -211,7 +211,7 @@ def check_checkpoint_place(directory: str) -> None:
     try:
         target = Path(os.path.realpath(directory))
         # A trial: the save itself begins by making this directory.
-        written_beside(target).rmdir()
+        temporary_directory(target).rmdir()
     except OSError as error:
         cannot_write(directory, error)
     # `realpath` resolves every link but one in a circle.

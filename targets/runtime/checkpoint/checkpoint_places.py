@@ -36,30 +36,30 @@ _AT_CWD, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
-def written_beside(target: Path) -> Path:
+def temporary_directory(target: Path) -> Path:
     """Create a directory next to `target`, in which its replacement is written. Raises OSError."""
     return Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}{_WRITTEN}"))
 
 
-def aside_of(beside: Path) -> Path:
+def aside_of(temporary: Path) -> Path:
     """Return the path of the old directory while the new one takes its place."""
-    return beside.with_name(beside.name + _ASIDE)
+    return temporary.with_name(temporary.name + _ASIDE)
 
 
-def move_into_place(beside: Path, target: Path, aside: Path) -> None:
-    """Make `beside` the directory `target`; remove the old one once that is done, or put it back if it fails.
+def move_into_place(temporary: Path, target: Path, aside: Path) -> None:
+    """Make `temporary` the directory `target`; remove the old one once that is done, or put it back if it fails.
 
     The two are exchanged in one step where the system can; elsewhere the old one stands at `aside` in between, which
     must not exist. Raises OSError.
     """
     if target.exists():
-        keep_modes(beside, target)
-        if exchange(beside, target):
-            _finish_exchange(beside, target)
+        keep_modes(temporary, target)
+        if exchange(temporary, target):
+            _finish_exchange(temporary, target)
         else:
-            _replace_by_renames(beside, target, aside)
+            _replace_by_renames(temporary, target, aside)
         return
-    beside.rename(target)
+    temporary.rename(target)
     sync_folder(target.parent)
 
 
@@ -74,11 +74,11 @@ def _finish_exchange(old: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)  # a failure here does not matter: the new checkpoint stands
 
 
-def _replace_by_renames(beside: Path, target: Path, aside: Path) -> None:
+def _replace_by_renames(temporary: Path, target: Path, aside: Path) -> None:
     """Replace `target` by two renames; rename the old one back if the second fails."""
     try:
         target.rename(aside)
-        beside.rename(target)
+        temporary.rename(target)
     except BaseException:
         if aside.exists() and not target.exists():
             aside.rename(target)
@@ -109,12 +109,12 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(one))
 
 
-def keep_modes(beside: Path, target: Path) -> None:
+def keep_modes(temporary: Path, target: Path) -> None:
     """Give a directory and its files the permissions of the ones they replace. Raises OSError."""
-    for path in beside.iterdir():
+    for path in temporary.iterdir():
         with suppress(FileNotFoundError):
             path.chmod(stat.S_IMODE((target / path.name).lstat().st_mode))
-    beside.chmod(stat.S_IMODE(target.stat().st_mode))
+    temporary.chmod(stat.S_IMODE(target.stat().st_mode))
 
 
 def sync_folder(folder: Path) -> None:

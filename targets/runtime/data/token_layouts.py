@@ -193,7 +193,7 @@ def _of_megatron(raw: FileTokens) -> TokenLayout | None:
     if not head.startswith(_MEGATRON) or len(head) < _MEGATRON_HEAD.size:
         fail(
             "RT090",
-            f"'{index}' stands beside '{path}', but is no index of Megatron-LM that is read here",
+            f"'{index}' stands next to '{path}', but is no index of Megatron-LM that is read here",
             help="move it away if it is no index of these tokens; else write the tokens again, as bare uint16 "
             "or uint32 numbers",
         )

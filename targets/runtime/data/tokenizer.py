@@ -42,7 +42,7 @@ class TokenizerChoice:
     found: str = ""
 
 
-def tokenizer_beside(weights: str) -> str | None:
+def tokenizer_of_weights(weights: str) -> str | None:
     """Return the tokenizer.json in the directory of a model's weights; None if there is none.
 
     Raises RT002 where that cannot be told, and RT090 where the directory has a tokenizer of another format: reading

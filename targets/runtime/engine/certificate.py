@@ -49,18 +49,18 @@ class Certificate:
 
 
 def certificate(
-    program: Program, kernels: KernelSet, *, evaluates: bool = False, side_by_side: bool = False
+    program: Program, kernels: KernelSet, *, evaluates: bool = False, process_pool: bool = False
 ) -> Certificate:
     """Return the bound for a run of all ranks in this process, for every order of instructions that the waits allow.
 
-    `evaluates`: the run also evaluates. `side_by_side`: each engine of each rank has a thread (`ThreadedEngine`).
+    `evaluates`: the run also evaluates. `process_pool`: each engine of each rank has a thread (`ThreadedEngine`).
     """
     places = program.topology.ranks
-    scratches = scratch_capacities(program, kernels, overlaps=side_by_side or kernels.memory.overlaps)
+    scratches = scratch_capacities(program, kernels, overlaps=process_pool or kernels.memory.overlaps)
     messages = messages_ahead(program, evaluates=evaluates)
     of_messages = sum(count * prod(shape) * dtype.itemsize for (dtype, shape), count in messages.items())
     constants = {
-        **constants_of(program, kernels, places, areas=len(places) + len(scratches), side_by_side=side_by_side),
+        **constants_of(program, kernels, places, areas=len(places) + len(scratches), process_pool=process_pool),
         "messages": of_messages,
     }
     arenas = sum(program.stages[place.stage].arena_bytes for place in places)
@@ -68,7 +68,7 @@ def certificate(
 
 
 def constants_of(
-    program: Program, kernels: KernelSet, places: Sequence[Rank], *, areas: int, side_by_side: bool = False
+    program: Program, kernels: KernelSet, places: Sequence[Rank], *, areas: int, process_pool: bool = False
 ) -> dict[str, int]:
     """Return the bytes that some ranks of a process take besides arenas, scratch and messages, by purpose.
 
@@ -92,7 +92,7 @@ def constants_of(
     tables = sum(length * (width // 2) * _COSINE_AND_SINE for length, width, _, _ in rope_tables(program))
     work = Work(
         inputs=inputs,
-        sums=sums if side_by_side else min(sums, 1),
+        sums=sums if process_pool else min(sums, 1),
         areas=areas,
         streams=streams,
         denominators=denominators,

@@ -65,7 +65,7 @@ class LocalEngine(ProgramEngine):
     """Engine that runs all of a program's ranks in this process, one instruction at a time."""
 
     concurrency: ClassVar[Concurrency] = "ordered"
-    side_by_side: ClassVar[bool] = False
+    process_pool: ClassVar[bool] = False
     """True if each engine of each rank has a thread."""
 
     def __init__(
@@ -73,7 +73,7 @@ class LocalEngine(ProgramEngine):
     ) -> None:
         self._scratches: dict[tuple[int, int, Engine], Scratch] = {}
         # Before the base constructor, which asks for `needed_bytes` before it allocates anything.
-        self.certificate = certificate(program, kernels, side_by_side=self.side_by_side)
+        self.certificate = certificate(program, kernels, process_pool=self.process_pool)
         super().__init__(program, kernels, batches, program.topology.ranks)
         if self.overlaps:
             for rank in (rank for ranks in self.ranks for rank in ranks):  # allocate all scratch before the first step
@@ -90,7 +90,7 @@ class LocalEngine(ProgramEngine):
     @property
     def overlaps(self) -> bool:
         """True if instructions of several engines may run at the same time, by threads or on an asynchronous device."""
-        return self.side_by_side or self.kernels.memory.overlaps
+        return self.process_pool or self.kernels.memory.overlaps
 
     def scratch_of(self, rank: RankExecutor, engine: Engine) -> Scratch:
         """Return the scratch for an engine's kernels; where engines overlap, each one has its own."""
@@ -131,7 +131,7 @@ class LocalEngine(ProgramEngine):
     def expect_evaluation(self) -> None:
         """Reserve memory for the messages of evaluation passes too."""
         super().expect_evaluation()
-        self.certificate = certificate(self.program, self.kernels, evaluates=True, side_by_side=self.side_by_side)
+        self.certificate = certificate(self.program, self.kernels, evaluates=True, process_pool=self.process_pool)
         self._reserve_messages()
 
     def _reserve_messages(self) -> None:

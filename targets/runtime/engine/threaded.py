@@ -69,7 +69,7 @@ class ThreadedEngine(LocalEngine):
     """Engine that runs a program's ranks in this process, with a thread for each of their engines."""
 
     concurrency = "threads"
-    side_by_side = True
+    process_pool = True
 
     def __init__(self, program: Program, kernels: KernelSet, batches: Batches) -> None:
         self._progress = _Progress()

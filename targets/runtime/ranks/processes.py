@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from ratrain.ratrain_ir.side_by_side import usable_cores
+from ratrain.ratrain_ir.process_pool import usable_cores
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.engine.profile import Profile
 from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset, this_machine

@@ -36,7 +36,7 @@ from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.training.training import TrainingRun
 from ratrain.targets.runtime.watch.positions import RunFolder
 from ratrain.targets.runtime.weights.companions import replaced_companions
-from ratrain.targets.runtime.weights.weights import check_config_beside, other_padding, random_weights, read_weights
+from ratrain.targets.runtime.weights.weights import check_weights_config, other_padding, random_weights, read_weights
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -114,7 +114,7 @@ def _begun(
         program = overridden(program, overrides)
         warnings = said
         if start.weights:
-            inert, missing = check_config_beside(start.weights, program.model)
+            inert, missing = check_weights_config(start.weights, program.model)
             warnings = said + missing
             program = _with_inert(program, inert)
         source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)

@@ -31,8 +31,8 @@ def files_of_tokenizer(path: str) -> dict[str, bytes]:
     Raises RT002 where one of them cannot be read.
     """
     place = Path(path)
-    beside = TOKENIZER_FILES[1:] if place.name == TOKENIZER_FILE else ()
-    return {TOKENIZER_FILE: read_bytes(path, "tokenizer"), **_present(place.parent, beside)}
+    others = TOKENIZER_FILES[1:] if place.name == TOKENIZER_FILE else ()
+    return {TOKENIZER_FILE: read_bytes(path, "tokenizer"), **_present(place.parent, others)}
 
 
 def companions_in(directory: str) -> dict[str, bytes]:

@@ -269,7 +269,7 @@ def model_directory(path: str) -> str | None:
     return str(place.parent) if place.name == WEIGHTS_FILE else None
 
 
-def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, object], list[Diagnostic]]:
+def check_weights_config(path: str, model: ModelConfig) -> tuple[Mapping[str, object], list[Diagnostic]]:
     """Compare the `config.json` next to weights with the model that will use them; return its inert keys and warnings.
 
     Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same

@@ -200,7 +200,7 @@ PEERS = [
     Broken(
         "RT033",
         "an MLP that adds to the attention of another micro-batch",
-        "beside",
+        "parallel",
         (change("%x_part.attention.1.m1, %s.mlp.0.m1.* = forward", "%x_part.mlp.0.m1)", "%x_part.mlp.0.m0)"),),
         "%x_part.attention.1.m1, %s.mlp.0.m1.* = forward",
         "needs one peer's part of the input of mlp.0 m1 in %x_part.mlp.0.m0",
@@ -209,7 +209,7 @@ PEERS = [
     Broken(
         "RT026",
         "a sum between attention and MLP side by side",
-        "beside",
+        "parallel",
         (
             insert("activation %again : f16[2, 8]", after="partial %x_part.mlp.0.m0"),
             insert(

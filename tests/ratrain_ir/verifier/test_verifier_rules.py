@@ -65,7 +65,7 @@ BASES = (
     "tied",
     "peers",
     "normed",
-    "beside",
+    "parallel",
     "over-heads",
     "placed",
     "three",

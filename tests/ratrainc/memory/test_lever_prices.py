@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.memory.trial import at_own_addresses
-from ratrain.ratrain_ir.side_by_side import processes
+from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.cli import main

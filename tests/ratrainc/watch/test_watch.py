@@ -15,7 +15,7 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.watch import watching
 from ratrain.ratrainc.watch.page import lacking, slow_ranks
 from ratrain.ratrainc.watch.reading import GrowingLog
-from ratrain.targets.runtime.arena.locks import lock_beside
+from ratrain.targets.runtime.arena.locks import lock_path
 from tests.ratrainc.report.report_page import Page
 
 
@@ -127,7 +127,7 @@ def test_a_run_goes_on_while_another_process_holds_its_log(tmp_path: Path, monke
     path, page = tmp_path / "l.jsonl", tmp_path / "l.html"
     path.write_text(line(0))
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
-    command = [sys.executable, "-c", code, str(lock_beside(str(path)))]
+    command = [sys.executable, "-c", code, str(lock_path(str(path)))]
     seen: list[Any] = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from threading import Barrier, Thread
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,14 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.kinds import RENAMED
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.loops import at_any_size
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.compiling.opening import machine_of
 from ratrain.targets.machine.timing import op_work
 from ratrain.targets.program.columns import classes, classes_of_runs
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
 from ratrain.targets.simulator.figures import simulated, timed_instruction
 from tests.end_to_end.tiny_runs import make_program
+from tests.end_to_end.toys import TOY
 from tests.mutation.subjects import SUBJECTS
 
 if TYPE_CHECKING:
@@ -51,12 +54,27 @@ def container(version: int, header: dict[str, Any], rest: bytes) -> bytes:
 
 
 def version_6(data: bytes) -> bytes:
-    """Return the same program as version 6 had it: with older names of some instructions and a state kind."""
+    """Return the same program as version 6 had it: with older names of instructions, a state kind and an operand."""
     header, columns, names = parts(data)
-    old = {new: before for before, new in RENAMED.items()}
+    old = {new: before for before, new in RENAMED.items()} | {"branch_part": "beside"}
     header["strings"] = [old.get(item, item) for item in header["strings"]]
     header["forms"] = [[old.get(kind, kind), *rest] for kind, *rest in header["forms"]]
+    for routine in header["routines"]:
+        for formal in routine["formals"]:
+            formal["name"] = old.get(formal["name"], formal["name"])
+        for step in routine["steps"]:
+            step["operands"] = {key: re.sub("^branch_part", "beside", name) for key, name in step["operands"].items()}
     return container(6, header, columns + names)
+
+
+def test_a_parallel_branch_in_the_words_of_version_6() -> None:
+    model = in_family(TOY, "gpt_neox", kv_heads=2)
+    program = make_program(model, pp=1, tp=2, dp=1)
+    data = program_bytes(program)
+    old = version_6(data)
+    assert old.count(b'"beside') > 2
+    assert b"branch_part" not in old
+    assert program_bytes(parse_program(old, "x.rtx")) == data
 
 
 def version_5(data: bytes) -> bytes:

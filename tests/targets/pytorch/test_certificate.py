@@ -214,7 +214,7 @@ def test_side_by_side_no_more_is_held_than_was_said() -> None:
     list(run.steps())
     tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor and id(each) not in before]
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    said = certificate(program, kernels, side_by_side=True)
+    said = certificate(program, kernels, process_pool=True)
     assert sum(held.values()) == said.total_bytes - _NUMBERS
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ratrain.ratrain_ir.side_by_side import beside
+from ratrain.ratrain_ir.process_pool import meanwhile
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Scratch
@@ -28,12 +28,12 @@ _SPEC = AttentionSpec(batch=1, seq_len=1, heads=1, kv_heads=1, head_dim=8)
 
 
 @contextmanager
-def attention_beside(dtype: Dtype) -> Iterator[None]:
+def attention_compiling(dtype: Dtype) -> Iterator[None]:
     """While the block runs, compile attention without caps and documents; do nothing if it is cached already."""
     if any(_is_kept(loop) for loop in (forward_head, backward_head)):
         yield
         return
-    with beside(lambda: attend(dtype)):
+    with meanwhile(lambda: attend(dtype)):
         yield
 
 

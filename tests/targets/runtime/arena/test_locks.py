@@ -188,5 +188,5 @@ def test_a_directory_above_that_cannot_be_written_holds_no_lock_file(
     place.mkdir(parents=True)
     monkeypatch.setattr(locks.os, "access", lambda path, mode: Path(path) != place.parent)
     train(PROGRAM, 1, save=str(place), save_every=1)
-    assert locks.lock_beside(str(place)).parent == place
+    assert locks.lock_path(str(place)).parent == place
     assert [step for step, _ in saved_steps(str(place))] == [1]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.side_by_side import processes
+from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan, pipelines, targets
 from ratrain.ratrain_ir.text.printer import print_module

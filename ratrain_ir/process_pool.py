@@ -112,7 +112,7 @@ def processes_for(items: int, *, work: int) -> int:
 
 
 @contextmanager
-def beside(*functions: Callable[[], object]) -> Iterator[None]:
+def meanwhile(*functions: Callable[[], object]) -> Iterator[None]:
     """Run functions in a child process each while the block runs; the children are killed when the block ends.
 
     Only their effects on disk remain. Their results and exceptions are dropped. Nothing is called if there is one core,

@@ -13,10 +13,10 @@ from textwrap import dedent
 
 import pytest
 
-from ratrain.ratrain_ir import side_by_side
+from ratrain.ratrain_ir import process_pool
 from ratrain.ratrain_ir.config.types import Dtype, tensor_type
 from ratrain.ratrain_ir.model.blocks import block
-from ratrain.ratrain_ir.side_by_side import beside, each, processes
+from ratrain.ratrain_ir.process_pool import beside, each, processes
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location, Note
 from ratrain.ratrain_ir.support.time_limit import time_limit
 
@@ -194,7 +194,7 @@ def test_it_runs_here_unless_there_is_reason_to_fork(monkeypatch):
             assert here()
         for name, value in (("sys.platform", "darwin"), ("parent_process", lambda: "somebody")):
             with monkeypatch.context() as patch:
-                patch.setattr(f"{side_by_side.__name__}.{name}", value)
+                patch.setattr(f"{process_pool.__name__}.{name}", value)
                 assert here()
 
 
@@ -214,7 +214,7 @@ def test_children_write_to_no_terminal(meeting, capfd):
 
 SCRIPT = """
 import atexit, os, signal, sys, time
-from ratrain.ratrain_ir.side_by_side import beside, each, processes
+from ratrain.ratrain_ir.process_pool import beside, each, processes
 
 def work(item):
     if item < 2:
@@ -278,7 +278,7 @@ def test_what_ends_a_process_is_for_the_parent_alone():
 
 def test_functions_are_called_beside_a_block_and_end_with_it(tmp_path, monkeypatch):
     """By processes of their own, whatever comes of them; the one that never ends is gone after the block."""
-    monkeypatch.setattr(side_by_side, "usable_cores", lambda: {0, 1})
+    monkeypatch.setattr(process_pool, "usable_cores", lambda: {0, 1})
     ends = os.pipe()
 
     def tell():
@@ -309,7 +309,7 @@ def test_functions_are_called_beside_a_block_and_end_with_it(tmp_path, monkeypat
 
 
 def test_nothing_is_called_beside_a_block_with_a_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(side_by_side, "usable_cores", lambda: {0, 1})
+    monkeypatch.setattr(process_pool, "usable_cores", lambda: {0, 1})
     with time_limit(TIMEOUT), beside(lambda: (tmp_path / "called").write_text("")):
         time.sleep(0.2)
     assert not list(tmp_path.iterdir())
