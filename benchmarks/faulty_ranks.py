@@ -2,7 +2,7 @@
 
     python benchmarks/faulty_ranks.py '{"kind": "kill", ...}' run FILE.rtx --engine mpi ...
 
-A fault happens on one rank at one instruction: stage, replica, tensor peer, step, engine, and index into that engine's stream.
+A fault happens on one rank at one instruction: stage, replica, tensor-parallel rank, step, engine, and index into that engine's stream.
 """
 
 from __future__ import annotations

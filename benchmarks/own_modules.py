@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
     offloaded = "place-1f1b,offload-state{home=host},joint-order,allocate-ddr"
     yield Case("1f1b, state on the host", offloaded, machine=host)
     yield Case("1f1b, stored at a peer", "recompute{policy=none store=peer},allocate-ddr")
-    yield Case("1f1b, 2 tensor peers", f"overlap-tensor,{USUAL}", "tp = 2")
+    yield Case("1f1b, 2 tensor-parallel ranks", f"overlap-tensor,{USUAL}", "tp = 2")
     yield Case("1f1b, ZeRO 3", strategy("zero3").passes, state='zero = 3\nreduce = "each-micro-batch"', dp=4)
 
 

@@ -163,7 +163,7 @@ def spaces() -> None:
     """What the parts of the space are worth: the best plan of 1F1B with one peer, with several, and of the whole space."""
     parts = {
         "1F1B, one peer": (PlanChoice(peers=(1,)), False),
-        "and tensor peers": (PlanChoice(), False),
+        "and tensor-parallel ranks": (PlanChoice(), False),
         "the whole space": (PlanChoice(), True),
     }
     for name, clusters in product(sys.argv[2:] or list(PAPER), (256, 1024)):

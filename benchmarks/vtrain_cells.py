@@ -2,7 +2,7 @@
 
     python benchmarks/vtrain_cells.py FOLDER
 
-Rows that agree in tensor peers, hidden size and micro-batch are a cell: its layers, head and embedding are the same. Of the rows that
+Rows that agree in tensor-parallel ranks, hidden size and micro-batch are a cell: its layers, head and embedding are the same. Of the rows that
 `vtrain.py` fits to (no other is looked at), each cell's own times are found by non-negative least squares; the residual says how far rows of
 a cell are from one closed form. Then the least mean error of all models in which a layer of more sequences or of a larger hidden size takes
 no less, other times as the cells have them: a linear program over the cells.
@@ -22,7 +22,7 @@ from scipy.optimize import linprog, nnls
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, read_gpt_rows
 
 Cell: TypeAlias = tuple[int, int, int]
-"""Tensor peers, hidden size, sequences of a micro-batch."""
+"""Tensor-parallel ranks, hidden size, sequences of a micro-batch."""
 
 
 def cell_of(row: GptRow) -> Cell:

@@ -75,22 +75,24 @@ CLIPPING = {"without clipping": "none", "with clipping": "global"}
 TYING = {"embeddings not tied": False, "embeddings tied": True}
 MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
-NORMED = "tensor peers, where what blocks add is normed"
-OVER_HEADS = "tensor peers, where norms are over all heads"
-PEERS = {"one tensor peer": 1, "tensor peers": 2, NORMED: 2, OVER_HEADS: 2}
+NORMED = "tensor-parallel ranks, where what blocks add is normed"
+OVER_HEADS = "tensor-parallel ranks, where norms are over all heads"
+PEERS = {"one tensor-parallel rank": 1, "tensor-parallel ranks": 2, NORMED: 2, OVER_HEADS: 2}
 NORMS = {NORMED: {"norm_placement": "both"}, OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"}}
 
 _TOGETHER = {
     frozenset({"a causal mask"}): "",
-    frozenset({"one tensor peer"}): "",
-    frozenset({"tensor peers"}): "with tensor peers",
-    frozenset({"tensor peers", NORMED}): "with tensor peers",
-    frozenset({"one tensor peer", "tensor peers", NORMED}): "unless tensor peers norm queries and keys over all heads",
-    frozenset({"tensor peers", NORMED, OVER_HEADS}): "with tensor peers",
+    frozenset({"one tensor-parallel rank"}): "",
+    frozenset({"tensor-parallel ranks"}): "with tensor-parallel ranks",
+    frozenset({"tensor-parallel ranks", NORMED}): "with tensor-parallel ranks",
+    frozenset(
+        {"one tensor-parallel rank", "tensor-parallel ranks", NORMED}
+    ): "unless tensor-parallel ranks norm queries and keys over all heads",
+    frozenset({"tensor-parallel ranks", NORMED, OVER_HEADS}): "with tensor-parallel ranks",
     frozenset({NORMED}): f"with {NORMED}",
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
-    frozenset({"one tensor peer", "tensor peers"}): "",
+    frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 3",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
@@ -142,7 +144,7 @@ LENDING = "place-gpipe,recompute{policy=full store=peer}"
 
 
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
-    """Every kind of plan that changes what ops there are; documents make no difference to what tensor peers exchange."""
+    """Every kind of plan that changes what ops there are; documents make no difference to what tensor-parallel ranks exchange."""
     kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING, PEERS))
     for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask), (peers, tp) in product(*kinds):
         if tp > 1 and mask != "causal":

@@ -356,7 +356,7 @@ OPTIONS = {
             ),
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
             "--zero": Option("levels to choose from", "--zero 0", idle=(f"{_SEARCH} --quick --strategy zero3",)),
-            "--tp": Option("numbers of tensor peers to choose from", "--tp 2"),
+            "--tp": Option("numbers of tensor-parallel ranks to choose from", "--tp 2"),
             "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
             "--schedules": Option("schedules to choose from", "--schedules zb-h1"),
             "--objective": Option(
@@ -488,7 +488,7 @@ OPTIONS = {
                 ("--model m.json --clusters 2 --plan p.toml", "--model m.json --clusters 2 --strategy zero3"),
             ),
             "--tp": Option(
-                "numbers of tensor peers to choose from",
+                "numbers of tensor-parallel ranks to choose from",
                 "--tp 2",
                 "--model m.json --clusters 2",
                 REQUEST,

@@ -1,10 +1,10 @@
 """Ranks of a plan: the state each owns, the groups that meet in collectives, and the channels of messages.
 
-Ranks are the points of a mesh of pipeline stages x replicas x tensor peers (tensor-parallel ranks). A *stage* is a
-position in the pipeline and one section of the text, written once for all its replicas and tensor peers (SPMD). The
-chain of blocks is cut into *chunks*, numbered in forward order; a stage holds one or several. Each pair of consecutive
-chunks has a *channel* for each payload, so two edges between the same two stages never share one. Collectives meet in
-*groups*, whose members stand in rank order.
+Ranks are the points of a mesh of pipeline stages x replicas x tensor-parallel ranks (tensor-parallel ranks). A *stage*
+is a position in the pipeline and one section of the text, written once for all its replicas and tensor-parallel ranks
+(SPMD). The chain of blocks is cut into *chunks*, numbered in forward order; a stage holds one or several. Each pair of
+consecutive chunks has a *channel* for each payload, so two edges between the same two stages never share one.
+Collectives meet in *groups*, whose members stand in rank order.
 
     4 chunks on 2 stages (loop):   chunk 0 @0 --> chunk 1 @1 --> chunk 2 @0 --> chunk 3 @1
     ranks of 2 x 2 x 1:            0 = @0 replica 0, 1 = @0 replica 1, 2 = @1 replica 0, 3 = @1 replica 1
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Rank(NamedTuple):
-    """Point of the mesh. Ranks are ordered by stage, then replica, then tensor peer."""
+    """Point of the mesh. Ranks are ordered by stage, then replica, then tensor-parallel rank."""
 
     stage: int
     replica: int
@@ -96,7 +96,7 @@ class Mesh:
 
     @property
     def lanes(self) -> int:
-        """Ranks of a stage: replicas x tensor peers."""
+        """Ranks of a stage: replicas x tensor-parallel ranks."""
         return self.replicas * self.peers
 
     def lane(self, rank: Rank) -> int:
@@ -108,14 +108,14 @@ class Mesh:
         return Rank(stage, *divmod(lane, self.peers))
 
     def name(self, rank: Rank) -> str:
-        """Return a rank's name for messages, `stage @1 replica 0 peer 2`; the peer only if there are several."""
-        peer = f" peer {rank.peer}" if self.peers > 1 else ""
+        """Return a rank's name for messages, `stage @1 replica 0 tensor rank 2`; no tensor rank if tp is 1."""
+        peer = f" tensor rank {rank.peer}" if self.peers > 1 else ""
         return f"stage @{rank.stage} replica {rank.replica}{peer}"
 
     @property
     def words(self) -> str:
-        """Numbers of stages, replicas and tensor peers (if several), in words for messages."""
-        peers = f" x {self.peers} tensor peers" if self.peers > 1 else ""
+        """Numbers of stages, replicas and tensor-parallel ranks (if several), in words for messages."""
+        peers = f" x {self.peers} tensor-parallel ranks" if self.peers > 1 else ""
         return f"{self.stages} stages x {self.replicas} replicas{peers}"
 
     # Chunks
@@ -232,8 +232,8 @@ class Mesh:
         """Return the members of a rank's group of a kind, in rank order.
 
         `REPLICAS`: the replicas of its stage and peer. `SHARDS`, `VIEWS`, `PARTS`: some of these, see `replicas_of`.
-        `ENDS`: first and last stage of its replica and peer. `TENSOR`: the tensor peers of its stage and replica.
-        `ALL`: all ranks.
+        `ENDS`: first and last stage of its replica and peer. `TENSOR`: the tensor-parallel ranks of its stage and
+        replica. `ALL`: all ranks.
         """
         if group is Group.ALL:
             return self.ranks
@@ -277,7 +277,7 @@ class Mesh:
 
         Counted are: all ranks; its replicas; two for shard groups (its own, and the replicas with the same shards); two
         for view groups (its own, and the replicas with the same part); the ends if they share a matrix (`tied`); and
-        two for its tensor peers, as activations and gradients are under way at the same time.
+        two for its tensor-parallel ranks, as activations and gradients are under way at the same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
         peers, shards = 2 * (self.peers > 1), 2 * ((self.shard_group is not None) + (self.view_group is not None))
@@ -407,7 +407,7 @@ def mesh_of_shape(
     shard_group: int | None = None,
     view_group: int | None = None,
 ) -> Mesh:
-    """Return the mesh of a pipeline's shape with its replicas and tensor peers."""
+    """Return the mesh of a pipeline's shape with its replicas and tensor-parallel ranks."""
     return Mesh(shape.stages, replicas, peers, shape.chunk_stages, shard_group=shard_group, view_group=view_group)
 
 

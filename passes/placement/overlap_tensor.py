@@ -144,7 +144,7 @@ class OverlapTensorPass(Pass):
         del model
         if plan.tp == 1:
             for option in ("pieces", "halves"):
-                why = "without tensor peers (tp = 1) there are no exchanges to hide"
+                why = "without tensor-parallel ranks (tp = 1) there are no exchanges to hide"
                 yield Idle(option, why, "leave it out, or use tp = 2 or more")
 
     def run(self, module: Module, context: PassContext) -> None:
@@ -154,7 +154,7 @@ class OverlapTensorPass(Pass):
         backward is split already.
         """
         if module.plan.tp == 1:
-            context.statistics["tensor peers"] = "none: nothing changed"
+            context.statistics["tensor-parallel ranks"] = "none: nothing changed"
             return
         if self.halves != "auto" and not any(_can_be_split(op) for stage in module.stages for op in stage.ops):
             text = (

@@ -100,11 +100,11 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
     elif placement == "forward-side" and (why := why_inline(plan)):
         yield Idle("placement", why, "leave it out")
     if policy != "auto":
-        why = f"what tensor peers gathered is kept by policy=auto alone; the policy is '{policy}'"
+        why = f"what tensor-parallel ranks gathered is kept by policy=auto alone; the policy is '{policy}'"
         yield Idle("gathered", why, "leave it out, or use policy=auto")
     elif not shares_rows(plan):
-        why = "tensor peers gather no input: that is with tp = 2 or more and sequence_sharding"
-        yield Idle("gathered", why, "leave it out, or use a plan with tensor peers")
+        why = "tensor-parallel ranks gather no input: that is with tp = 2 or more and sequence_sharding"
+        yield Idle("gathered", why, "leave it out, or use a plan with tensor-parallel ranks")
 
 
 class Storing(Protocol):

@@ -404,25 +404,25 @@ class Plan:
         default=1,
         metadata=key(
             "parallel",
-            "tensor peers, which share out every block of a stage: heads, rows of the MLP, words of the vocabulary",
+            "tensor-parallel ranks, which share every block of a stage: heads, rows of the MLP, the vocabulary",
             integer(1, _MAX_PARALLEL),
             in_header_if_default=False,
             not_in_file=lambda plan: plan.tp == 1,
         ),
     )
-    """Tensor-parallel ranks (tensor peers): ranks that share out every block of a stage of a replica."""
+    """Tensor-parallel ranks (tensor-parallel ranks): ranks that share out every block of a stage of a replica."""
     sequence_sharding: bool = field(
         default=True,
         metadata=key(
             "parallel",
-            "whether tensor peers share out the rows of activations between blocks too, or each has all of "
+            "whether tensor-parallel ranks share out the rows of activations between blocks too, or each has all of "
             "them; refused with tp = 1",
             flag,
             in_header_if_default=False,
             not_in_file=lambda plan: plan.sequence_sharding,
         ),
     )
-    """True if activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole
+    """True if activations between blocks are sharded by rows over tensor-parallel ranks (Korthikanti, 2022), or whole
     on each."""
     zero_blocks: ZeroLevels | None = field(
         default=None,

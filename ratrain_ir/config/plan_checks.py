@@ -44,7 +44,10 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
         and (wrong := plan.mapping.error(plan.pp, plan.dp, plan.tp))
     ):
         reader.contradiction(
-            "RT064", "mapping", wrong, help="tiles are written stages x replicas [x tensor peers], from the inside out"
+            "RT064",
+            "mapping",
+            wrong,
+            help="tiles are written stages x replicas [x tensor-parallel ranks], from the inside out",
         )
     if not auto_cuts:
         _check_cuts(reader, plan, model)
@@ -112,11 +115,11 @@ def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> Non
 
 
 def _check_tensor_peers(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
-    """Check that tensor peers can share out the model."""
+    """Check that tensor-parallel ranks can share out the model."""
     if not reader.good("tp", "sequence_sharding", "micro_batch_size", "seq_len", "slices"):
         return
     if plan.tp == 1 and not plan.sequence_sharding:
-        text = "sequence_sharding = false changes nothing with one tensor peer (tp = 1)"
+        text = "sequence_sharding = false changes nothing with one tensor-parallel rank (tp = 1)"
         reader.contradiction("RT064", "sequence_sharding", text, help="leave it out, or use tp = 2 or more")
     if model is not None:
         for text, way_out in problems(model, plan):

@@ -13,7 +13,7 @@ _TILE = re.compile(rf"([a-z][a-z0-9_\-]*) {_NUMBER}x{_NUMBER}(?:x{_NUMBER})?")
 
 @frozen(order=True)
 class Tile:
-    """Ranks of one group of clusters: a box of neighbouring stages x replicas x tensor peers."""
+    """Ranks of one group of clusters: a box of neighbouring stages x replicas x tensor-parallel ranks."""
 
     group: str
     stages: int
@@ -40,7 +40,7 @@ class RankMapping:
     """Tiles of a plan from the innermost group outwards. The outermost group holds all ranks and has no tile.
 
     As text: `chip 1x4, node 2x8` puts four replicas of one stage on a chip, and two stages of eight replicas on a node;
-    `chip 1x1x4` puts four tensor peers on a chip.
+    `chip 1x1x4` puts four tensor-parallel ranks on a chip.
     """
 
     tiles: tuple[Tile, ...]
@@ -64,14 +64,19 @@ class RankMapping:
             return "a group has one tile, not two"
         for inner, outer in pairwise((*self.tiles, Tile("plan", pp, dp, tp))):
             if outer.stages % inner.stages or outer.replicas % inner.replicas or outer.peers % inner.peers:
-                what = "stages and replicas" if outer.peers == inner.peers else "stages, replicas and tensor peers"
+                what = (
+                    "stages and replicas"
+                    if outer.peers == inner.peers
+                    else "stages, replicas and tensor-parallel ranks"
+                )
                 return f"tiles '{inner}' do not make up '{outer}': {what} must divide"
         return None
 
     def position(self, stage: int, replica: int, peer: int, whole: Tile) -> int:
         """Return the number of a rank if the ranks of each group are numbered consecutively, innermost group first.
 
-        `whole` is the tile of the whole plan. Within a tile tensor peers vary fastest, then replicas, then stages.
+        `whole` is the tile of the whole plan. Within a tile tensor-parallel ranks vary fastest, then replicas, then
+        stages.
         """
         # A number of mixed radix: one digit per level, innermost first, each the place of the inner tile in the outer.
         position, scale = 0, 1
@@ -84,7 +89,7 @@ class RankMapping:
         return position
 
     def place(self, position: int, whole: Tile) -> tuple[int, int, int]:
-        """Return (stage, replica, tensor peer) of a position: the inverse of `position`."""
+        """Return (stage, replica, tensor-parallel rank) of a position: the inverse of `position`."""
         stage = replica = peer = 0
         for inner, outer in pairwise((_ONE, *self.tiles, whole)):
             position, at = divmod(position, outer.clusters // inner.clusters)

@@ -1,9 +1,9 @@
-"""Tensor peers (tensor-parallel ranks): the part of a model's blocks that each of them has.
+"""Tensor-parallel ranks (tensor-parallel ranks): the part of a model's blocks that each of them has.
 
-The ranks of a stage and replica that share out its blocks are tensor peers (Shoeybi et al., "Megatron-LM", 2019). A
-peer has some heads (rows of the projections, columns of the output matrix), some rows of the MLP with their columns of
-its last matrix, and some rows of the vocabulary. So a peer computes a model of its own, with fewer heads, a narrower
-MLP and a smaller vocabulary. Its blocks give partial sums, which are added over the peers.
+The ranks of a stage and replica that share out its blocks are tensor-parallel ranks (Shoeybi et al., "Megatron-LM",
+2019). A peer has some heads (rows of the projections, columns of the output matrix), some rows of the MLP with their
+columns of its last matrix, and some rows of the vocabulary. So a peer computes a model of its own, with fewer heads, a
+narrower MLP and a smaller vocabulary. Its blocks give partial sums, which are added over the peers.
 
     q_proj  rows:    | peer 0 |        o_proj  columns:  | peer 0 | peer 1 |      y = part 0 + part 1
                      | peer 1 |
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def peer_model(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """Return the part of a model that one of the plan's tensor peers computes, as a model; all of it if tp is 1."""
+    """Return the part of a model that one of the plan's tensor-parallel ranks computes; the whole model if tp is 1."""
     return model_of_peer(model, plan.tp)
 
 
 @cache
 def model_of_peer(model: ModelConfig, peers: int) -> ModelConfig:
-    """Return the part of a model that one of `peers` tensor peers computes, as a model; the model itself for one peer.
+    """Return the part of a model that one of `peers` tensor-parallel ranks computes; the whole model for one rank.
 
     If an MLP or a vocabulary does not divide evenly, all peers have as much as the first; the last one's is padded. If
     there are more peers than key-value heads, several peers have copies of one head.
@@ -51,7 +51,7 @@ def model_of_peer(model: ModelConfig, peers: int) -> ModelConfig:
 
 @frozen
 class Share:
-    """Distribution of a parameter over tensor peers."""
+    """Distribution of a parameter over tensor-parallel ranks."""
 
     axis: int | None
     """axis that is cut, 0 (rows) or 1 (columns); None: every peer has the whole parameter"""
@@ -125,30 +125,30 @@ def shares_heads(model: ModelConfig, peers: int) -> bool:
 
 
 def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each reason why a plan's tensor peers cannot share out a model."""
+    """Yield (problem, remedy) for each reason why a plan's tensor-parallel ranks cannot share out a model."""
     peers = plan.tp
     if peers == 1:
         return
     if model.heads % peers:
         fits = [number for number in range(2, model.heads + 1) if shares_heads(model, number)]
-        yield f"{peers} tensor peers do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
+        yield f"{peers} tensor-parallel ranks do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
     elif not shares_heads(model, peers):
         yield (
             (
-                f"{peers} tensor peers neither share out {model.kv_heads} heads of keys and values evenly nor have "
-                "copies of them evenly"
+                f"{peers} tensor-parallel ranks neither share {model.kv_heads} heads of keys and values evenly "
+                "nor have copies of them evenly"
             ),
             f"use a tp that divides {model.kv_heads}, or that {model.kv_heads} divides",
         )
     for rows in {plan.micro_batch_size * length for length in (plan.slices or (plan.seq_len,))}:
         if plan.sequence_sharding and rows % peers:
             yield (
-                f"{peers} tensor peers do not share out the {rows} rows of an activation evenly",
+                f"{peers} tensor-parallel ranks do not share out the {rows} rows of an activation evenly",
                 "use another micro_batch_size, seq_len or slices, or sequence_sharding = false",
             )
     if model.has_post_norm and model.parallel_residual:
         what = "norms of what attention and MLP side by side add"
-        yield f"{model.name} has {what}, which tensor peers do not share out in this version", "use tp = 1"
+        yield f"{model.name} has {what}, which tensor-parallel ranks do not share out in this version", "use tp = 1"
 
 
 def _either(numbers: list[int]) -> str:

@@ -181,7 +181,7 @@ class GatherRows(PeerPieceOp):
         if (wrong := _missing_input(model, plan, self.block)) is not None:
             return wrong
         if not shares_rows(plan):
-            return "every tensor peer has all rows (sequence_sharding = false)"
+            return "every tensor-parallel rank has all rows (sequence_sharding = false)"
         if (self.phase is None) == (self.payload is Payload.ACTIVATION):
             return (
                 "a gather of an activation says whether it is for the forward or the backward, "
@@ -342,7 +342,7 @@ class AllGather(BlocksOp):
 def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
     """Explain why tensor-parallel ranks exchange nothing at the input of a block; None if they do."""
     if plan.tp == 1:
-        return "the plan has no tensor peers (tp = 1)"
+        return "the plan has no tensor-parallel ranks (tp = 1)"
     if is_parallel_mlp(model, plan, block):
         return f"attention and mlp of a layer are side by side: {block} has no input of its own"
     return None

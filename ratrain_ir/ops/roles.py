@@ -226,7 +226,9 @@ def part_of_sums(plan: Plan, name: str) -> Role:
 def check_row_sums(model: ModelConfig, plan: Plan, block: Block) -> None:
     """Raise `SignatureError` unless the block's norms of queries and keys need sums over tensor-parallel ranks."""
     if not projected_slots(model, plan, block):
-        raise SignatureError(f"{block} norms no queries and keys over all heads of tensor peers: nothing is done apart")
+        raise SignatureError(
+            f"{block} norms no queries and keys over all heads of tensor-parallel ranks: nothing is done apart"
+        )
 
 
 def half_roles(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
@@ -261,7 +263,9 @@ def branch_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     Raises `SignatureError` unless the branch is added by an op of its own (`add_branch`).
     """
     if not adds_branch_apart(model, plan, block):
-        raise SignatureError(f"what {block} gives is not normed behind a sum of tensor peers: nothing is added apart")
+        raise SignatureError(
+            f"what {block} gives is not normed behind a sum of tensor-parallel ranks: nothing is added apart"
+        )
     return slot_roles(branch_slots(model, plan))
 
 

@@ -177,7 +177,7 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
     if type(op) is AllReduceScalar and op.quantity is Quantity.NORM and module.plan.optimizer.clip != "global":
         report.at_op("RT026", 'the norm of the gradient is for clip = "global"', stage, op)
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:
-        report.at_op("RT026", "'all_reduce tensor' needs tensor peers: the plan has tp = 1", stage, op)
+        report.at_op("RT026", "'all_reduce tensor' needs tensor-parallel ranks: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
         op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS)
         or (op.group is Group.ENDS and not module.model.tied_embeddings)

@@ -198,7 +198,7 @@ def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
             reader.wrong(WHOLE, f"{WHOLE} {whole} is not a multiple of {MICRO} {micro} * {TIMES} {times}")
             return None
         world = whole // (micro * times) * tp * pp * peers
-    others = (("tensor peers", tp), ("stages", pp), ("sequence-parallel ranks", peers))
+    others = (("tensor-parallel ranks", tp), ("stages", pp), ("sequence-parallel ranks", peers))
     dp = put_ranks(reader, world, WHOLE if replicas is None else REPLICAS, *others)
     reader.carry("dp", dp, WHOLE)
     open_sizes = [name for name in sizes if _auto(reader, name) and sizes[name] is None]

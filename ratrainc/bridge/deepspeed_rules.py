@@ -227,7 +227,7 @@ RULES: dict[str, Rule] = {
     **_all('cuts = "auto" shares layers out', "pipeline.", "partition seed_layers"),
     **_all("what stages send is the compiler's choice", "pipeline.", "pipe_partitioned grad_partitioned use_reentrant"),
     **_all(
-        "how the model is shared out over tensor peers is the compiler's choice",
+        "how the model is shared out over tensor-parallel ranks is the compiler's choice",
         "tensor_parallel.",
         "dtype tp tensor_parallel injection_policy_tuple keep_module_on_host replace_with_kernel_inject kernel_inject "
         "preset_model partition_config",

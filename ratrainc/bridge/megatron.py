@@ -105,7 +105,12 @@ def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
             "context-parallel-size", f"sequences are not shared out over ranks: of {context} ranks the plan has one"
         )
     return put_ranks(
-        reader, world, "nproc-per-node", ("tensor peers", tp), ("stages", pp), ("context-parallel ranks", context)
+        reader,
+        world,
+        "nproc-per-node",
+        ("tensor-parallel ranks", tp),
+        ("stages", pp),
+        ("context-parallel ranks", context),
     )
 
 

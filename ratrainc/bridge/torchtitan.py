@@ -171,7 +171,12 @@ def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int
         reader.wrong(SHARD, f"{SHARD} is {shard}: at least 1, or -1, is expected")
     said = None if shard is None or shard < 1 or rest else shard
     world = None if said is None else said * replicas * pp * tp * context
-    others = (("stages", pp), ("tensor peers", tp), ("replicas", replicas), ("context-parallel ranks", context))
+    others = (
+        ("stages", pp),
+        ("tensor-parallel ranks", tp),
+        ("replicas", replicas),
+        ("context-parallel ranks", context),
+    )
     dp = put_ranks(reader, world, SHARD, *others)
     if dp is None:
         return None, None

@@ -140,7 +140,7 @@ RULES: dict[str, Rule] = {
     SEEDS[1]: Rule("seed", "of older versions: unchanged"),
     VIEW: Rule(
         "view_dtype",
-        "unchanged; without shards only if there are no stages and no tensor peers either, else f32",
+        "unchanged; without shards only if there are no stages and no tensor-parallel ranks either, else f32",
         "bfloat16",
         f"{_CONFIG}, Training.mixed_precision_param",
     ),
@@ -208,7 +208,9 @@ RULES: dict[str, Rule] = {
     **_all(_RECOMPUTE, "training", "enable_selective_ac"),
     **_all(_FILES, "training", "checkpoint_folder checkpoint_interval checkpoint_interval_type"),
     **_all(
-        "the head of tensor peers is shared out in any case", "training", "enable_loss_parallel disable_loss_parallel"
+        "the head of tensor-parallel ranks is shared out in any case",
+        "training",
+        "enable_loss_parallel disable_loss_parallel",
     ),
     **_all(
         "of the job: it changes no plan",
@@ -228,7 +230,7 @@ RULES: dict[str, Rule] = {
     **_all("sequences are not shared out over ranks", "experimental", "context_parallel_rotate_method"),
     **_all("how the model is taken apart changes no plan", "experimental", "pipeline_parallel_split_mode"),
     **_all("of the job: it changes no plan", "experimental", "custom_args_module custom_import custom_model_path"),
-    **_all("the head of tensor peers is shared out in any case", "parallelism", "disable_loss_parallel"),
+    **_all("the head of tensor-parallel ranks is shared out in any case", "parallelism", "disable_loss_parallel"),
     **_all(
         _EXPERTS,
         "parallelism",

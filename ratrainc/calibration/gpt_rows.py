@@ -102,7 +102,7 @@ def _values(line: TableLine, header: Sequence[str], diagnostics: Diagnostics) ->
         text = "the batch, the layers or the heads do not divide evenly"
         diagnostics.error("RT005", text, line.place, source=line.text)
     elif values["heads"] % values["tp"]:
-        text = f"{values['tp']:.0f} tensor peers do not share out {values['heads']:.0f} heads evenly"
+        text = f"{values['tp']:.0f} tensor-parallel ranks do not share out {values['heads']:.0f} heads evenly"
         diagnostics.error("RT005", text, line.place, source=line.text)
     else:
         return values

@@ -68,8 +68,8 @@ class Strategy:
     def check_peers(self, plan: Plan) -> None:
         """Raise `DiagnosticError` RT064 if the strategy needs tensor-parallel ranks and the plan has none."""
         if self.needs_peers and plan.tp == 1:
-            text = f"the strategy '{self.name}' is about tensor peers, and the plan has none: tp = 1"
-            fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor peers share a chip of the MT-3000")
+            text = f"the strategy '{self.name}' is about tensor-parallel ranks, and the plan has none: tp = 1"
+            fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor-parallel ranks share a chip of the MT-3000")
 
     def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
         """Adapt a plan to this strategy: set its ZeRO level, and add chunks or slices if the schedule needs them.

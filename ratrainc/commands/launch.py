@@ -68,7 +68,7 @@ def _begins(word: str, names: Collection[str]) -> bool:
     "ranks",
     type=click.IntRange(min=1),
     required=True,
-    help="Processes: stages times replicas times tensor peers.",
+    help="Processes: stages times replicas times tensor-parallel ranks.",
 )
 @click.option(
     "--mpirun",

@@ -88,7 +88,7 @@ def scripts(names: Iterable[str]) -> str:
 def _subtitle(timeline: Timeline) -> str:
     plan = timeline.program.plan
     sends = "rendezvous" if timeline.rendezvous else "buffered"
-    alike = "replicas" if plan.tp == 1 else "replicas and tensor peers"
+    alike = "replicas" if plan.tp == 1 else "replicas and tensor-parallel ranks"
     return (
         f"All times are simulated, none is measured. {timeline.program.topology.words}, {plan.micro_batches} "
         "micro-batches of "

@@ -333,10 +333,10 @@ class _RowReader:
         return parse_plan("", file=cells.line.path, model=model, overlay=overlay)
 
     def check_strategy(self, plan: Plan, chosen: Strategy) -> None:
-        """Raise `DiagnosticError` if the plan contradicts the strategy: another schedule, level, or no tensor peers."""
+        """Raise `DiagnosticError` if the plan contradicts the strategy: another schedule or level, or tp is 1."""
         chosen.check_schedule(plan, lambda: self.place("schedule"))
         if chosen.needs_peers and plan.tp == 1:
-            text = f"the strategy '{chosen.name}' is about tensor peers, the plan has none"
+            text = f"the strategy '{chosen.name}' is about tensor-parallel ranks, the plan has none"
             self.cells.fail("strategy", text, code="RT064", help="say tp, or use another strategy")
         problem = None if chosen.schedule is None else SCHEDULES[chosen.schedule].problem(plan.shape)
         if problem is not None:

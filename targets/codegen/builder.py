@@ -93,7 +93,7 @@ class Builder:
     temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
 
     model: ModelConfig = field(init=False)
-    """part of the whole model that a tensor peer computes"""
+    """part of the whole model that a tensor-parallel rank computes"""
 
     def __attrs_post_init__(self) -> None:
         self.model = peer_model(self.whole, self.plan)
@@ -131,14 +131,14 @@ class Builder:
 
     @property
     def stream(self) -> str:
-        """Operand that the block adds to: its input, one half of a pair, or the sum that tensor peers have so far."""
+        """Operand that the block adds to: its input, one half of a pair, or a tensor-parallel rank's sum so far."""
         if self.has("branch_part"):
             return "branch_part"
         return self.below("x") if takes_pair(self.model, self.plan, self.block) else "x"
 
     @property
     def residual(self) -> dict[str, str]:
-        """Operand of a product that adds to the stream; none if tensor peers add the stream where they sum parts."""
+        """Operand of a product that adds to the stream; none if ranks add the stream where they sum parts."""
         return {} if self.plan.tp > 1 and not self.has("branch_part") else {"residual": self.stream}
 
     @property
@@ -148,7 +148,7 @@ class Builder:
 
     @property
     def norms_over_peers(self) -> bool:
-        """True if queries and keys are normed over heads of which a tensor peer has only some."""
+        """True if queries and keys are normed over heads of which a tensor-parallel rank has only some."""
         return norms_over_peers(self.whole, self.plan)
 
     @property
@@ -170,7 +170,7 @@ class Builder:
     def bypassing_gradient(self) -> str:
         """Gradient of the block's input on all paths around its own computation, or the part of it so far.
 
-        Tensor peers have such a part in an operand of its own, `branch_part`.
+        Tensor-parallel ranks have such a part in an operand of its own, `branch_part`.
         """
         if self.has("branch_part"):
             return "branch_part"
@@ -358,7 +358,7 @@ class Builder:
     def operands_of_branches(self) -> dict[str, tuple[Dtype, Shape]]:
         """Return dtype and shape of the operands of ops that norm a branch and add it to the stream.
 
-        They have the rows of a tensor peer.
+        They have the rows of a tensor-parallel rank.
         """
         if not self.adds_apart:
             return {}
@@ -368,7 +368,7 @@ class Builder:
         return between | {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
 
     def operands_around_sums(self) -> dict[str, tuple[Dtype, Shape]]:
-        """Return dtype and shape of gradients before norms over tensor peers, and of the sums that the norms need."""
+        """Return dtype and shape of gradients before norms over ranks, and of the sums that the norms need."""
         slots = (
             *normed_gradient_slots(self.whole, self.plan, self.block),
             *row_sum_slots(self.whole, self.plan, self.block, PRODUCTS),

@@ -112,7 +112,7 @@ def finish_backward(builder: Builder) -> None:
     """Add the end of a block's backward: `dx` from `dxn`; in a weight half the pending sums, added and rounded once.
 
     Without a norm of the input, `dxn` is the gradient of the input through the block, to which the stream's own
-    gradient is added; tensor peers add that where they sum.
+    gradient is added; tensor-parallel ranks add that where they sum.
     """
     if INPUT in builder.halves:
         around = builder.bypassing_gradient if builder.residual else None
@@ -161,7 +161,7 @@ def has_plain_branch(builder: Builder) -> bool:
 
 
 def add_branch_forward(builder: Builder) -> None:
-    """Add steps for `sum` = `stream` + residual_scale * norm of `branch`, on the rows that a tensor peer has."""
+    """Add steps for `sum` = `stream` + residual_scale * norm of `branch`, on the rows that a rank has."""
     normed = builder.temporary("normed_branch", *exchanged_type(builder.model, builder.plan).shape)
     norm_steps(builder, OF_BRANCH)
     builder.step("add", {"a": "stream", "b": normed, "out": "sum"}, **_scaled(builder.model))
@@ -256,7 +256,7 @@ def qk_norms_backward(builder: Builder) -> None:
 
 @frozen
 class _SummedNorm:
-    """Norm of queries or keys over all heads of a token, of which a tensor peer has some."""
+    """Norm of queries or keys over all heads of a token, of which a tensor-parallel rank has some."""
 
     name: str
     width: int
@@ -279,14 +279,14 @@ def _summed_norms(builder: Builder) -> tuple[_SummedNorm, _SummedNorm]:
 
 
 def sums_of_squares(builder: Builder) -> None:
-    """Add the sums of squares of a tensor peer's part of each row; heads that several peers have are shared evenly."""
+    """Add the sums of squares of a rank's part of each row; heads that several ranks have are shared evenly."""
     for of in _summed_norms(builder):
         operands = {"x": f"{of.name}_in", "squares": of.rows_of(SQUARES)}
         builder.step("row_squares", operands, share=1 / of.copies)
 
 
 def sums_of_products(builder: Builder) -> None:
-    """Add the sums of products of a tensor peer's part of each row, for the gradient.
+    """Add the sums of products of a tensor-parallel rank's part of each row, for the gradient.
 
     Gradients of heads that several peers have are parts of one sum, so nothing is divided here.
     """

@@ -215,7 +215,7 @@ def _embed_backward(builder: Builder) -> None:
 
 
 def _project(builder: Builder) -> None:
-    """Add queries, keys and values, and the sums that norms over tensor peers need of them."""
+    """Add queries, keys and values, and the sums that norms over tensor-parallel ranks need of them."""
     _projections(builder)
     sums_of_squares(builder)
 
@@ -332,13 +332,13 @@ def _heads_backward(builder: Builder, above: str) -> None:
 
 
 def _backward_heads(builder: Builder) -> None:
-    """Add `_heads_backward`, and the sums that norms over tensor peers need of its results."""
+    """Add `_heads_backward`, and the sums that norms over tensor-parallel ranks need of its results."""
     _heads_backward(builder, branch_gradient(builder))
     sums_of_products(builder)
 
 
 _AROUND_SUMS = {"project": _project, "backward_heads": _backward_heads}
-"""Ops before sums over tensor peers that norms of queries and keys wait for."""
+"""Ops before sums over tensor-parallel ranks that norms of queries and keys wait for."""
 
 
 def _head_norm(builder: Builder) -> None:

@@ -1,7 +1,7 @@
 """Placement of a plan's ranks in the groups of a machine's clusters, and the links that their traffic crosses.
 
-With a mapping, its tiles decide. Without one, tensor peers are neighbours, then the replicas of a stage; they fill
-groups in rank order where they fill them evenly. Messages between stages then cross the outermost group:
+With a mapping, its tiles decide. Without one, tensor-parallel ranks are neighbours, then the replicas of a stage; they
+fill groups in rank order where they fill them evenly. Messages between stages then cross the outermost group:
 
     3 stages x 4 replicas, groups of 2:    @0: [0 1] [2 3]   @1: [4 5] [6 7]   @2: [8 9] [10 11]
 """
@@ -117,7 +117,7 @@ class Placement:
     def filled(self, of: Group, count: int) -> tuple[int, ...]:
         """Return by level how many of the `count` members of a group of ranks are in one group of clusters.
 
-        Without a mapping tensor peers are next to each other, then the replicas of a stage.
+        Without a mapping tensor-parallel ranks are next to each other, then the replicas of a stage.
         """
         if self.tiles is not None:
             parts = {Group.ALL: "clusters", Group.TENSOR: "peers"}

@@ -1,4 +1,4 @@
-"""Bytes of an `all_reduce` over tensor peers: only gradients of parameters that several peers hold move.
+"""Bytes of an `all_reduce` over tensor-parallel ranks: only gradients of parameters that several peers hold move.
 
 Every peer gives all others its elements and adds up, for each parameter, the parts of the peers that hold the same. The
 shards of replicas hold different parameters, so replicas move different amounts: a norm that stands first in its block
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @frozen
 class SharedElements:
-    """Elements of gradients that a tensor peer exchanges."""
+    """Elements of gradients that a tensor-parallel rank exchanges."""
 
     given: int
     """sent to every other peer; as many sums are written"""

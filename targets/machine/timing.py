@@ -116,7 +116,7 @@ def timed_op(
 
 
 def sums_shared(keyword: str, group: str) -> bool:
-    """Return whether an op sums the gradients that tensor peers share, so that only those elements move."""
+    """Return whether an op sums the gradients that tensor-parallel ranks share, so that only those elements move."""
     return keyword == AllReduce.keyword and group == Group.TENSOR.value
 
 

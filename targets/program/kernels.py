@@ -38,7 +38,7 @@ IGNORED_LABEL = -1
 """Label of a row that does not count in the loss."""
 
 OTHER_PEERS = -2
-"""Token or label whose row another tensor peer has: its embedding is zero here, its logit is not among the logits
+"""Token or label whose row another rank has: its embedding is zero here, its logit is not among the logits
 here."""
 
 ANY_SHAPE = ("...",)

@@ -37,7 +37,7 @@ class Cause(Enum):
     STAGE = "another stage"
     LINK = "link"
     BYTE_REUSE = "byte reuse"
-    PEERS = "tensor peers"
+    PEERS = "tensor-parallel ranks"
     MEMORY = "memory"
     GRAD_SYNC = "GradSync"
     UPDATE = "UpdateShard"

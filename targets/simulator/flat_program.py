@@ -39,7 +39,7 @@ Records = NDArray[Any]
 STREAMS = len(ENGINES)
 """Streams of a stage, one for each engine."""
 _OF_STAGES = frozenset({Group.ENDS.value, Group.ALL.value})
-"""Groups whose members are ranks of several stages. Replicas and tensor peers of one stage are alike, so they need no
+"""Groups whose members are ranks of several stages. Replicas and tensor ranks of one stage are alike, so they need no
 meeting."""
 _DIRECTIONS = tuple(Direction)
 ALONE, SEND, RECV, TOGETHER, NEVER = range(5)

@@ -38,7 +38,7 @@ that are the reason and exits with 1. `ratrainc plan` prints a short form.
 What a family does not name is as in LLaMA: RMSNorm before each block, rotary positions, grouped queries where there are
 fewer key-value heads, no biases, a gated SiLU MLP. A configuration may choose what stands under "by choice".
 
-Tensor peers (`tp` in the plan) share out all of them. They refuse norms of what attention and MLP side by side add, which no family has.
+Tensor-parallel ranks (`tp` in the plan) share out all of them. They refuse norms of what attention and MLP side by side add, which no family has.
 
 """
 MEASURED = """

@@ -136,7 +136,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 PEERS = [*product(MODELS, (2, 4)), ("olmo2-wide", 8)]
-"""Models, and how many tensor peers share each out."""
+"""Models, and how many tensor-parallel ranks share each out."""
 
 
 def drawn(config: Any) -> Any:

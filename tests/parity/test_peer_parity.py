@@ -1,4 +1,4 @@
-"""Tensor peers against PyTorch: losses of some steps, and every gradient of the first, of 2, 4 and 8 peers.
+"""Tensor-parallel ranks against PyTorch: losses of some steps, and every gradient of the first, of 2, 4 and 8 peers.
 
 Autograd knows nothing of peers: that a sum of theirs is left out, or added twice, that a gradient of a norm or of a copied head of keys and
 values is one peer's alone, or that padding takes part in a softmax, shows in some gradient.

@@ -1,4 +1,4 @@
-"""Exchanges of tensor peers beside other products: any plan still verifies and trains to the same bits, and what must be hidden is."""
+"""Exchanges of tensor-parallel ranks beside other products: any plan still verifies and trains to the same bits, and what must be hidden is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BEHIND = (
 
 @st.composite
 def overlapped(draw: st.DrawFn) -> tuple[dict[str, Any], str, str]:
-    """Keys of a plan with tensor peers, the passes before and after, and options of the pass."""
+    """Keys of a plan with tensor-parallel ranks, the passes before and after, and options of the pass."""
     schedule = draw(st.sampled_from(sorted(PLACED)))
     pp = draw(st.integers(2 if schedule == "interleaved" else 1, 2))
     zero, reduce = draw(st.sampled_from([(0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last")]))

@@ -1,4 +1,4 @@
-"""What tensor peers have of a model: every element once, copies apart; and state that goes to peers and back is what it was."""
+"""What tensor-parallel ranks have of a model: every element once, copies apart; and state that goes to peers and back is what it was."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "gpt_neox": {},
 }
-"""What models of families have beside what they imply: each has something else that every tensor peer has whole."""
+"""What models of families have beside what they imply: each has something else that every tensor-parallel rank has whole."""
 
 
 @st.composite
 def shared_models(draw: st.DrawFn) -> Shared:
-    """A model of odd sizes, and a plan whose tensor peers share it out."""
+    """A model of odd sizes, and a plan whose tensor-parallel ranks share it out."""
     peers = draw(st.sampled_from((2, 3, 4, 6, 8)))
     heads = peers * draw(st.integers(1, 3))
     kv_heads = draw(

@@ -379,7 +379,7 @@ def _peers(_context: click.Context, _parameter: click.Parameter, text: str | Non
         return None
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 16 for word in words):
-        raise click.BadParameter(f"'{text}' is not a list of numbers of tensor peers like 1,2,4")
+        raise click.BadParameter(f"'{text}' is not a list of numbers of tensor-parallel ranks like 1,2,4")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -406,7 +406,7 @@ def plan_choice_options(function: F) -> F:
         "plans_like",
         type=InputFile("plan"),
         metavar="P.toml",
-        help="Take dtypes, chunks, the optimizer and several tensor peers from this plan.",
+        help="Take dtypes, chunks, the optimizer and several tensor-parallel ranks from this plan.",
     )
     zero = click.option(
         "--zero",
@@ -422,7 +422,7 @@ def plan_choice_options(function: F) -> F:
         "plans_peers",
         callback=_peers,
         metavar="1,2,...",
-        help="Numbers of tensor peers to choose from. Default: as --like says, else all that share out the model.",
+        help="Numbers of tensor-parallel ranks to choose from. Default: as --like says, else all that share out the model.",
     )
     name = click.option(
         "--strategy",

@@ -80,7 +80,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
             continue
         used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]
         sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
-        among = " among tensor peers" if timed.group == Group.TENSOR.value else ""
+        among = " among tensor-parallel ranks" if timed.group == Group.TENSOR.value else ""
         what = f"{op.keyword} of an mlp{among}, {size_text(timed.payload_bytes)}"
         by_kind[op.keyword, timed.group] = Crossing(
             what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster"
@@ -89,7 +89,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
 
 
 def _is_of_mlp(op: Op) -> bool:
-    """Return True if a collective, or an exchange of tensor peers, is for an mlp alone."""
+    """Return True if a collective, or an exchange of tensor-parallel ranks, is for an mlp alone."""
     if isinstance(op, GatherRows | ReduceRows):
         return op.block.kind == "mlp"
     return isinstance(op, ReduceScatter | AllReduce | AllGather) and {unit.kind for unit in op.blocks} == {"mlp"}

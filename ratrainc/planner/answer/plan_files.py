@@ -95,9 +95,9 @@ def plan_text(
 _COMMENTS = {
     "pp": "pipeline stages",
     "dp": "replicas of the whole pipeline",
-    "tp": "tensor peers, which share out every block of a stage",
+    "tp": "tensor-parallel ranks, which share out every block of a stage",
     "sequence_sharding": "whether they share out the rows of activations between blocks too",
-    "mapping": "stages x replicas, and x tensor peers, that share a group; start ranks so with --rank-order mapping",
+    "mapping": "stages x replicas (x tensor-parallel ranks) that share a group; start ranks with --rank-order mapping",
     "cuts": "the layer where each later stage starts",
     "micro_batch_size": "sequences that go through a stage together",
     "micro_batches": "of each replica in a step",

@@ -20,13 +20,14 @@ all later stages and back):
 Example: P = 2, M = 4, equal stages, no recovery, updates or messages, b = 2 f: D = 3 f on stage 0, k = 2, and the
 window is 12 f + 2 f + f = 15 f, which is the step of 1F1B, (M + P - 1)(f + b).
 
-With tensor peers a micro-batch's way through a stage takes f' forward and b' back: its compute (only the input halves
-of backwards that may be in halves) and its exchanges, which nothing hides from the micro-batch itself. D is the sum of
-such ways; a round trip takes f' + D + max(b, b'), the last one b'. Passes of different micro-batches may be merged if
-one follows the other in the order, but never a backward with the forward behind it. So before the first backward there
-are still only k forwards, and with k = 1 the last forward of a stage stands alone: its f' - f are waited for each time.
-Weight halves of two micro-batches may follow after the last gradient has left, so the window may be shorter by these
-(by one layer's if k = 1); and when a backward begins, only k - 1 micro-batches are surely in flight if k > 1.
+With tensor-parallel ranks a micro-batch's way through a stage takes f' forward and b' back: its compute (only the input
+halves of backwards that may be in halves) and its exchanges, which nothing hides from the micro-batch itself. D is the
+sum of such ways; a round trip takes f' + D + max(b, b'), the last one b'. Passes of different micro-batches may be
+merged if one follows the other in the order, but never a backward with the forward behind it. So before the first
+backward there are still only k forwards, and with k = 1 the last forward of a stage stands alone: its f' - f are waited
+for each time. Weight halves of two micro-batches may follow after the last gradient has left, so the window may be
+shorter by these (by one layer's if k = 1); and when a backward begins, only k - 1 micro-batches are surely in flight if
+k > 1.
 
 R follows from bytes. When a backward begins, all k micro-batches in flight hold what they keep, together with the
 state, the gradients and the operands of this backward. The rest of the capacity, shared evenly by all layers in flight,
@@ -145,7 +146,7 @@ def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
 def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
     """Return the seconds from the first forward to the last gradient under 1F1B: work and waits, or round trips.
 
-    A round trip takes `trip` = f + D + b seconds, with tensor peers f' + D + b'.
+    A round trip takes `trip` = f + D + b seconds, with tensor-parallel ranks f' + D + b'.
     """
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     others = memory.flight - 1
@@ -167,7 +168,7 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
 
 
 def _window_of_peers(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
-    """Return the same if some shapes have several tensor peers: a way, f' or b', differs from the work, f or b."""
+    """Return the same for shapes with several tensor-parallel ranks: a way, f' or b', differs from work, f or b."""
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     exchanged = unit_sum(c, c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
     way_back = unit_sum(c, c.backward_way, memory.layers)
@@ -332,9 +333,9 @@ def shape_bounds(c: Columns) -> Numbers:
     more of the others than its own k - 1 forwards before its first backward, and as many backwards before its last. So
     the step is at least a + (M - 1) b for each stage, some of which has a P-th of all or, as layers are whole, more. If
     M > P, it is at least (M - k) x + a and the excess of later stages. The largest of these is least if all stages are
-    equal, a + (M - 1) a / P; a heavier stage may have less, as it hides the later ones. With tensor peers it is only
-    known that stages are passed before a stage's work and after it (`placed_shape_seconds`), and that every P-th
-    micro-batch's round trip makes a chain.
+    equal, a + (M - 1) a / P; a heavier stage may have less, as it hides the later ones. With tensor-parallel ranks it
+    is only known that stages are passed before a stage's work and after it (`placed_shape_seconds`), and that every
+    P-th micro-batch's round trip makes a chain.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])

@@ -42,7 +42,7 @@ class ExchangeProfile:
 
 
 NO_EXCHANGES = ExchangeProfile(*(np.zeros(3) for _ in range(5)))
-"""Profile of a single tensor peer."""
+"""Profile of a single tensor-parallel rank."""
 
 
 def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:

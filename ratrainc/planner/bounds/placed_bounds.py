@@ -18,9 +18,9 @@ of recovery:
 - *recovery*: the free bytes of that instant, shared by the layers of the held passes, give their least recovery.
   Instants without a common pass add up; all other passes take the least there is.
 
-With tensor peers a pass may be merged with the next one, and backwards may be in halves: an instant holds one pass
-less, the weight halves of two passes may follow after the last gradient has left, and no instant is known at which all
-chunks have gradients, or at which a pass waits between its halves.
+With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: an instant holds one
+pass less, the weight halves of two passes may follow after the last gradient has left, and no instant is known at which
+all chunks have gradients, or at which a pass waits between its halves.
 
 If slices differ, each figure is that of the smallest slice, and the hull is that of all.
 """
@@ -65,7 +65,7 @@ class PlacedMemory:
     early: Numbers
     """bytes left when the most passes are held"""
     late: Numbers
-    """bytes left when all gradients are live too, except with tensor peers; infinite if there is no such instant"""
+    """bytes left when all gradients are live too, without tensor-parallel ranks; infinite if never so"""
     between: Numbers
     """bytes left when the most passes are between the halves of their backwards"""
     sliced: Numbers

@@ -47,7 +47,7 @@ class Profiles:
     capacities: dict[tuple[int, int, int], int] = field(factory=dict)
 
     def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
-        """Return the profile of one micro-batch of a size, cut into slices, on one of `tp` tensor peers."""
+        """Return the profile of one micro-batch of a size, cut into slices, on one of `tp` tensor-parallel ranks."""
         key = micro_batch_size, slices, tp
         if key not in self.works:
             self.works[key] = work_profile(self.setting, *key)

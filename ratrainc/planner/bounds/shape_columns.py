@@ -74,17 +74,17 @@ class Columns:
     tail_update: Numbers
     """seconds of the update, which `tail` includes"""
     first_forward: Numbers
-    """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor peers"""
+    """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor-parallel ranks"""
     first_backward: Numbers
     forward_way: Numbers
-    """way of a whole micro-batch: its compute, plus exchanges with tensor peers"""
+    """way of a whole micro-batch: its compute, plus exchanges with tensor-parallel ranks"""
     backward_way: Numbers
     weight_half: Numbers
     """seconds of backward that may follow after the gradient has passed; 0 if backwards are whole"""
     exchange: Numbers
     """seconds of the tensor engine for a micro-batch"""
     merged: Numbers
-    """1 if a pass may be merged with the next one, as with tensor peers, else 0"""
+    """1 if a pass may be merged with the next one, as with tensor-parallel ranks, else 0"""
     always_kept: Numbers
     """bytes that a layer of a pass holds in addition to its input, whatever is recovered"""
     pending: Numbers
@@ -105,7 +105,7 @@ class Columns:
 
     @cached_property
     def has_peers(self) -> bool:
-        """True if some shape has several tensor peers; else the terms for them are skipped, for speed."""
+        """True if some shape has several tensor-parallel ranks; else the terms for them are skipped, for speed."""
         return bool(self.merged.any())
 
     @property

@@ -50,7 +50,7 @@ class StateProfile:
     sliced_gradients: Vector
     """bytes of full gradients if each micro-batch is reduced, else 0: its slices have them in common"""
     mlp_gradient: int
-    """bytes of an mlp's full gradient if each micro-batch is reduced; 0 with tensor peers, whose weight half may come
+    """bytes of an mlp's full gradient if each micro-batch is reduced; 0 if tp > 1, whose weight half may come
     later"""
     head_gradient: int
     mlp_view: int
@@ -201,7 +201,7 @@ class _State:
     def marginal(self, op: StateOp) -> float:
         """Return the seconds that a collective adds to a very large one: in no bucket can it take less.
 
-        Only collectives over replicas are joined in buckets; sums over tensor peers count whole.
+        Only collectives over replicas are joined in buckets; sums over tensor-parallel ranks count whole.
         """
         if isinstance(op, AllReduce) and op.group is Group.TENSOR:
             return self.of_op(op)
@@ -209,7 +209,7 @@ class _State:
         return (self.of_op(_scaled(op, 2 * _MANY)) - self.of_op(_scaled(op, _MANY))) / _MANY
 
     def tail_seconds(self, kind: str) -> float:
-        """Return the seconds of a block's reduction, update and gather in a row, with any sum over tensor peers."""
+        """Return the seconds of a block's reduction, update and gather in a row, with sums over tensor ranks."""
         reductions = sum(map(self.of_op, self.ops.get((AllReduce, kind), ())))
         return reductions + sum(self.seconds(op, kind) for op in (ReduceScatter, Update)) + self.gather_seconds(kind)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 _FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
-"""Ops that compute a block forward and back, with the projections that come first under norms over tensor peers."""
+"""Ops that compute a block forward and back, with projections where norms span tensor-parallel ranks."""
 
 
 @frozen(eq=False)
@@ -71,7 +71,7 @@ class WorkProfile:
     activation: int
     """bytes of a layer's input, or of the head's"""
     mlp_ends: int
-    """bytes of an mlp's input and of the gradients of its input and output; whole tensors with tensor peers"""
+    """bytes of an mlp's input and of the gradients of its input and output; whole tensors with tensor-parallel ranks"""
     head_ends: int
     """bytes of the head's input and of its gradient"""
     inputs: int
@@ -82,7 +82,7 @@ class WorkProfile:
     mlp_saved: int
     """bytes of all that an mlp's backward reads except its input"""
     mlp_scratch: int
-    """workspace of an mlp's backward; 0 with tensor peers, whose backward may come in halves"""
+    """workspace of an mlp's backward; 0 with tensor-parallel ranks, whose backward may come in halves"""
     head_scratch: int
     """workspace of the head's backward, plus the bytes that its forward saved for it"""
     boundary: int
@@ -92,7 +92,7 @@ class WorkProfile:
     first_backward: Vector
     """seconds of compute until the first slice's gradient has passed a unit"""
     passed_back: Vector
-    """`first_backward` of a whole micro-batch; with tensor peers, whose backwards may come in halves, the input halves
+    """`first_backward` of a whole micro-batch; if tp > 1, whose backwards may come in halves, the input halves
     alone
     """
     weight_half: Vector
@@ -104,7 +104,7 @@ class WorkProfile:
 
 
 def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
-    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` tensor peers."""
+    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` ranks."""
     small = setting.model.with_one_layer()
     # the ops of two micro-batches may differ, and the lesser one bounds both
     sizes = {"tp": tp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
@@ -115,7 +115,7 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
     # one stage for each choice of recovery, with its recomputation written out
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
     apart = _in_halves(module)
-    # with tensor peers a pass may split backwards under any schedule, so the lesser of both forms counts
+    # with tensor-parallel ranks a pass may split backwards under any schedule, so the lesser of both forms counts
     halves = apart if tp > 1 else None
     numbers = range(slices) if plan.slices else (None,)
     parts = [

@@ -47,7 +47,7 @@ class PlanRequest:
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO levels to choose from, if the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
     peers: tuple[int, ...] | None = None
-    """numbers of tensor peers to choose from; None: all that divide the clusters and share out the model"""
+    """numbers of tensor-parallel ranks to choose from; None: all that divide the clusters and share out the model"""
     robust: bool = False
     """simulate the best plans with a slow stage and with jitter too"""
     plan_template: Plan | None = None
@@ -87,8 +87,8 @@ class PlanRequest:
     def shapes(self) -> list[Shape]:
         """Return every shape to consider.
 
-        Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, or if tensor peers that are
-        asked for, or needed by the strategy, do not share out the model.
+        Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, or if tensor-parallel ranks
+        that are asked for, or needed by the strategy, do not share out the model.
         """
         space = shapes(
             self.model,
@@ -174,7 +174,7 @@ def planning_request(
         exhaustive=effort.exhaustive,
         robust=robust,
         zero_levels=plans.zero_levels,
-        # a template with tensor peers asks for as many in every plan
+        # a template with tensor-parallel ranks asks for as many in every plan
         peers=plans.peers or ((template.tp,) if template is not None and template.tp > 1 else None),
         plan_template=template,
         families=searched,

@@ -134,7 +134,7 @@ class Search:
     refused_of: Counter[Kind] = field(factory=Counter)
     """refused plans by kind"""
     tried_one_peer: bool = False
-    """True if a plan of one tensor peer was evaluated"""
+    """True if a plan of one tensor-parallel rank was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
     least: dict[tuple[str, Plan], Cost] = field(factory=dict)
     """cost of each evaluated plan that fits, under its best pipeline"""
@@ -285,7 +285,7 @@ class Search:
         while True:
             while len(running) < run.width:
                 late = not self.may_go_on()
-                # One plan of one tensor peer is tried whatever the time, so that plans of several make no answer worse.
+                # One plan without tensor parallelism is tried whatever the time, so that others make no answer worse.
                 leaf = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
                 if leaf is None:
                     break

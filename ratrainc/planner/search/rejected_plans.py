@@ -36,8 +36,8 @@ def rejected_plans(
     """Return rows for other families, then, of the best one's family, for other stages, peers and ZeRO levels.
 
     `fitting` and `refused` are the plans that were evaluated. Numbers of stages are the best plan's neighbours and
-    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor peers say by
-    mechanism what makes them slower; with `explain` all do.
+    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor-parallel ranks say
+    by mechanism what makes them slower; with `explain` all do.
     """
     own = next(space for space in spaces if space.family.name == best.family)
     reference = mechanisms(own, best.shape)

@@ -1,4 +1,4 @@
-"""Numbers of tensor peers to consider, and the shapes that can have them."""
+"""Numbers of tensor-parallel ranks to consider, and the shapes that can have them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 def choose_peers(
     setting: SearchSetting, clusters: int, asked: Sequence[int] | None, strategy: Strategy
 ) -> tuple[int, ...]:
-    """Return the numbers of tensor peers to choose from: `asked`, else all that are possible.
+    """Return the numbers of tensor-parallel ranks to choose from: `asked`, else all that are possible.
 
-    Possible ones divide the clusters and share out the model. A strategy that is about tensor peers has at least two.
-    Raises `DiagnosticError` RT064 if an asked number does not share out the model or exceeds the clusters, or if none
-    is left.
+    Possible ones divide the clusters and share out the model. A strategy that is about tensor-parallel ranks has at
+    least two. Raises `DiagnosticError` RT064 if an asked number does not share out the model or exceeds the clusters,
+    or if none is left.
     """
     known = {number: _problem(setting, number) for number in asked or divisors(clusters)}
     for number in asked or ():
         if number > clusters:
             fail(
                 "RT064",
-                f"{number} tensor peers take more than the {clusters} clusters",
+                f"{number} tensor-parallel ranks take more than the {clusters} clusters",
                 help="use more clusters, or fewer peers (--tp)",
             )
         if (problem := known[number]) is not None:
@@ -43,7 +43,7 @@ def choose_peers(
         reason = next((known[number] for number in sorted(known) if number > 1), None)
         why = f": {reason[0]}" if reason is not None else ""
         none = f"{setting.model.name} has none on {clusters} clusters{why}"
-        text = f"the strategy '{strategy.name}' is about tensor peers, and {none}"
+        text = f"the strategy '{strategy.name}' is about tensor-parallel ranks, and {none}"
         fail("RT064", text, help="use other clusters, or another strategy; give --tp 2 or more, or leave it out")
     return several
 
@@ -57,7 +57,7 @@ def _problem(setting: SearchSetting, peers: int) -> tuple[str, str] | None:
 
 
 def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes whose tensor peers share out the rows of an activation evenly.
+    """Return the shapes whose tensor-parallel ranks share out the rows of an activation evenly.
 
     Raises `DiagnosticError` RT064 if there is none.
     """
@@ -67,7 +67,7 @@ def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shap
         fail(
             "RT064",
             f"no micro-batch of {setting.template.seq_len} tokens a sequence has rows "
-            f"that {space[0].tp} tensor peers share out evenly",
+            f"that {space[0].tp} tensor-parallel ranks share out evenly",
             help="use another --seq-len or --tp, or --like a plan with sequence_sharding = false",
         )
     return left

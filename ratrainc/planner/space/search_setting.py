@@ -22,7 +22,7 @@ class SearchSetting:
     model: ModelConfig
     machine: Machine
     template: Plan
-    """dtypes, chunks, the optimizer and, with several tensor peers, `sequence_sharding` of every plan; its shape is
+    """dtypes, chunks, the optimizer and, if tp > 1, `sequence_sharding` of every plan; its shape is
     ignored"""
     passes: str
     """pipeline of the strategy"""
@@ -38,7 +38,7 @@ class SearchSetting:
 
     @property
     def may_keep_gathered(self) -> bool:
-        """True if the pipeline may keep for a backward the tensors that tensor peers gathered for its forward."""
+        """True if the pipeline may keep tensors that ranks gathered for a forward until its backward."""
         return any(p.policy == "auto" and p.gathered == "auto" for p in self._recovering)
 
     def slice_lengths(self, count: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class SearchSetting:
         return even_work_lengths(self.model, self.template.seq_len, count) if count > 1 else ()
 
     def shards_sequences(self, peers: int) -> bool:
-        """Return True if `peers` tensor peers share out the rows of activations; a single one has all rows."""
+        """Return True if `peers` tensor-parallel ranks share out the rows of activations; a single one has all rows."""
         return peers == 1 or self.template.sequence_sharding
 
     def shaped(self, **shape: Any) -> Plan:

@@ -1,8 +1,8 @@
 """The space of plans: every shape that trains a model with a global batch on at most a number of clusters.
 
-A shape is a plan without stage cuts. Example: 2 clusters and a global batch of 2 give, for one tensor peer, P = 1 D = 1
-with micro-batches of 1 or 2, P = 2 D = 1 with the same, and P = 1 D = 2 under each ZeRO level; each is then divided
-into the chunks and slices of the schedule.
+A shape is a plan without stage cuts. Example: 2 clusters and a global batch of 2 give, for one tensor-parallel rank, P
+= 1 D = 1 with micro-batches of 1 or 2, P = 2 D = 1 with the same, and P = 1 D = 2 under each ZeRO level; each is then
+divided into the chunks and slices of the schedule.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def shapes(
 
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
-    the numbers of tensor peers, which may not share out the model. `ends` are the ZeRO levels that embedding and head
-    may have of their own; if there are any, shards, or views of level 3 alone, may also be kept within groups of near
-    replicas. Raises `DiagnosticError` RT064 if there is no shape, or the machine has fewer clusters.
+    the numbers of tensor-parallel ranks, which may not share out the model. `ends` are the ZeRO levels that embedding
+    and head may have of their own; if there are any, shards, or views of level 3 alone, may also be kept within groups
+    of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:

@@ -1,8 +1,8 @@
 """Rank mappings that are considered for a plan, as tiles of stages x replicas for each group of clusters.
 
-Only the largest tiles that fill a group evenly count. Tensor peers exchange most, so they are placed first: a tile has
-as many of them as fit into a group, and stages x replicas share the rest. Example: 4 stages x 2 replicas on chips of 4
-clusters give the tiles 2 x 2 and 4 x 1.
+Only the largest tiles that fill a group evenly count. Tensor-parallel ranks exchange most, so they are placed first: a
+tile has as many of them as fit into a group, and stages x replicas share the rest. Example: 4 stages x 2 replicas on
+chips of 4 clusters give the tiles 2 x 2 and 4 x 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tiles = tuple[Tile, ...]
 
 
 def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup], tp: int = 1) -> list[Tiles]:
-    """Return the tiles of each mapping of `pp` stages x `dp` replicas x `tp` tensor peers to `clusters` clusters.
+    """Return the tiles of each mapping of `pp` stages x `dp` replicas x `tp` ranks to `clusters` clusters.
 
     Tiles that are part of a larger one for the same group are left out. If links are equal, or no tiles fill the
     groups, the only entry is the empty tuple: no mapping.

@@ -1,8 +1,9 @@
 """Pipelines that are tried for one plan: the strategy's own, and the same with other options of its passes.
 
 `joint-order` itself chooses buckets, the order of updates, the prefetch distance of views and what to recover.
-`overlap-tensor` hides the exchanges of tensor peers; a strategy that decides with `joint-order` gets it for plans with
-several peers. A pipeline without `joint-order`, as baselines have it, has no variants: only its plan is tuned.
+`overlap-tensor` hides the exchanges of tensor-parallel ranks; a strategy that decides with `joint-order` gets it for
+plans with several peers. A pipeline without `joint-order`, as baselines have it, has no variants: only its plan is
+tuned.
 """
 
 from __future__ import annotations

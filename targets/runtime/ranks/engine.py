@@ -95,7 +95,7 @@ class RankEngine(ProgramEngine):
         scalars, peers = self.updater.scalars, communicators.peers
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
         self.exchanges = None if peers is None else PeerCollectives(self.rank, peers, kernels, scalars, self.scratch)
-        """With its tensor peers."""
+        """With its tensor-parallel ranks."""
         # the order in which `run_until` visits the engines: communication first
         self.heads.sort(key=lambda head: VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}

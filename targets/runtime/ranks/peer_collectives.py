@@ -91,7 +91,7 @@ class PeerCollectives:
 
 
 _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
-    "phases of exchanges of tensor peers",
+    "phases of exchanges of tensor-parallel ranks",
     {
         GatherRows: PeerCollectives.gather_rows,
         **dict.fromkeys((ReduceRows, ReduceSums), PeerCollectives.reduce_rows),

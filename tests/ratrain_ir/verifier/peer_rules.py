@@ -1,4 +1,4 @@
-"""Broken texts for the exchanges of tensor peers (RT033, and what else says no to them)."""
+"""Broken texts for the exchanges of tensor-parallel ranks (RT033, and what else says no to them)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEERS = [
         "peers",
         (change("%dx.mlp.0.m1 = reduce_rows gradient mlp.0 m1", "%dx_part.mlp.0.m1,", "%dx_part.mlp.0.m0,"),),
         "%dx.mlp.0.m1 = reduce_rows gradient mlp.0 m1",
-        "needs one peer's part of the gradient at the input of mlp.0 m1 in %dx_part.mlp.0.m0",
+        "needs one rank's part of the gradient at the input of mlp.0 m1 in %dx_part.mlp.0.m0",
         underlined="%dx_part.mlp.0.m0",
     ),
     Broken(
@@ -55,7 +55,7 @@ PEERS = [
         "peers",
         (change("%s.head.m1.lse = %loss += combine_loss", "%lse_part.head.m1", "%lse_part.head.m0"),),
         "%s.head.m1.lse = %loss += combine_loss",
-        "needs one peer's logs of sums of the rows of m1 in %lse_part.head.m0",
+        "needs one rank's logs of sums of the rows of m1 in %lse_part.head.m0",
         underlined="%lse_part.head.m0",
     ),
     Broken(
@@ -85,11 +85,11 @@ PEERS = [
     ),
     Broken(
         "RT031",
-        "an update before tensor peers have summed what they share",
+        "an update before tensor-parallel ranks have summed what they share",
         "peers",
         (move("%gs.mlp.0, %flag.mlp.0 += all_reduce mlp.0 tensor", after="%p.mlp.0, %m1.mlp.0, %m2.mlp.0"),),
         "%p.mlp.0, %m1.mlp.0, %m2.mlp.0",
-        "needs the gradient, with the parts of all tensor peers, of mlp.0 in %gs.mlp.0",
+        "needs the gradient, with the parts of all tensor-parallel ranks, of mlp.0 in %gs.mlp.0",
         underlined="%gs.mlp.0",
     ),
     Broken(
@@ -112,14 +112,14 @@ PEERS = [
     ),
     Broken(
         "RT026",
-        "an exchange without tensor peers",
+        "an exchange without tensor-parallel ranks",
         "dataflow",
         (
             insert("activation %r : f16[4, 8]", after="activation %x.mlp.0.m0"),
             insert("%r = gather_rows activation mlp.0 m0 forward (%x.mlp.0.m0)", after="%x.mlp.0.m0, %s"),
         ),
         "%r = gather_rows",
-        "the plan has no tensor peers (tp = 1)",
+        "the plan has no tensor-parallel ranks (tp = 1)",
     ),
     Broken(
         "RT026",
@@ -195,7 +195,7 @@ PEERS = [
             ),
         ),
         "%again = add_branch",
-        "what attention.0 gives is not normed behind a sum of tensor peers",
+        "what attention.0 gives is not normed behind a sum of tensor-parallel ranks",
     ),
     Broken(
         "RT033",
@@ -203,7 +203,7 @@ PEERS = [
         "parallel",
         (change("%x_part.attention.1.m1, %s.mlp.0.m1.* = forward", "%x_part.mlp.0.m1)", "%x_part.mlp.0.m0)"),),
         "%x_part.attention.1.m1, %s.mlp.0.m1.* = forward",
-        "needs one peer's part of the input of mlp.0 m1 in %x_part.mlp.0.m0",
+        "needs one rank's part of the input of mlp.0 m1 in %x_part.mlp.0.m0",
         underlined="%x_part.mlp.0.m0",
     ),
     Broken(
@@ -232,12 +232,12 @@ PEERS = [
             ),
         ),
         "%s.attention.0.m1.squares = reduce_sums",
-        "needs one peer's squares of the queries and keys of attention.0 m1 in %squares_part.attention.0.m0",
+        "needs one rank's squares of the queries and keys of attention.0 m1 in %squares_part.attention.0.m0",
         underlined="%squares_part.attention.0.m0",
     ),
     Broken(
         "RT025",
-        "a norm that takes one peer's squares for those of all",
+        "a norm that takes one rank's squares for those of all",
         "over-heads",
         (
             change(

@@ -1,4 +1,4 @@
-"""Measured iterations of GPT models, with and without tensor peers, and their times in closed form."""
+"""Measured iterations of GPT models, with and without tensor-parallel ranks, and their times in closed form."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_layers_are_recomputed_where_the_table_does_not_say(tmp_path: Path) -> N
         ({"recompute": "2"}, "recompute is 0 or 1"),
         ({"gpus": "3"}, "tp * dp * pp"),
         ({"layers": "13"}, "evenly"),
-        ({"tp": "3", "gpus": "12"}, "3 tensor peers do not share out 16 heads"),
+        ({"tp": "3", "gpus": "12"}, "3 tensor-parallel ranks do not share out 16 heads"),
     ],
 )
 def test_bad_gpt_rows_are_diagnosed(tmp_path: Path, changes: dict[str, str], words: str) -> None:

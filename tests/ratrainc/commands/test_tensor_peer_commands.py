@@ -1,4 +1,4 @@
-"""Commands on plans with tensor peers, as a user gives them: each works, or refuses by name; no peer is lost on the way."""
+"""Commands on plans with tensor-parallel ranks, as a user gives them: each works, or refuses by name; no peer is lost on the way."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ loss_scale = 1.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, plans of 1, 2 and 4 tensor peers, and their schedules and programs."""
+    """A model, plans of 1, 2 and 4 tensor-parallel ranks, and their schedules and programs."""
     made = tmp_path_factory.mktemp("peers")
     (made / "m.json").write_text(json.dumps(CONFIG))
     (made / "tokens.bin").write_bytes(
@@ -81,12 +81,12 @@ def test_schedules_and_programs_are_proved_timed_explained_and_drawn(
     assert {"gather_rows", "reduce_rows", "combine_loss"} <= figures["collectives"].keys()
     assert "gather_rows" in printed(capsys, "explain", folder / "t2.rtx", "--time")
     assert "levers" in printed(capsys, "explain", folder / "t2.rtir", "--stage", 1, "--seconds", 3)
-    assert "2 stages x 2 replicas x 2 tensor peers" in printed(capsys, "disasm", folder / "t2.rtx")
+    assert "2 stages x 2 replicas x 2 tensor-parallel ranks" in printed(capsys, "disasm", folder / "t2.rtx")
     assert "reduce_rows" in printed(capsys, "diff", folder / "t1.rtir", folder / "t2.rtir")
     printed(capsys, "report", folder / "t2.rtx", "-o", folder / "r.html")
     page = (folder / "r.html").read_text()
-    assert "2 stages x 2 replicas x 2 tensor peers" in page
-    assert "replicas and tensor peers are alike" in page
+    assert "2 stages x 2 replicas x 2 tensor-parallel ranks" in page
+    assert "replicas and tensor-parallel ranks are alike" in page
     assert "0F0,0F1" in printed(capsys, "export", folder / "t2.rtir")
 
 
@@ -108,7 +108,7 @@ def test_a_profile_has_a_process_a_rank_and_tells_the_groups_apart(
     events = json.loads(profile.read_text())["traceEvents"]
     names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
     assert len(set(names.values())) == len(names) == 8
-    assert "stage @1 replica 1 peer 1 (measured)" in names
+    assert "stage @1 replica 1 tensor rank 1 (measured)" in names
     meetings = Counter(event["args"]["meeting"] for event in events if event["ph"] == "X" and event["args"]["meeting"])
     forward = {name: count for name, count in meetings.items() if name.startswith("activation from")}
     assert len(forward) == 4, "a channel of each replica and peer"
@@ -159,9 +159,9 @@ def test_the_option_fixes_the_peers(folder: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--tp", "3"), "3 tensor peers do not share out 4 heads evenly"),
-        (("--tp", "1,16"), "16 tensor peers take more than the 8 clusters"),
-        (("--tp", "1", "--strategy", "tp-heavy"), "the strategy 'tp-heavy' is about tensor peers"),
+        (("--tp", "3"), "3 tensor-parallel ranks do not share out 4 heads evenly"),
+        (("--tp", "1,16"), "16 tensor-parallel ranks take more than the 8 clusters"),
+        (("--tp", "1", "--strategy", "tp-heavy"), "the strategy 'tp-heavy' is about tensor-parallel ranks"),
     ],
 )
 def test_peers_that_no_plan_can_have_are_refused(
@@ -176,7 +176,7 @@ def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: 
     found = json.loads(printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, *search))
     first, text = found["plans"][0], (folder / "best.toml").read_text()
     assert first["tp"] == 2
-    assert "tp = 2  # tensor peers" in text
+    assert "tp = 2  # tensor-parallel ranks" in text
     assert "overlap-tensor" in first["passes"]
     assert f'--passes "{first["passes"]}"' in text
     assert any(loser["plan"].startswith("P = ") for loser in found["rejected"])

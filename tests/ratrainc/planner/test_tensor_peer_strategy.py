@@ -1,4 +1,4 @@
-"""The strategy about tensor peers: refused without any, left out of comparisons, and the same training as every other."""
+"""The strategy about tensor-parallel ranks: refused without any, left out of comparisons, and the same training as every other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files(folder: Path, tp: int) -> list[str]:
 
 
 def test_a_plan_without_peers_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused = "the strategy 'tp-heavy' is about tensor peers"
+    refused = "the strategy 'tp-heavy' is about tensor-parallel ranks"
     for command in (["compile", "-o", str(tmp_path / "x.rtx"), "--strategy"], ["compare", "--strategies"]):
         name, *rest = command
         assert main([name, *files(tmp_path, 1), *rest, "tp-heavy"]) == 1
@@ -52,7 +52,7 @@ def test_a_plan_without_peers_is_refused_by_name(tmp_path: Path, capsys: pytest.
     assert refused in capsys.readouterr().err
     assert main(["plan", *files(tmp_path, 1)[:2], *sizes, "--clusters", "4"]) == 0
     assert {plan["tp"] for plan in json.loads(capsys.readouterr().out)["plans"]} <= {2, 4}
-    with pytest.raises(DiagnosticError, match="tensor peers"):
+    with pytest.raises(DiagnosticError, match="tensor-parallel ranks"):
         strategy("tp-heavy").adapted(make_plan(MODEL), MODEL, load_machine(None))
 
 

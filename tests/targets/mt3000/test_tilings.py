@@ -105,7 +105,7 @@ def test_the_mapping_of_tensor_peers_is_that_of_brute_force() -> None:
     assert far is not None
     assert answer.best.seconds <= far
     found = crossings(answer.best.plan, MODEL, asked.machine)
-    near = {c.group for c in found if "tensor peers" in c.what}
+    near = {c.group for c in found if "tensor-parallel ranks" in c.what}
     assert near == {"chip"}
 
 

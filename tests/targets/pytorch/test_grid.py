@@ -88,7 +88,7 @@ PEERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "neox": (NEOX, {"tp": 4, "pp": 1, "dp": 1, "zero": 0, "sequence_sharding": False}),
     "baichuan": (MODELS["baichuan"], {"tp": 2, "pp": 1, "dp": 1, "zero": 0}),
 }
-"""Models that tensor peers share out, with plans."""
+"""Models that tensor-parallel ranks share out, with plans."""
 
 
 def _grid(names: Any, *, gate: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Compute that waits for tensor peers: its idle seconds against closed forms, and where they are shown."""
+"""Compute that waits for tensor-parallel ranks: its idle seconds against closed forms, and where they are shown."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_they_are_named_wherever_engines_are(tmp_path: Path, capsys: pytest.Capt
     write_program(program, str(tmp_path / "x.rtx"))
     assert main(["explain", str(tmp_path / "x.rtx"), "--time", "--stage", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "tensor peers" in shown
+    assert "tensor-parallel ranks" in shown
     assert "@0 tensor" in shown
     assert main(["simulate", str(tmp_path / "x.rtx"), "--trace", str(tmp_path / "t.json")]) == 0
     trace = (tmp_path / "t.json").read_text()

@@ -274,7 +274,7 @@ def test_words_of_tensor_peers_make_up_the_head(name, normalise, softcap):
     assert not of_x[[7, 20]].any()
 
 
-@pytest.mark.parametrize("label", [-3, VOCAB])  # -2 is a word of another tensor peer
+@pytest.mark.parametrize("label", [-3, VOCAB])  # -2 is a word of another tensor-parallel rank
 @pytest.mark.parametrize("name", SETS)
 def test_a_label_outside_the_table_is_refused(name, label):
     xn, table, labels = inputs(np.float32)

@@ -80,7 +80,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     "1x2x2-packed": {"pp": 1, "tp": 2, "zero": 3, **_PACKED},
     "2x1x2-documents": {"dp": 1, "tp": 2, "attention_mask": "document", "view_dtype": "f32"},
 }
-"""Of four ranks each, some of them tensor peers."""
+"""Of four ranks each, some of them tensor-parallel ranks."""
 
 CHUNKED = {
     "interleaved": ("interleaved", PipelineShape(2, 4, 2)),

@@ -1,4 +1,4 @@
-"""Tensor peers as ranks of their own: the bits of the local engine, checkpoints that any number of peers reads, peers named where they stand."""
+"""Tensor-parallel ranks as ranks of their own: the bits of the local engine, checkpoints that any number of peers reads, peers named where they stand."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_a_profile_names_peers_and_who_meets_whom(tmp_path: Path) -> None:
     events = json.loads(path.read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert list(names.values()) == [f"{program.topology.name(rank)} (measured)" for rank in program.topology.ranks]
-    assert names[5] == "stage @1 replica 0 peer 1 (measured)"
+    assert names[5] == "stage @1 replica 0 tensor rank 1 (measured)"
     met: dict[str, list[int]] = {}
     for event in events:
         if event["ph"] == "X" and event["args"]["meeting"] is not None:
@@ -330,9 +330,9 @@ def test_a_profile_names_peers_and_who_meets_whom(tmp_path: Path) -> None:
         if meeting.startswith("all_gather rows") or ("gather" in meeting and meeting.endswith("of stage @1 replica 0"))
     )
     assert set(rows) == {4, 5}
-    assert set(met["activation from stage @0 to @1 of replica 1 peer 0"]) == {2, 6}
+    assert set(met["activation from stage @0 to @1 of replica 1 tensor rank 0"]) == {2, 6}
 
 
 def test_a_job_of_another_size_is_told_how_many_peers_there_are() -> None:
-    assert make_program(tp=2).topology.words == "2 stages x 2 replicas x 2 tensor peers"
+    assert make_program(tp=2).topology.words == "2 stages x 2 replicas x 2 tensor-parallel ranks"
     assert [str(unit) for unit in block_chain(MODEL)][:1] == ["embed"]

@@ -33,7 +33,7 @@ def places(layout: RankLayout, count: int) -> list[tuple[int, int]]:
 def test_rank_order_says_what_is_next_to_each_other() -> None:
     assert places(RankLayout(grid(3, 2), "pp-first"), 3) == [(0, 0), (1, 0), (2, 0)]
     assert places(RankLayout(grid(3, 2), "dp-first"), 3) == [(0, 0), (0, 1), (1, 0)]
-    for order in ("pp-first", "dp-first"):  # tensor peers follow one another in either
+    for order in ("pp-first", "dp-first"):  # tensor-parallel ranks follow one another in either
         layout = RankLayout(Mesh(2, 2, 2, (0, 1)), order)  # type: ignore[arg-type]
         assert [layout.place(process).peer for process in range(8)] == [0, 1] * 4
         assert places(layout, 2) == [(0, 0), (0, 0)]

@@ -145,9 +145,9 @@ def test_a_peer_that_is_late_to_an_exchange_is_named() -> None:
     stream = program.stages[0].streams[Engine.COMPUTE]
     index = next(i for i, found in enumerate(stream) if found.keyword == "backward" and found.micro_batch == 1)
     found = diagnose(program, seen(standstill(program, late, index), late, index), time.time(), alive)
-    assert found.causes[0].text.startswith("stage @0 replica 0 peer 1 in")
-    waiting = next(line for line in found.ranks if line.startswith("stage @0 replica 0 peer 0"))
-    assert "waits for stage @0 replica 0 peer 1" in waiting
+    assert found.causes[0].text.startswith("stage @0 replica 0 tensor rank 1 in")
+    waiting = next(line for line in found.ranks if line.startswith("stage @0 replica 0 tensor rank 0"))
+    assert "waits for stage @0 replica 0 tensor rank 1" in waiting
 
 
 def test_a_rank_of_another_machine_is_judged_by_its_heartbeat() -> None:
