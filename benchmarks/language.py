@@ -35,7 +35,7 @@ from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier.communication import check_communication
 from ratrain.ratrain_ir.verifier.memory import check_memory
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.stage_ends import stage_ends
 from ratrain.ratrain_ir.verifier.structure import check_structure
 from ratrain.ratrain_ir.verifier.symbolic_traces import check_dataflow

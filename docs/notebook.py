@@ -14,7 +14,7 @@ from typing import Any
 from ratrain.api import machine_for
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrainc.console.parts import text_of
-from ratrain.ratrainc.report.reports import module_parts
+from ratrain.ratrainc.report.summary_tables import module_parts
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "python-api.ipynb"
 COLUMNS = 96

@@ -33,7 +33,7 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrain_ir.verifier.communication import check_communication, check_stage_claim
 from ratrain.ratrain_ir.verifier.memory import check_memory
-from ratrain.ratrain_ir.verifier.report import Reporter, refuser
+from ratrain.ratrain_ir.verifier.reporter import Reporter, refuser
 from ratrain.ratrain_ir.verifier.stage_ends import StageEnds, stage_ends
 from ratrain.ratrain_ir.verifier.structure import check_structure
 from ratrain.ratrain_ir.verifier.symbolic_traces import check_dataflow

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.support.diagnostics import Location, Note
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop
-    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.reporter import Reporter
     from ratrain.ratrain_ir.verifier.stage_ends import Message, StageEnds
 
 

@@ -83,7 +83,7 @@ from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
-from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
+from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.base import Op
-    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.reporter import Reporter
 
 
 def check_exchange(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:

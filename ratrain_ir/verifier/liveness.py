@@ -19,12 +19,12 @@ import numpy as np
 
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.support.native_loops import native
-from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
+from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.columns import StageColumns
     from ratrain.ratrain_ir.module import Stage
-    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.reporter import Reporter
 
 NONE = -1
 UNDEFINED, ENDED, AGAIN, NOT_LIVE, CARRIED_ENDED, NEVER_RELEASED = range(6)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.columns import StageColumns
     from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.ops.tensor import Tensor
-    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.reporter import Reporter
 
 
 def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:

@@ -9,7 +9,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
-from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
+from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.schedule_numbers import numbers_text
 
 

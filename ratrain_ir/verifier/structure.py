@@ -37,7 +37,7 @@ from ratrain.ratrain_ir.ops.signatures import bind
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, streamed_state
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.liveness import check_lives
-from ratrain.ratrain_ir.verifier.report import Reporter, refuser
+from ratrain.ratrain_ir.verifier.reporter import Reporter, refuser
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.tensor import Tensors

@@ -32,7 +32,7 @@ from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
-from ratrain.ratrain_ir.verifier.report import Reporter, refuser
+from ratrain.ratrain_ir.verifier.reporter import Reporter, refuser
 from ratrain.ratrain_ir.verifier.slices import Value
 from ratrain.ratrain_ir.verifier.symbolic_sweep import (
     AMONG,

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Op, Piece
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.columns import FoundError
 from ratrain.ratrain_ir.ops.compute import Release
-from ratrain.ratrain_ir.verifier.report import refuser
+from ratrain.ratrain_ir.verifier.reporter import refuser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.target import Target
-    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.reporter import Reporter
 
 
 def check_workspace(module: Module, target: Target, report: Reporter, stages: Sequence[Stage]) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ratrain.ratrain_ir.support.diagnostics import Diagnostics
-    from ratrain.ratrainc.bridge.shell.world import Launch
+    from ratrain.ratrainc.bridge.shell.path_state import Launch
 
 WORLD = "WORLD_SIZE"
 """Variable of scripts for the number of ranks; also the name of the setting for the number of all ranks."""

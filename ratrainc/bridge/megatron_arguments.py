@@ -19,8 +19,8 @@ from ratrain.ratrainc.bridge.shell.following import Followed, follow
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from ratrain.ratrainc.bridge.shell.path_state import Launch
     from ratrain.ratrainc.bridge.shell.shell_text import Text, Unknown
-    from ratrain.ratrainc.bridge.shell.world import Launch
 
 _TRAINING = ("train-iters", "train-samples", "train-tokens")
 _SIZES = ("micro-batch-size", "global-batch-size", *_TRAINING)

@@ -117,7 +117,7 @@ def command(
     from ratrain.ratrainc.console.console import print_json, spinner, status
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.facts.module_figures import module_figures
-    from ratrain.ratrainc.report.reports import module_parts, show_inserted
+    from ratrain.ratrainc.report.summary_tables import module_parts, show_inserted
 
     if schedule is not None:
         with spinner(f"compiling {schedule}", "reading and verifying it") as progress:

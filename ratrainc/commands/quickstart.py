@@ -60,7 +60,7 @@ def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
     from ratrain.ratrainc.console.console import say
     from ratrain.ratrainc.console.parts import show
-    from ratrain.ratrainc.report.reports import module_parts
+    from ratrain.ratrainc.report.summary_tables import module_parts
     from ratrain.ratrainc.running.examples import example_path
     from ratrain.ratrainc.running.run_result import show_run
     from ratrain.ratrainc.running.training import default_threads, run_training

@@ -107,8 +107,8 @@ def _compare(
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program
     from ratrain.ratrainc.console.console import print_json, say, size_text, status
-    from ratrain.ratrainc.report.comparison import in_words
-    from ratrain.ratrainc.report.differences import names_of
+    from ratrain.ratrainc.report.comparison_page import in_words
+    from ratrain.ratrainc.report.program_differences import names_of
 
     def simulated(path: str) -> Simulation:
         with status(f"simulating {path}"):

@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.text.printer import write_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrainc.choices.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named

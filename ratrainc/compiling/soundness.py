@@ -9,7 +9,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify as verify_module
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrainc.compiling.opening import machine_for
 from ratrain.targets.machine.record import target_info
 from ratrain.targets.target import target_of

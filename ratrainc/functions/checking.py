@@ -19,8 +19,8 @@ from ratrain.ratrainc.bridge.exporting import Exported, export_plan
 from ratrain.ratrainc.compiling.building import load
 from ratrain.ratrainc.compiling.opening import load_schedule
 from ratrain.ratrainc.compiling.proving import sound_program
-from ratrain.ratrainc.report.difference import Difference, difference
 from ratrain.ratrainc.report.disassembly import routine_lines, stream_lines, tile_lines
+from ratrain.ratrainc.report.schedule_diff import Difference, difference
 from ratrain.ratrainc.report.schedule_table import ScheduleTable, schedule_table
 from ratrain.ratrainc.report.table_report import TableReport, table_report
 from ratrain.ratrainc.report.timing import check_stage

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _module(module: Module) -> str:
     from ratrain.ratrainc.compiling.opening import machine_for
     from ratrain.ratrainc.console.parts import html_of
-    from ratrain.ratrainc.report.reports import module_parts
+    from ratrain.ratrainc.report.summary_tables import module_parts
 
     return html_of(module_parts(module, machine_for(module, None)))
 

@@ -152,7 +152,7 @@ def watch(runs: Sequence[str], output: str | None = None, *, every: float | None
     `runs` are log files or folders of them. The page is written next to the first log unless `output` names it. Raises
     `DiagnosticError` if there is no log, or the page cannot be written.
     """
-    from ratrain.ratrainc.watch.page import summary
+    from ratrain.ratrainc.watch.watch_page import summary
     from ratrain.ratrainc.watch.watching import logs_of, page_path
     from ratrain.ratrainc.watch.watching import watch as write
 

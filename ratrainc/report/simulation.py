@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from ratrain.ratrainc.console.parts import Part, Shown, html_of
 from ratrain.ratrainc.report.picture import boxes, step_picture
-from ratrain.ratrainc.report.reports import figures_parts, given_times_parts
+from ratrain.ratrainc.report.summary_tables import figures_parts, given_times_parts
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.simulator.figures import Figures, StageFigures, StepFigures
 from ratrain.targets.simulator.given_times import GivenTimes

@@ -11,7 +11,7 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
-from ratrain.ratrainc.report.reports import collectives_parts
+from ratrain.ratrainc.report.summary_tables import collectives_parts
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.figures import Figures
 from ratrain.targets.simulator.timeline import Timeline

@@ -26,7 +26,7 @@ from ratrain.targets.simulator.given_times import GivenTimes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratrain.ratrainc.report.differences import Differences  # noqa: TC004 - of a type alone
+    from ratrain.ratrainc.report.program_differences import Differences  # noqa: TC004 - of a type alone
     from ratrain.ratrainc.report.time_report import TimeReport
 
 
@@ -151,7 +151,7 @@ def report(simulation: StepSimulation, path: str) -> WrittenReport:
         return WrittenReport("picture", simulation.picture().save(path))
     if not isinstance(simulation, Simulation):
         misuse("given times make a picture: name a file that ends with .svg")
-    from ratrain.ratrainc.report.page import write_report
+    from ratrain.ratrainc.report.report_page import write_report
 
     written = write_report(simulation.timeline, simulation.figures, simulation.machine, path)
     return WrittenReport("page", written)
@@ -177,8 +177,8 @@ def report_against(
 
     Raises `DiagnosticError` RT002 if the file cannot be written.
     """
-    from ratrain.ratrainc.report.comparison import write_comparison
-    from ratrain.ratrainc.report.differences import Side, differences_of
+    from ratrain.ratrainc.report.comparison_page import write_comparison
+    from ratrain.ratrainc.report.program_differences import Side, differences_of
 
     first = Side(names[0], one.timeline, one.figures, one.machine)
     second = Side(names[1], other.timeline, other.figures, other.machine)

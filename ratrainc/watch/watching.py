@@ -10,8 +10,8 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import check_writable, is_directory, is_regular, opened_regular, path_errors
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.failures import EXIT_INTERRUPTED
-from ratrain.ratrainc.watch.page import MARK, write_watch_page
 from ratrain.ratrainc.watch.reading import GrowingLog
+from ratrain.ratrainc.watch.watch_page import MARK, write_watch_page
 
 _HEAD_BYTES = 1 << 12
 

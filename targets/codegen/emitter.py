@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.ops.numbering import Numbers
 from ratrain.ratrain_ir.ops.signatures import operand_roles
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.target import Target
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.codegen.emitted_columns import EmittedStage, Form, Streams, emitted_columns
 from ratrain.targets.program.columns import WAITS, ProgramColumns, TensorForm

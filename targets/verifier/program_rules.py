@@ -16,7 +16,7 @@ from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, TargetInfo
-    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.reporter import Reporter
     from ratrain.targets.machine.machine import Machine
 
 

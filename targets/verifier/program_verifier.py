@@ -32,7 +32,7 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrain_ir.verifier.memory import check_memory
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.codegen.routines import representative
 from ratrain.targets.program.columns import KEYWORD, ProgramColumns

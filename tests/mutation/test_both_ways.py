@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import symbolic_traces, verify
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.structure import check_structure
 from ratrain.ratrainc.compiling import proving
 from tests.mutation.subjects import SUBJECTS

@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 from ratrain.ratrain_ir.verifier.memory import check_memory
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 from tests.ratrain_ir.analysis.graph import (
     BLOCKING,
     critical_path,

@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
 from ratrain.ratrain_ir.verifier import memory_sweep, verify
 from ratrain.ratrain_ir.verifier.memory import check_no_shared_byte
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.reporter import Reporter
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
+    from ratrain.ratrainc.bridge.shell.path_state import PathState, Value
     from ratrain.ratrainc.bridge.shell.words import Expander
-    from ratrain.ratrainc.bridge.shell.world import Value, World
 
 
 class Assigning:
@@ -64,7 +64,7 @@ class Assigning:
         self.put(name, new, world)
         return name
 
-    def put(self, name: str, value: Value, world: World) -> None:
+    def put(self, name: str, value: Value, world: PathState) -> None:
         """Set a variable. For an unknown value, take the one from the command line if it gives one.
 
         An unknown value that no variable decides is named after this one, so that advice can propose `--set
@@ -88,7 +88,7 @@ class Assigning:
                 self.overridden[name] = value
         world.variables[name] = value
 
-    def fill(self, name: str, value: Text, world: World) -> None:
+    def fill(self, name: str, value: Text, world: PathState) -> None:
         """Set an array to unknown elements, or to the words that the command line gives for its name.
 
         The unknown value is not named after the array: advice asks for a value that the script derives from the array,
@@ -135,7 +135,7 @@ class Assigning:
         items[number] = joined([items[number], text]) if adds else text
         return items
 
-    def declared(self, words: list[Text], world: World, *, exports: bool) -> None:
+    def declared(self, words: list[Text], world: PathState, *, exports: bool) -> None:
         """Assign words `NAME=VALUE` that were expanded first, as in `export "$NAME=$VALUE"`."""
         for word in words:
             name, sign, _ = word.shown.partition("=")

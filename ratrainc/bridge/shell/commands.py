@@ -9,10 +9,10 @@ from zlib import crc32
 from attrs import evolve
 
 from ratrain.ratrainc.bridge.shell.conditions import Conditions
+from ratrain.ratrainc.bridge.shell.path_state import CommandOutcome, Launch, PathState, Value
 from ratrain.ratrainc.bridge.shell.printing import Printing
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
 from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, Unknown, joined, literal
-from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Launch, Value, World
 
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _SUBMITS = {"sbatch", "qsub", "bsub", "salloc"}
@@ -80,11 +80,11 @@ class Commands(Printing):
     def run(
         self,
         words: list[Text],
-        world: World,
+        world: PathState,
         stdin: Text | None,
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...] = (),
-    ) -> list[World]:
+    ) -> list[PathState]:
         """Run one command; return the worlds after it.
 
         `stdin` is its input, if known. `prefix` has variables that are set for this command alone (`A=1 command`), and
@@ -104,7 +104,7 @@ class Commands(Printing):
         if builtin is not None:
             before = {variable: world.variables.get(variable) for variable, _ in prefix}
             world.variables |= dict(prefix)
-            worlds: list[World] = builtin(rest, world, stdin)
+            worlds: list[PathState] = builtin(rest, world, stdin)
             for each in worlds:
                 restore(each, before)
             return worlds
@@ -128,19 +128,19 @@ class Commands(Printing):
 
     # builtins
 
-    def _do_test(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_test(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         answer = Conditions(self.runner.expander(self.script, world)).words(words)
         shown = " ".join(each.shown for each in words)
         return self._status(world, evolve(answer, shown=f"[ {shown} ]", place=self.place))
 
-    def _do_let(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_let(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         value: object = None
         for word in words:
             value = self.runner.expander(self.script, world).whole(word)
         known = value != 0 if isinstance(value, int) else None
         return self._status(world, CommandOutcome(known, "let", self.place, ("let", tuple(words))))
 
-    def _do_set(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_set(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         # Of all options only these affect the commands that are started: -u (a variable that is not set ends the
         # script), -a (exports variables; here those that exist so far), and new arguments.
         options = iter(words)
@@ -158,7 +158,7 @@ class Commands(Printing):
                 world.exported |= {*world.variables}
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_shift(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_shift(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         count = int(words[0].shown) if words and words[0].shown.isdecimal() and len(words[0].shown) < 5 else 1
         if world.arguments is not None:
             enough = len(world.arguments) >= count
@@ -166,12 +166,12 @@ class Commands(Printing):
             return self._status(world, CommandOutcome(enough))
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_eval(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_eval(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         script, variables = as_script(joined(words, literal(" ")), self.script)
         world.variables |= variables
         return self.runner.script(script, world)
 
-    def _do_read(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+    def _do_read(self, words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
         names = [each.shown for each in words if each.shown.isidentifier()]
         array = any(each.shown.startswith("-") and each.shown.endswith("a") for each in words)
         known = stdin is not None and stdin.plain is not None
@@ -192,7 +192,7 @@ class Commands(Printing):
             self.runner.assigning.put(name, self._unknown("read", name), world)
         return self._status(world, self._command_status(words, "read"))
 
-    def _do_mapfile(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_mapfile(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         for word in words[-1:]:
             if word.shown.isidentifier():
                 self.runner.assigning.fill(word.shown, self._unknown("mapfile", ""), world)
@@ -200,7 +200,7 @@ class Commands(Printing):
 
     _do_readarray = _do_mapfile
 
-    def _do_getopts(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_getopts(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         if len(words) < 2:
             return self._status(world, CommandOutcome(value=False))
         letters, name = words[0].shown, words[1].shown
@@ -227,7 +227,7 @@ class Commands(Printing):
 
     # functions and scripts
 
-    def _function(self, name: str, words: list[Text], world: World) -> list[World]:
+    def _function(self, name: str, words: list[Text], world: PathState) -> list[PathState]:
         body, script = world.functions[name]
         before = world.arguments
         world.arguments = words
@@ -246,7 +246,7 @@ class Commands(Printing):
             each.ended = "" if each.ended == "return" else each.ended
         return after
 
-    def _source(self, words: list[Text], world: World) -> list[World]:
+    def _source(self, words: list[Text], world: PathState) -> list[PathState]:
         if not words:
             return [world]
         script = self._script_at(words[0], world)
@@ -266,7 +266,7 @@ class Commands(Printing):
                 each.arguments = before
         return after
 
-    def _script_at(self, word: Text, world: World) -> Script | None:
+    def _script_at(self, word: Text, world: PathState) -> Script | None:
         """Find the script at a path: a file that the script wrote, else one that can be read; None without either."""
         paths = (word.shown, word.shown.removeprefix("./"), f"./{word.shown}")
         written = next((world.files[path] for path in paths if path in world.files), None)
@@ -278,12 +278,12 @@ class Commands(Printing):
         return self.runner.read(word.shown, self.script)
 
     def _child(
-        self, text: Text | Script, arguments: list[Text], world: World, prefix: list[tuple[str, Value]]
-    ) -> list[World]:
+        self, text: Text | Script, arguments: list[Text], world: PathState, prefix: list[tuple[str, Value]]
+    ) -> list[PathState]:
         """Run a script in a child shell, which has exported variables and `prefix`; return the worlds after it."""
         script, variables = (text, dict[str, Value]()) if isinstance(text, Script) else as_script(text, self.script)
 
-        def run(inner: World) -> list[World]:
+        def run(inner: PathState) -> list[PathState]:
             visible = {
                 name: value
                 for name, value in inner.variables.items()
@@ -303,11 +303,11 @@ class Commands(Printing):
     def _external(
         self,
         words: list[Text],
-        world: World,
+        world: PathState,
         stdin: Text | None,
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...],
-    ) -> list[World]:
+    ) -> list[PathState]:
         name = name_of(words[0])
         shown = " ".join(each.shown for each in words)
         status = CommandOutcome(None, shown[:60], self.place, ("command", shown))
@@ -335,11 +335,11 @@ class Commands(Printing):
     def _started(
         self,
         words: list[Text],
-        world: World,
+        world: PathState,
         stdin: Text | None,
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...],
-    ) -> list[World]:
+    ) -> list[PathState]:
         name = name_of(words[0])
         if (
             name.endswith(".py")
@@ -378,8 +378,8 @@ class Commands(Printing):
         return self._external(words[at:], world, stdin, [*prefix, *inner], (*outer, *words[:at]))
 
     def _shell(
-        self, name: str, words: list[Text], world: World, stdin: Text | None, prefix: list[tuple[str, Value]]
-    ) -> list[World]:
+        self, name: str, words: list[Text], world: PathState, stdin: Text | None, prefix: list[tuple[str, Value]]
+    ) -> list[PathState]:
         if name in _SUBMITS:
             return self._submit(words, world, stdin)
         at = 1
@@ -398,7 +398,7 @@ class Commands(Printing):
             return [world]
         return self._child(stdin, [], world, prefix) if stdin is not None else [world]
 
-    def _submit(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+    def _submit(self, words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
         """Follow a batch script that `sbatch` or its like is given; return the worlds after it.
 
         The script has Slurm's variables by its `#SBATCH` lines and by the options of the command, which override them.
@@ -435,7 +435,7 @@ _MARK = "__unknown_"
 """Prefix of variables that stand for unknown parts of a script's text."""
 
 
-def restore(world: World, variables: Mapping[str, Value | None]) -> None:
+def restore(world: PathState, variables: Mapping[str, Value | None]) -> None:
     """Set variables to earlier values; None removes the variable."""
     for name, value in variables.items():
         if value is None:

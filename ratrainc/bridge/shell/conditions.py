@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ratrain.ratrainc.bridge.shell.path_state import CommandOutcome
 from ratrain.ratrainc.bridge.shell.patterns import matches
 from ratrain.ratrainc.bridge.shell.shell_syntax import source_of
 from ratrain.ratrainc.bridge.shell.shell_text import Text, Unknown, literal
-from ratrain.ratrainc.bridge.shell.world import CommandOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import MAX_BYTES, Source
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
+from ratrain.ratrainc.bridge.shell.path_state import Launch, PathState
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
 from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.statements import Runner
-from ratrain.ratrainc.bridge.shell.world import Launch, World
 
 _OF_ARGUMENTS = re.compile(r"--?\w")
 
@@ -25,7 +25,7 @@ class Followed:
 
     launches: tuple[Launch, ...]
     """commands on the paths that need the fewest variables of the environment"""
-    worlds: tuple[World, ...]
+    worlds: tuple[PathState, ...]
     unused: tuple[tuple[str, Text | None], ...]
     """variables of the command line that the script does not read, or sets itself (then with its value)"""
 
@@ -56,13 +56,13 @@ def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
     return Followed(tuple(launches), tuple(worlds), tuple(unused))
 
 
-def _start(script: Script, given: Mapping[str, Text]) -> World:
+def _start(script: Script, given: Mapping[str, Text]) -> PathState:
     set_by, environment = of_slurm(script)
     last = max((int(name) for name in given if re.fullmatch(r"[1-9]\d{0,2}", name)), default=0)
     numbered = [given.get(str(n)) or _argument(n, script) for n in range(1, last + 1)]
     named = {name: value for name, value in given.items() if not name.isdigit()}
     variables = {**set_by, **named}
-    world = World(variables=dict(variables), exported={*variables}, arguments=numbered or None)
+    world = PathState(variables=dict(variables), exported={*variables}, arguments=numbered or None)
     world.environment = environment - {*named}
     return world
 
@@ -76,7 +76,7 @@ def _argument(number: int, script: Script) -> Text:
     return nothing_known(f"${name}", Unknown(name, f"${name} is an argument of the script", script.place(0, 1)))
 
 
-def _kept(worlds: list[World]) -> list[World]:
+def _kept(worlds: list[PathState]) -> list[PathState]:
     """Return the worlds that start a command and need the fewest variables of the environment.
 
     If no world starts a command, all of them count.
@@ -86,7 +86,7 @@ def _kept(worlds: list[World]) -> list[World]:
     return [world for world in started if len(world.contrary) == least]
 
 
-def _one_of_lines(world: World) -> list[Launch]:
+def _one_of_lines(world: PathState) -> list[Launch]:
     """Return the commands that a world starts; lines of arguments alone become one command.
 
     A file of arguments has only such lines. In a script that also starts a program they are ignored.
@@ -98,7 +98,7 @@ def _one_of_lines(world: World) -> list[Launch]:
     return [evolve(first, words=tuple(word for each in world.launches for word in each.words), world=world)]
 
 
-def _arguments_of(world: World) -> list[Launch]:
+def _arguments_of(world: PathState) -> list[Launch]:
     """Return, as one command, arguments that a file defines in variables and other scripts read."""
     words: list[Text] = []
     for value in world.variables.values():

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from ratrain.ratrainc.bridge.shell.path_state import CommandOutcome, PathState
 from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
-from ratrain.ratrainc.bridge.shell.world import CommandOutcome, World
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -30,32 +30,32 @@ class Follower(Protocol):
     outer: tuple[Text, ...]
     """words of the commands around the present shell, such as `srun` with its options"""
 
-    def script(self, script: Script, world: World) -> list[World]:
+    def script(self, script: Script, world: PathState) -> list[PathState]:
         """Follow a script; return the worlds after it."""
 
-    def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
+    def run(self, nodes: Iterable[Node], script: Script, worlds: list[PathState]) -> list[PathState]:
         """Follow statements; return the worlds after them."""
 
-    def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
+    def inside(self, world: PathState, run: Callable[[PathState], list[PathState]]) -> list[PathState]:
         """Follow a child process; return the worlds after it, with the variables from before."""
 
-    def expander(self, script: Script, world: World) -> Expander:
+    def expander(self, script: Script, world: PathState) -> Expander:
         """Return an expander for words of a script in a world."""
 
 
 class Printing:
-    """Execution of commands that print. Their output is kept only if something reads it (`World.output`)."""
+    """Execution of commands that print. Their output is kept only if something reads it (`PathState.output`)."""
 
     def __init__(self, runner: Follower, script: Script, place: Place) -> None:
         self.runner = runner
         self.script = script
         self.place = place
 
-    def _status(self, world: World, answer: CommandOutcome) -> list[World]:
+    def _status(self, world: PathState, answer: CommandOutcome) -> list[PathState]:
         world.status = answer
         return [world]
 
-    def _do_echo(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_echo(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         if world.output is not None:
             ends = True
             while words and words[0].shown in ("-n", "-e", "-ne", "-en"):
@@ -64,7 +64,7 @@ class Printing:
             world.output.append(joined([joined(words, literal(" ")), literal("\n" if ends else "")]))
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_printf(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_printf(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         if words and words[0].shown == "-v" and len(words) > 1:
             self.runner.assigning.put(words[1].shown, self._printed(words[2:]), world)
         elif world.output is not None:
@@ -88,7 +88,7 @@ class Printing:
                 texts.append(values.pop(0))
         return joined([*texts, literal(form[at:], words[0])]) if not values else self._unknown("printf", "")
 
-    def _do_cat(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+    def _do_cat(self, words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
         if world.output is not None:
             named = [each for each in words if each.shown != "-"]
             if not named and stdin is not None:
@@ -100,7 +100,7 @@ class Printing:
                 world.output.append(self._unknown("cat", ""))
         return self._status(world, self._command_status(words, "cat"))
 
-    def _do_tee(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+    def _do_tee(self, words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
         for word in words:
             if stdin is not None and word.plain is not None:
                 world.files[word.shown] = stdin
@@ -108,14 +108,14 @@ class Printing:
             world.output.append(stdin if stdin is not None else self._unknown("tee", ""))
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_envsubst(self, _words: list[Text], world: World, stdin: Text | None) -> list[World]:
+    def _do_envsubst(self, _words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
         if world.output is not None and stdin is not None and stdin.plain is not None:
             world.output.append(self._substituted(stdin, world))
         elif world.output is not None:
             world.output.append(self._unknown("envsubst", ""))
         return self._status(world, CommandOutcome(value=True))
 
-    def _substituted(self, text: Text, world: World) -> Text:
+    def _substituted(self, text: Text, world: PathState) -> Text:
         parts, at = list[Text](), 0
         for match in re.finditer(r"\$\{(\w+)\}|\$(\w+)", text.shown):
             name = match[1] or match[2]
@@ -128,20 +128,20 @@ class Printing:
             at = match.end()
         return joined([*parts, text.part(at, len(text.shown))])
 
-    def _do_dirname(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_dirname(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         return self._print_path(words, world, lambda text: text.rpartition("/")[0] or ("/" if text[:1] == "/" else "."))
 
-    def _do_basename(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_basename(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         suffix = words[1].shown if len(words) > 1 else ""
         return self._print_path(words, world, lambda text: text.rpartition("/")[2].removesuffix(suffix))
 
-    def _do_realpath(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_realpath(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         # Links are not resolved: the path stays as it is written.
         return self._print_path([each for each in words if each.shown[:1] != "-"], world, lambda text: text)
 
     _do_readlink = _do_realpath
 
-    def _do_cd(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_cd(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         if words and words[-1].plain is not None:
             world.variables["PWD"] = words[-1]
         # In a substitution, as in `$(cd DIR && pwd)`, the folder is taken to exist.
@@ -149,7 +149,7 @@ class Printing:
             world, CommandOutcome(None if world.output is None else True, "cd", self.place, ("cd", tuple(words)))
         )
 
-    def _do_pwd(self, _words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_pwd(self, _words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         held = world.variables.get("PWD")
         if world.output is not None:
             # PWD is what `cd` was last given; without one, the folder of the run is unknown.
@@ -157,14 +157,14 @@ class Printing:
             world.output.append(joined([text, literal("\n")]))
         return self._status(world, CommandOutcome(value=True))
 
-    def _print_path(self, words: list[Text], world: World, change: Callable[[str], str]) -> list[World]:
+    def _print_path(self, words: list[Text], world: PathState, change: Callable[[str], str]) -> list[PathState]:
         if world.output is not None:
             known = words and words[0].plain is not None
             text = literal(f"{change(words[0].shown)}\n", words[0]) if known else self._unknown("a path", "")
             world.output.append(text)
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_seq(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_seq(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         numbers = [int(each.shown) for each in words if re.fullmatch(r"-?\d{1,6}", each.plain or "")]
         if world.output is not None:
             if len(numbers) == len(words) and 1 <= len(words) <= 3 and (len(words) < 3 or numbers[1]):
@@ -180,7 +180,7 @@ class Printing:
                 world.output.append(self._unknown("seq", ""))
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_expr(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+    def _do_expr(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
         if world.output is not None:
             value = self.runner.expander(self.script, world).whole(joined(words, literal(" ")))
             world.output.append(
@@ -188,7 +188,7 @@ class Printing:
             )
         return self._status(world, CommandOutcome(value=True))
 
-    def _do_bc(self, _words: list[Text], world: World, stdin: Text | None) -> list[World]:
+    def _do_bc(self, _words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
         if world.output is not None:
             value = self.runner.expander(self.script, world).whole(stdin) if stdin is not None else None
             world.output.append(literal(f"{value}\n", stdin) if isinstance(value, int) else self._unknown("bc", ""))

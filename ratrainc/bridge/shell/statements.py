@@ -17,10 +17,10 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
 from ratrain.ratrainc.bridge.shell.commands import Commands
 from ratrain.ratrainc.bridge.shell.conditions import Conditions
+from ratrain.ratrainc.bridge.shell.path_state import CommandOutcome, PathState, Value, merged, split
 from ratrain.ratrainc.bridge.shell.shell_syntax import parse, source_of
 from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.words import Expander
-from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Value, World, merged, split
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -46,7 +46,7 @@ class Runner:
     outer: tuple[Text, ...] = ()
     """words of the commands around the present shell, such as `srun` with its options"""
 
-    def script(self, script: Script, world: World) -> list[World]:
+    def script(self, script: Script, world: PathState) -> list[PathState]:
         """Follow a script; return the worlds after it.
 
         Raises `DiagnosticError` RT063 for a syntax error, and RT064 if calls are nested too deeply.
@@ -60,12 +60,12 @@ class Runner:
         finally:
             self.depth -= 1
 
-    def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
+    def run(self, nodes: Iterable[Node], script: Script, worlds: list[PathState]) -> list[PathState]:
         """Follow statements in each of some worlds; return the worlds after them."""
         for node in nodes:
             if not node.is_named or node.type == "comment":
                 continue
-            after: list[World] = []
+            after: list[PathState] = []
             for world in worlds:
                 after += [world] if world.ended else self.statement(node, script, world)
             # Keys of worlds take time: compare worlds only if their number has grown.
@@ -73,7 +73,7 @@ class Runner:
             self._count(node, script, worlds)
         return worlds
 
-    def _count(self, node: Node, script: Script, worlds: list[World], rounds: int = 0) -> None:
+    def _count(self, node: Node, script: Script, worlds: list[PathState], rounds: int = 0) -> None:
         self.steps += len(worlds)
         # Report a loop with too many rounds like a script with too many steps.
         if rounds > _MOST_ROUNDS:
@@ -95,15 +95,15 @@ class Runner:
             help=f"say what they hang on: {' '.join(f'--set {name}=VALUE' for name in names[:8])}" if names else None,
         )
 
-    def expander(self, script: Script, world: World) -> Expander:
+    def expander(self, script: Script, world: PathState) -> Expander:
         """Return an expander for words of a script in a world."""
         return Expander(world, script, self.output, self.assigning.used.add)
 
-    def fields(self, nodes: Iterable[Node], script: Script, world: World) -> list[Text]:
+    def fields(self, nodes: Iterable[Node], script: Script, world: PathState) -> list[Text]:
         """Expand words of a script to the words of a command."""
         return self.expander(script, world).words(nodes)
 
-    def statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         """Follow one statement; return the worlds after it.
 
         An unsupported kind of statement has no effect, and an unknown status.
@@ -114,45 +114,45 @@ class Runner:
         if found is None:
             world.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
             return [world]
-        worlds: list[World] = found(node, script, world)
+        worlds: list[PathState] = found(node, script, world)
         return worlds
 
     # what stands alone
 
-    def _program(self, node: Node, script: Script, world: World) -> list[World]:
+    def _program(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         return self.run(node.children, script, [world])
 
-    def _compound_statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def _compound_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         if node.children and node.children[0].type == "((":
             return self._answered(Conditions(self.expander(script, world)).number(node), node, script, world)
         return self.run(node.children, script, [world])
 
     _do_group = _compound_statement
 
-    def _test_command(self, node: Node, script: Script, world: World) -> list[World]:
+    def _test_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         return self._answered(Conditions(self.expander(script, world)).answer(node), node, script, world)
 
-    def _answered(self, answer: CommandOutcome, node: Node, script: Script, world: World) -> list[World]:
+    def _answered(self, answer: CommandOutcome, node: Node, script: Script, world: PathState) -> list[PathState]:
         shown = " ".join(source_of(node, script).split())
         world.status = evolve(answer, shown=shown, place=script.place(node.start_byte, node.end_byte))
         return [world]
 
-    def _negated_command(self, node: Node, script: Script, world: World) -> list[World]:
+    def _negated_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         worlds = self.run(node.children, script, [world])
         for each in worlds:
             each.status = each.status.other()
         return worlds
 
-    def _function_definition(self, node: Node, script: Script, world: World) -> list[World]:
+    def _function_definition(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
             world.functions[source_of(name, script)] = (body, script)
         return [world]
 
-    def _subshell(self, node: Node, script: Script, world: World) -> list[World]:
+    def _subshell(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         return self.inside(world, lambda inner: self.run(node.children, script, [inner]))
 
-    def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
+    def inside(self, world: PathState, run: Callable[[PathState], list[PathState]]) -> list[PathState]:
         """Follow a child process; return the worlds after it, with the shell's own state from before.
 
         Variables, arguments and functions come back. Started commands, written files and decisions stay.
@@ -168,7 +168,7 @@ class Runner:
 
     # commands
 
-    def _command(self, node: Node, script: Script, world: World, stdin: Text | None = None) -> list[World]:
+    def _command(self, node: Node, script: Script, world: PathState, stdin: Text | None = None) -> list[PathState]:
         prefix: list[tuple[str, Value]] = []
         written: list[Node] = []
         expander = self.expander(script, world)
@@ -187,7 +187,9 @@ class Runner:
         place = script.place(node.start_byte, node.end_byte)
         return Commands(self, script, place).run(words, world, stdin, prefix)
 
-    def _redirected_statement(self, node: Node, script: Script, world: World, stdin: Text | None = None) -> list[World]:
+    def _redirected_statement(
+        self, node: Node, script: Script, world: PathState, stdin: Text | None = None
+    ) -> list[PathState]:
         """Run a command with its input; keep its output as a file, which may be a script that is run later."""
         expander = self.expander(script, world)
         redirects = [each for each in node.children if each.type in _REDIRECTS]
@@ -222,7 +224,7 @@ class Runner:
             each.output = None if outer is None else list(outer)
         return self.run(after, script, worlds) if after else worlds
 
-    def _with_input(self, body: Node, script: Script, world: World, stdin: Text | None) -> list[World]:
+    def _with_input(self, body: Node, script: Script, world: PathState, stdin: Text | None) -> list[PathState]:
         if body.type == "command":
             return self._command(body, script, world, stdin)
         if body.type == "redirected_statement":
@@ -248,13 +250,15 @@ class Runner:
             return expander.raw(body)
         return expander.body(body)
 
-    def _pipeline(self, node: Node, script: Script, world: World) -> list[World]:
+    def _pipeline(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         stages = [each for each in node.children if each.is_named]
         if node.children and node.children[0].type == "!":
             stages = stages[1:]
         return self._piped(node, stages, script, world, None)
 
-    def _piped(self, node: Node, stages: list[Node], script: Script, world: World, text: Text | None) -> list[World]:
+    def _piped(
+        self, node: Node, stages: list[Node], script: Script, world: PathState, text: Text | None
+    ) -> list[PathState]:
         """Run the commands of a pipeline, each with the output of the one before as its input."""
         # Flatten pipelines in pipelines: `a | b | c` is one of three commands.
         while any(each.type == "pipeline" for each in stages):
@@ -268,7 +272,9 @@ class Runner:
             stdin = text
 
             # Defaults bind the values of this round: a closure would see the last round's.
-            def run(inner: World, stage: Node = stage, stdin: Text | None = stdin, *, last: bool = last) -> list[World]:
+            def run(
+                inner: PathState, stage: Node = stage, stdin: Text | None = stdin, *, last: bool = last
+            ) -> list[PathState]:
                 if not last:
                     inner.output = []
                 return self._with_input(stage, script, inner, stdin)
@@ -289,7 +295,7 @@ class Runner:
         )
         return [world]
 
-    def output(self, node: Node, script: Script, world: World) -> Text:
+    def output(self, node: Node, script: Script, world: PathState) -> Text:
         """Return the output of a command substitution; an unknown text if it has several paths or unknown parts."""
         inner = world.copy()
         inner.output = []
@@ -310,15 +316,15 @@ class Runner:
 
     # assignments
 
-    def _variable_assignment(self, node: Node, script: Script, world: World) -> list[World]:
+    def _variable_assignment(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         self.assigning.assign(node, self.expander(script, world))
         world.status = CommandOutcome(value=True)
         return [world]
 
-    def _variable_assignments(self, node: Node, script: Script, world: World) -> list[World]:
+    def _variable_assignments(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         return self.run(node.children, script, [world])
 
-    def _declaration_command(self, node: Node, script: Script, world: World) -> list[World]:
+    def _declaration_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         keyword = source_of(node.children[0], script)
         flags = "".join(source_of(each, script) for each in node.children[1:] if source_of(each, script)[:1] == "-")
         exports = keyword == "export" or (keyword != "local" and "x" in flags)
@@ -345,7 +351,7 @@ class Runner:
         world.status = CommandOutcome(value=True)
         return [world]
 
-    def _unset_command(self, node: Node, script: Script, world: World) -> list[World]:
+    def _unset_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         for child in node.children:
             if child.type in ("variable_name", "word"):
                 name = source_of(child, script)
@@ -355,12 +361,12 @@ class Runner:
 
     # what decides
 
-    def _list(self, node: Node, script: Script, world: World) -> list[World]:
+    def _list(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         sides = [each for each in node.children if each.is_named]
         sign = next((each.type for each in node.children if not each.is_named), "&&")
         if len(sides) != 2:
             return self.run(sides, script, [world])
-        after: list[World] = []
+        after: list[PathState] = []
         for first in self.statement(sides[0], script, world):
             if first.ended:
                 after.append(first)
@@ -374,7 +380,7 @@ class Runner:
                     after.append(way)
         return merged(after)
 
-    def _if_statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def _if_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         branches: list[tuple[list[Node], list[Node]]] = []
         otherwise: list[Node] = []
         condition: list[Node] = []
@@ -397,12 +403,12 @@ class Runner:
         return self._branches(branches, otherwise, script, world)
 
     def _branches(
-        self, branches: list[tuple[list[Node], list[Node]]], otherwise: list[Node], script: Script, world: World
-    ) -> list[World]:
+        self, branches: list[tuple[list[Node], list[Node]]], otherwise: list[Node], script: Script, world: PathState
+    ) -> list[PathState]:
         if not branches:
             return self.run(otherwise, script, [world])
         (condition, body), *rest = branches
-        after: list[World] = []
+        after: list[PathState] = []
         for each in self.run(condition, script, [world]):
             if each.ended:
                 after.append(each)
@@ -412,22 +418,22 @@ class Runner:
                 after += self.run(body, script, [way]) if value else self._branches(rest, otherwise, script, way)
         return merged(after)
 
-    def _case_statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def _case_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         word = node.child_by_field_name("value")
         items = [each for each in node.children if each.type == "case_item"]
         text = self.expander(script, world).text(word) if word is not None else Text()
         return merged(self._cases(text, items, script, world))
 
-    def _cases(self, word: Text, items: list[Node], script: Script, world: World) -> list[World]:
+    def _cases(self, word: Text, items: list[Node], script: Script, world: PathState) -> list[PathState]:
         if not items:
             return [world]
         values = items[0].children_by_field_name("value")
         body = [each for each in items[0].children if each.is_named and each not in values]
-        after: list[World] = []
+        after: list[PathState] = []
         # Each pattern is tried in the worlds that no earlier pattern matched. A match may make the word known.
         ways = [world]
         for value in values:
-            rest: list[World] = []
+            rest: list[PathState] = []
             for way in ways:
                 answer = Conditions(self.expander(script, way)).case(word.replaced(way.known), value)
                 answer = evolve(answer, shown=f"case {word.shown} in {answer.shown})")
@@ -443,7 +449,7 @@ class Runner:
 
     # the body of the loop
 
-    def _for_statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def _for_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if variable is None or body is None:
             return [world]
@@ -462,7 +468,7 @@ class Runner:
             return self._unknown_rounds([body], script, world)
         worlds = [world]
         for word in words:
-            after: list[World] = []
+            after: list[PathState] = []
             for each in worlds:
                 if each.ended:
                     after.append(each)
@@ -472,14 +478,14 @@ class Runner:
             worlds = merged(after)
         return _after_loop(worlds)
 
-    def _round(self, body: list[Node], script: Script, world: World) -> list[World]:
+    def _round(self, body: list[Node], script: Script, world: PathState) -> list[PathState]:
         worlds = self.run(body, script, [world])
         for each in worlds:
             if each.ended == "continue":
                 each.ended = ""
         return worlds
 
-    def _c_style_for_statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def _c_style_for_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         parts = source_of(node, script)
         inner = parts[parts.index("((") + 2 : parts.index("))")].split(";")
         body = node.child_by_field_name("body")
@@ -489,7 +495,7 @@ class Runner:
         self.expander(script, world).whole(start)
         after, worlds, rounds = [], [world], 0
         while worlds:
-            going: list[World] = []
+            going: list[PathState] = []
             for each in worlds:
                 value = self.expander(script, each).whole(condition) if condition.shown.strip() else 1
                 if not isinstance(value, int):
@@ -505,13 +511,13 @@ class Runner:
             self._count(node, script, worlds or after, rounds)
         return _after_loop(merged(after))
 
-    def _while_statement(self, node: Node, script: Script, world: World) -> list[World]:
+    def _while_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
         body = node.child_by_field_name("body")
         conditions = [each for each in node.children if each.is_named and each != body]
         wanted = node.children[0].type == "while"
         after, worlds, rounds = [], [world], 0
         while worlds and body is not None:
-            going: list[World] = []
+            going: list[PathState] = []
             for each in worlds:
                 launches = each.launches
                 for way in self.run(conditions, script, [each]):
@@ -530,7 +536,7 @@ class Runner:
             self._count(node, script, worlds or after, rounds)
         return _after_loop(merged(after))
 
-    def _unknown_rounds(self, body: list[Node], script: Script, world: World) -> list[World]:
+    def _unknown_rounds(self, body: list[Node], script: Script, world: PathState) -> list[PathState]:
         """Return the worlds after a loop with an unknown number of rounds.
 
         The body is followed once, so that its commands are found. Variables that it changes become unknown.
@@ -552,7 +558,7 @@ class Runner:
         return _after_loop(worlds)
 
 
-def _after_loop(worlds: list[World]) -> list[World]:
+def _after_loop(worlds: list[PathState]) -> list[PathState]:
     for each in worlds:
         if each.ended in _LOOPS:
             each.ended = ""

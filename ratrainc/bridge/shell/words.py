@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
     from ratrain.ratrain_ir.support.text import Place
-    from ratrain.ratrainc.bridge.shell.world import Value, World
+    from ratrain.ratrainc.bridge.shell.path_state import PathState, Value
 
 _ALWAYS = frozenset(
     [
@@ -68,14 +68,14 @@ class WordPart:
     ends: bool = False
 
 
-Output = Callable[["Node", Script, "World"], Text]
+Output = Callable[["Node", Script, "PathState"], Text]
 """Function that returns the output of a command substitution."""
 
 
 class Expander:
     """Expansion of words of one script in one world; `used` is called with each variable that is read."""
 
-    def __init__(self, world: World, script: Script, output: Output, used: Callable[[str], None]) -> None:
+    def __init__(self, world: PathState, script: Script, output: Output, used: Callable[[str], None]) -> None:
         self.world = world
         self.script = script
         self.output = output

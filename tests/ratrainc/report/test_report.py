@@ -24,8 +24,8 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import plans
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report import page_tables
-from ratrain.ratrainc.report.page import write_report
 from ratrain.ratrainc.report.page_columns import StepView
+from ratrain.ratrainc.report.report_page import write_report
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Bubbles

@@ -11,7 +11,7 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrain_ir.ops.base import ENGINES
-from ratrain.ratrainc.report.page import write_report
+from ratrain.ratrainc.report.report_page import write_report
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Cause

@@ -14,9 +14,9 @@ from ratrain import api
 from ratrain.ratrain_ir.analysis.module_diff import diff_modules
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.report.comparison import in_words, write_comparison
-from ratrain.ratrainc.report.differences import Differences, Side, differences_of, names_of
-from ratrain.ratrainc.report.page import write_report
+from ratrain.ratrainc.report.comparison_page import in_words, write_comparison
+from ratrain.ratrainc.report.program_differences import Differences, Side, differences_of, names_of
+from ratrain.ratrainc.report.report_page import write_report
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Cause

@@ -9,8 +9,8 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrainc.choices.strategies import strategy
-from ratrain.ratrainc.report.comparison import write_comparison
-from ratrain.ratrainc.report.differences import Side, differences_of
+from ratrain.ratrainc.report.comparison_page import write_comparison
+from ratrain.ratrainc.report.program_differences import Side, differences_of
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL, make_plan

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ratrain import api
-from ratrain.ratrainc.report.page import write_report
+from ratrain.ratrainc.report.report_page import write_report
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.report.browser import NEEDS_BROWSER, Tab, tab

@@ -13,8 +13,8 @@ import pytest
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.watch import watching
-from ratrain.ratrainc.watch.page import lacking, slow_ranks
 from ratrain.ratrainc.watch.reading import GrowingLog
+from ratrain.ratrainc.watch.watch_page import lacking, slow_ranks
 from ratrain.targets.runtime.arena.locks import lock_path
 from tests.ratrainc.report.report_page import Page
 

@@ -10,7 +10,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import PEER_OPS
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.report.page import write_report
+from ratrain.ratrainc.report.report_page import write_report
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Bubbles, Cause

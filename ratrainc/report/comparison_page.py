@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.report import page_tables
-from ratrain.ratrainc.report.page import (
+from ratrain.ratrainc.report.report_page import (
     FINDER,
     SCRIPT,
     SCRIPTS,
@@ -25,7 +25,7 @@ from ratrain.targets.simulator.bubbles import Bubbles
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.module_diff import StageDiff
-    from ratrain.ratrainc.report.differences import Differences, Pair, Side
+    from ratrain.ratrainc.report.program_differences import Differences, Pair, Side
 
 _LISTED = 200
 """Most ops or tensors that are listed for a stage and kind of difference; counts include all."""

@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.page_columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
-from ratrain.ratrainc.report.reports import in_slices
+from ratrain.ratrainc.report.summary_tables import in_slices
 from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.live_curve import live_intervals

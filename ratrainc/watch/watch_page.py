@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.console.console import size_text
-from ratrain.ratrainc.report.page import SCRIPT, page_file, scripts
 from ratrain.ratrainc.report.page_tables import table
+from ratrain.ratrainc.report.report_page import SCRIPT, page_file, scripts
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.watch.reading import GrowingLog

@@ -50,13 +50,13 @@ class Launch:
     """A training command that a script starts."""
 
     words: tuple[Text, ...]
-    world: World = field(eq=False)
+    world: PathState = field(eq=False)
     outer: tuple[Text, ...] = ()
     """words of the commands around it, such as `srun` with its options"""
 
 
 @define
-class World:
+class PathState:
     """The state of a script between two commands, on one path."""
 
     variables: dict[str, Value] = field(factory=dict)
@@ -91,7 +91,7 @@ class World:
     environment: frozenset[str] = frozenset()
     """variables that the scheduler sets to unknown values"""
 
-    def copy(self) -> World:
+    def copy(self) -> PathState:
         """Return an independent copy, to follow another path."""
         return evolve(
             self,
@@ -123,7 +123,7 @@ class World:
         )
 
 
-def split(world: World, answer: CommandOutcome) -> list[tuple[World, bool]]:
+def split(world: PathState, answer: CommandOutcome) -> list[tuple[PathState, bool]]:
     """Return the paths on from a condition, each with its value; one path if it is known or decided before."""
     if answer.value is not None and not answer.assumed:
         return [(world, answer.value)]
@@ -162,12 +162,12 @@ def _key(value: Value) -> object:
     return ("words", tuple((name, value[name].key) for name in sorted(value)))
 
 
-def merged(worlds: list[World]) -> list[World]:
-    """Return the worlds without those that equal another one by `World.key`.
+def merged(worlds: list[PathState]) -> list[PathState]:
+    """Return the worlds without those that equal another one by `PathState.key`.
 
     Of equal worlds the first remains, with the facts, values and decisions that they share.
     """
-    found: dict[tuple[object, ...], World] = {}
+    found: dict[tuple[object, ...], PathState] = {}
     for world in worlds:
         key = world.key()
         other = found.get(key)
