@@ -242,7 +242,7 @@ def _ranks_of(launch: Launch, settings: dict[str, Setting]) -> None:
             found[_RANKS[spelled]] = (word, value)
     names = [name_of(each) for each in outer]
     slurm = "srun" in names
-    variables = launch.world.variables
+    variables = launch.state.variables
     if WORLD in found:
         word, value = found[WORLD]
         settings[WORLD] = Setting(value_of(value), word.place())
@@ -256,6 +256,6 @@ def _ranks_of(launch: Launch, settings: dict[str, Setting]) -> None:
         for name in RANKS if slurm else (WORLD,):
             held = variables.get(name)
             if isinstance(held, Text) and held.shown:
-                held = held.replaced(launch.world.known)
+                held = held.replaced(launch.state.known)
                 settings[WORLD] = Setting(value_of(held), held.place())
                 return

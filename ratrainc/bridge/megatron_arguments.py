@@ -63,7 +63,7 @@ def arguments_of(file: str, text: str, asked: Asked, decide: Collection[str]) ->
     found = [(launch, _settings(launch, report)) for launch in launches]
     settings = _together(found, decide, report)
     for launch in launches:
-        for name, instead in launch.world.assumed.items():
+        for name, instead in launch.state.assumed.items():
             settings.setdefault(f"${name}", Setting(instead, top))
     for name, setting in settings.items():
         if isinstance(setting.value, NotSaid) and name in decide and not _asked(name, settings, asked):
@@ -126,8 +126,8 @@ def _trainings(launches: Sequence[Launch]) -> list[Launch]:
 
 def _key(launch: Launch) -> object:
     """Return a key that is equal for commands with the same arguments and ranks."""
-    held = [getattr(launch.world.variables.get(name), "key", None) for name in (*RANKS, "SLURM_NNODES")]
-    return launch.words, launch.outer, tuple(held), launch.world.strict
+    held = [getattr(launch.state.variables.get(name), "key", None) for name in (*RANKS, "SLURM_NNODES")]
+    return launch.words, launch.outer, tuple(held), launch.state.strict
 
 
 def _says(launch: Launch, names: Collection[str]) -> bool:
@@ -142,8 +142,8 @@ def _no_training(followed: Followed, report: Diagnostics, top: Place) -> None:
     programs = dict.fromkeys(
         name_of(each) for launch in followed.launches for each in launch.words if each.shown.endswith(".py")
     )
-    unread = dict.fromkeys(name for world in followed.worlds for name in world.unread)
-    needed = dict.fromkeys(name for world in followed.worlds if world.ended == "exit" for name in world.assumed)
+    unread = dict.fromkeys(name for state in followed.states for name in state.unread)
+    needed = dict.fromkeys(name for state in followed.states if state.ended == "exit" for name in state.assumed)
     why, help_ = "", "give the script that starts it"
     if programs:
         why = f": {', '.join(programs)} has none of its arguments"
@@ -237,7 +237,7 @@ def _hidden(word: Text, launch: Launch, settings: dict[str, Setting], report: Di
     unknown = word.sole
     if unknown is None:
         return
-    if unknown.unset and not launch.world.strict:
+    if unknown.unset and not launch.state.strict:
         settings[f"${unknown.name}"] = Setting(NotSaid("", unknown), word.place())
         return
     why = f"{unknown.why}, and 'set -u' ends the script there" if unknown.unset else unknown.why
@@ -289,7 +289,7 @@ def _differs(
 ) -> None:
     """Report an argument that differs between two paths, with the decision that separates them."""
     says = " or ".join("left out" if each is None else "said" if each is True else shown(each) for each in values)
-    here, there = ({each.answer.key: each for each in launch.world.decisions} for launch in launches)
+    here, there = ({each.answer.key: each for each in launch.state.decisions} for launch in launches)
     for key, decision in here.items():
         if key in there and there[key].value != decision.value:
             because = decision.answer.because

@@ -31,7 +31,7 @@ class Assigning:
 
     def assign(self, node: Node, expander: Expander, *, by_words: bool = False) -> str:
         """Follow an assignment; return the variable's name. `by_words` makes an array literal associative."""
-        script, world = expander.script, expander.world
+        script, state = expander.script, expander.state
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if target is None:
             return ""
@@ -41,10 +41,10 @@ class Assigning:
         if target.type == "subscript":
             name, _, index = name.partition("[")
             index = index.rstrip("]")
-        before = world.variables.get(name)
+        before = state.variables.get(name)
         if adds and before is None:
             # An addition to a variable that was never set: the script relies on its being empty.
-            world.assumed.setdefault(name, "")
+            state.assumed.setdefault(name, "")
         if value is not None and value.type == "array":
             new: Value = self._array(value, script, expander, by_words=by_words or isinstance(before, dict))
             if adds and isinstance(before, (Text, list)) and isinstance(new, list):
@@ -61,10 +61,10 @@ class Assigning:
                 new = [joined([before[0], text]) if adds else text, *before[1:]]
             else:
                 new = joined([old, text]) if adds and old is not None else text
-        self.put(name, new, world)
+        self.put(name, new, state)
         return name
 
-    def put(self, name: str, value: Value, world: PathState) -> None:
+    def put(self, name: str, value: Value, state: PathState) -> None:
         """Set a variable. For an unknown value, take the one from the command line if it gives one.
 
         An unknown value that no variable decides is named after this one, so that advice can propose `--set
@@ -86,9 +86,9 @@ class Assigning:
                     value = Text(tuple(pieces))
             elif given is not None and name not in self.used:
                 self.overridden[name] = value
-        world.variables[name] = value
+        state.variables[name] = value
 
-    def fill(self, name: str, value: Text, world: PathState) -> None:
+    def fill(self, name: str, value: Text, state: PathState) -> None:
         """Set an array to unknown elements, or to the words that the command line gives for its name.
 
         The unknown value is not named after the array: advice asks for a value that the script derives from the array,
@@ -96,10 +96,10 @@ class Assigning:
         """
         given = self.given.get(name)
         if given is None:
-            world.variables[name] = value
+            state.variables[name] = value
         else:
             self.used.add(name)
-            world.variables[name] = [given.part(*match.span()) for match in re.finditer(r"\S+", given.shown)]
+            state.variables[name] = [given.part(*match.span()) for match in re.finditer(r"\S+", given.shown)]
 
     def _array(self, node: Node, script: Script, expander: Expander, *, by_words: bool) -> Value:
         words: dict[str, Text] = {}
@@ -135,11 +135,11 @@ class Assigning:
         items[number] = joined([items[number], text]) if adds else text
         return items
 
-    def declared(self, words: list[Text], world: PathState, *, exports: bool) -> None:
+    def declared(self, words: list[Text], state: PathState, *, exports: bool) -> None:
         """Assign words `NAME=VALUE` that were expanded first, as in `export "$NAME=$VALUE"`."""
         for word in words:
             name, sign, _ = word.shown.partition("=")
             if sign and name.isidentifier():
-                self.put(name, word.part(len(name) + 1, len(word.shown)), world)
+                self.put(name, word.part(len(name) + 1, len(word.shown)), state)
                 if exports:
-                    world.exported.add(name)
+                    state.exported.add(name)

@@ -80,164 +80,164 @@ class Commands(Printing):
     def run(
         self,
         words: list[Text],
-        world: PathState,
+        state: PathState,
         stdin: Text | None,
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...] = (),
     ) -> list[PathState]:
-        """Run one command; return the worlds after it.
+        """Run one command; return the states after it.
 
         `stdin` is its input, if known. `prefix` has variables that are set for this command alone (`A=1 command`), and
         `outer` the words of the launchers around it.
         """
         if not words:
             for name, value in prefix:
-                self.runner.assigning.put(name, value, world)
-            return [world]
+                self.runner.assigning.put(name, value, state)
+            return [state]
         name = words[0].plain or ""
         rest = words[1:]
-        if name in world.functions:
-            return self._function(name, rest, world)
+        if name in state.functions:
+            return self._function(name, rest, state)
         # Builtins, and programs whose output is known, are the methods `_do_NAME`. A variable that was set for one
         # command has its earlier value again after it.
         builtin = getattr(self, f"_do_{name}", None) if name.isidentifier() else None
         if builtin is not None:
-            before = {variable: world.variables.get(variable) for variable, _ in prefix}
-            world.variables |= dict(prefix)
-            worlds: list[PathState] = builtin(rest, world, stdin)
-            for each in worlds:
+            before = {variable: state.variables.get(variable) for variable, _ in prefix}
+            state.variables |= dict(prefix)
+            states: list[PathState] = builtin(rest, state, stdin)
+            for each in states:
                 restore(each, before)
-            return worlds
+            return states
         if name in (":", "true", "false"):
-            world.status = CommandOutcome(value=name != "false")
-            return [world]
+            state.status = CommandOutcome(value=name != "false")
+            return [state]
         if name == "[":
-            return self._do_test(rest[:-1], world, stdin)
+            return self._do_test(rest[:-1], state, stdin)
         if name in (".", "source"):
-            return self._source(rest, world)
+            return self._source(rest, state)
         if name in ("exit", "return", "break", "continue"):
-            world.ended = name
-            return [world]
+            state.ended = name
+            return [state]
         if name in ("exec", "command", "builtin") and rest and not rest[0].shown.startswith("-"):
             # `exec COMMAND` does not return: the script ends with the command.
-            worlds = self.run(rest, world, stdin, prefix)
-            for each in worlds if name == "exec" else ():
+            states = self.run(rest, state, stdin, prefix)
+            for each in states if name == "exec" else ():
                 each.ended = "exit"
-            return worlds
-        return self._external(words, world, stdin, prefix, outer)
+            return states
+        return self._external(words, state, stdin, prefix, outer)
 
     # builtins
 
-    def _do_test(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
-        answer = Conditions(self.runner.expander(self.script, world)).words(words)
+    def _do_test(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
+        answer = Conditions(self.runner.expander(self.script, state)).words(words)
         shown = " ".join(each.shown for each in words)
-        return self._status(world, evolve(answer, shown=f"[ {shown} ]", place=self.place))
+        return self._status(state, evolve(answer, shown=f"[ {shown} ]", place=self.place))
 
-    def _do_let(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
+    def _do_let(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
         value: object = None
         for word in words:
-            value = self.runner.expander(self.script, world).whole(word)
+            value = self.runner.expander(self.script, state).whole(word)
         known = value != 0 if isinstance(value, int) else None
-        return self._status(world, CommandOutcome(known, "let", self.place, ("let", tuple(words))))
+        return self._status(state, CommandOutcome(known, "let", self.place, ("let", tuple(words))))
 
-    def _do_set(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
+    def _do_set(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
         # Of all options only these affect the commands that are started: -u (a variable that is not set ends the
         # script), -a (exports variables; here those that exist so far), and new arguments.
         options = iter(words)
         for word in options:
             text = word.shown
             if text in ("--", "-") or text[:1] not in "-+" or not text:
-                world.arguments = [*([] if text in ("--", "-") else [word]), *options]
+                state.arguments = [*([] if text in ("--", "-") else [word]), *options]
             elif text[1:] == "o" or text.endswith("o"):
                 option = next(options, Text()).shown
                 if option == "nounset" or "u" in text[1:]:
-                    world.strict = text[0] == "-"
+                    state.strict = text[0] == "-"
             elif "u" in text[1:]:
-                world.strict = text[0] == "-"
+                state.strict = text[0] == "-"
             if "a" in text[1:] and text[:1] == "-" and text != "--":
-                world.exported |= {*world.variables}
-        return self._status(world, CommandOutcome(value=True))
+                state.exported |= {*state.variables}
+        return self._status(state, CommandOutcome(value=True))
 
-    def _do_shift(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
+    def _do_shift(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
         count = int(words[0].shown) if words and words[0].shown.isdecimal() and len(words[0].shown) < 5 else 1
-        if world.arguments is not None:
-            enough = len(world.arguments) >= count
-            world.arguments = world.arguments[count:] if enough else world.arguments
-            return self._status(world, CommandOutcome(enough))
-        return self._status(world, CommandOutcome(value=True))
+        if state.arguments is not None:
+            enough = len(state.arguments) >= count
+            state.arguments = state.arguments[count:] if enough else state.arguments
+            return self._status(state, CommandOutcome(enough))
+        return self._status(state, CommandOutcome(value=True))
 
-    def _do_eval(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
+    def _do_eval(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
         script, variables = as_script(joined(words, literal(" ")), self.script)
-        world.variables |= variables
-        return self.runner.script(script, world)
+        state.variables |= variables
+        return self.runner.script(script, state)
 
-    def _do_read(self, words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
+    def _do_read(self, words: list[Text], state: PathState, stdin: Text | None) -> list[PathState]:
         names = [each.shown for each in words if each.shown.isidentifier()]
         array = any(each.shown.startswith("-") and each.shown.endswith("a") for each in words)
         known = stdin is not None and stdin.plain is not None
         if known and stdin is not None:
-            spaces = world.variables.get("IFS")
+            spaces = state.variables.get("IFS")
             cut = spaces.shown if isinstance(spaces, Text) else " \t\n"
             texts = [stdin.part(*match.span()) for match in re.finditer(f"[^{re.escape(cut)}\n]+", stdin.shown)]
             if array and names:
-                world.variables[names[0]] = list(texts)
-                return self._status(world, CommandOutcome(value=True))
+                state.variables[names[0]] = list(texts)
+                return self._status(state, CommandOutcome(value=True))
             for number, name in enumerate(names):
                 last = number + 1 == len(names)
-                world.variables[name] = (
+                state.variables[name] = (
                     joined(texts[number:], literal(" ")) if last else (texts[number : number + 1] or [Text()])[0]
                 )
-            return self._status(world, CommandOutcome(value=True))
+            return self._status(state, CommandOutcome(value=True))
         for name in names:
-            self.runner.assigning.put(name, self._unknown("read", name), world)
-        return self._status(world, self._command_status(words, "read"))
+            self.runner.assigning.put(name, self._unknown("read", name), state)
+        return self._status(state, self._command_status(words, "read"))
 
-    def _do_mapfile(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
+    def _do_mapfile(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
         for word in words[-1:]:
             if word.shown.isidentifier():
-                self.runner.assigning.fill(word.shown, self._unknown("mapfile", ""), world)
-        return self._status(world, CommandOutcome(value=True))
+                self.runner.assigning.fill(word.shown, self._unknown("mapfile", ""), state)
+        return self._status(state, CommandOutcome(value=True))
 
     _do_readarray = _do_mapfile
 
-    def _do_getopts(self, words: list[Text], world: PathState, _stdin: Text | None) -> list[PathState]:
+    def _do_getopts(self, words: list[Text], state: PathState, _stdin: Text | None) -> list[PathState]:
         if len(words) < 2:
-            return self._status(world, CommandOutcome(value=False))
+            return self._status(state, CommandOutcome(value=False))
         letters, name = words[0].shown, words[1].shown
         self.runner.assigning.used.add("@")
         # OPTIND counts arguments from 1. Letters in one word (`-ab`) are not separated: only the first is seen.
-        at = world.variables.get("OPTIND")
+        at = state.variables.get("OPTIND")
         number = int(at.shown) if isinstance(at, Text) and at.shown.isdecimal() else 1
-        if world.arguments is None:
+        if state.arguments is None:
             unset = Unknown("1", "the file does not say with which arguments it is started", self.place, unset=True)
-            return self._status(world, CommandOutcome(value=False, key=("getopts",), because=unset, assumed=True))
-        word = world.arguments[number - 1] if number <= len(world.arguments) else Text()
+            return self._status(state, CommandOutcome(value=False, key=("getopts",), because=unset, assumed=True))
+        word = state.arguments[number - 1] if number <= len(state.arguments) else Text()
         letter = word.shown[1:2]
         if word.shown[:1] != "-" or not letter or word.shown == "--":
-            return self._status(world, CommandOutcome(value=False))
+            return self._status(state, CommandOutcome(value=False))
         takes = f"{letter}:" in letters
-        world.variables[name] = literal(letter if letter in letters else "?", word)
+        state.variables[name] = literal(letter if letter in letters else "?", word)
         if takes:
             attached = len(word.shown) > 2
-            value = word.part(2, len(word.shown)) if attached else (world.arguments[number : number + 1] or [Text()])[0]
-            world.variables["OPTARG"] = value
+            value = word.part(2, len(word.shown)) if attached else (state.arguments[number : number + 1] or [Text()])[0]
+            state.variables["OPTARG"] = value
             number += not attached
-        world.variables["OPTIND"] = literal(str(number + 1))
-        return self._status(world, CommandOutcome(value=True))
+        state.variables["OPTIND"] = literal(str(number + 1))
+        return self._status(state, CommandOutcome(value=True))
 
     # functions and scripts
 
-    def _function(self, name: str, words: list[Text], world: PathState) -> list[PathState]:
-        body, script = world.functions[name]
-        before = world.arguments
-        world.arguments = words
+    def _function(self, name: str, words: list[Text], state: PathState) -> list[PathState]:
+        body, script = state.functions[name]
+        before = state.arguments
+        state.arguments = words
         # The frame collects values that local variables hide. They come back when the function returns.
-        world.frames.append({})
+        state.frames.append({})
         self.runner.depth += 1
         try:
             if self.runner.depth > 40:
-                return self.runner.script(self.script, world)  # refuses
-            after = self.runner.run([body], script, [world])
+                return self.runner.script(self.script, state)  # refuses
+            after = self.runner.run([body], script, [state])
         finally:
             self.runner.depth -= 1
         for each in after:
@@ -246,41 +246,41 @@ class Commands(Printing):
             each.ended = "" if each.ended == "return" else each.ended
         return after
 
-    def _source(self, words: list[Text], world: PathState) -> list[PathState]:
+    def _source(self, words: list[Text], state: PathState) -> list[PathState]:
         if not words:
-            return [world]
-        script = self._script_at(words[0], world)
+            return [state]
+        script = self._script_at(words[0], state)
         if script is None:
             # A file that is not read may set any variable: from here on, a variable that is not set is unknown, not
             # empty.
-            if words[0].shown not in world.unread:
-                world.unread = (*world.unread, words[0].shown)
-            return self._status(world, self._command_status(words, "source"))
-        before = world.arguments
+            if words[0].shown not in state.unread:
+                state.unread = (*state.unread, words[0].shown)
+            return self._status(state, self._command_status(words, "source"))
+        before = state.arguments
         if len(words) > 1:
-            world.arguments = words[1:]
-        after = self.runner.script(script, world)
+            state.arguments = words[1:]
+        after = self.runner.script(script, state)
         for each in after:
             each.ended = "" if each.ended == "return" else each.ended
             if len(words) > 1:
                 each.arguments = before
         return after
 
-    def _script_at(self, word: Text, world: PathState) -> Script | None:
+    def _script_at(self, word: Text, state: PathState) -> Script | None:
         """Find the script at a path: a file that the script wrote, else one that can be read; None without either."""
         paths = (word.shown, word.shown.removeprefix("./"), f"./{word.shown}")
-        written = next((world.files[path] for path in paths if path in world.files), None)
+        written = next((state.files[path] for path in paths if path in state.files), None)
         if written is not None:
             script, variables = as_script(written, self.script)
-            world.variables |= variables
-            world.exported |= {*variables}
+            state.variables |= variables
+            state.exported |= {*variables}
             return script
         return self.runner.read(word.shown, self.script)
 
     def _child(
-        self, text: Text | Script, arguments: list[Text], world: PathState, prefix: list[tuple[str, Value]]
+        self, text: Text | Script, arguments: list[Text], state: PathState, prefix: list[tuple[str, Value]]
     ) -> list[PathState]:
-        """Run a script in a child shell, which has exported variables and `prefix`; return the worlds after it."""
+        """Run a script in a child shell, which has exported variables and `prefix`; return the states after it."""
         script, variables = (text, dict[str, Value]()) if isinstance(text, Script) else as_script(text, self.script)
 
         def run(inner: PathState) -> list[PathState]:
@@ -296,14 +296,14 @@ class Commands(Printing):
             inner.arguments = arguments
             return self.runner.script(script, inner)
 
-        return self.runner.inside(world, run)
+        return self.runner.inside(state, run)
 
     # programs
 
     def _external(
         self,
         words: list[Text],
-        world: PathState,
+        state: PathState,
         stdin: Text | None,
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...],
@@ -313,29 +313,29 @@ class Commands(Printing):
         status = CommandOutcome(None, shown[:60], self.place, ("command", shown))
         if name in SHELLS or name in _SUBMITS:
             kept, self.runner.outer = self.runner.outer, (*self.runner.outer, *outer)
-            worlds = self._shell(name, words, world, stdin, prefix)
+            states = self._shell(name, words, state, stdin, prefix)
             self.runner.outer = kept
         elif name == "ssh" and stdin is not None:
-            worlds = self._child(stdin, [], world, prefix)
+            states = self._child(stdin, [], state, prefix)
         elif name == "ssh" and len(words) > 2 and not any(is_program(each) for each in words[1:]):
-            worlds = self._child(joined(words[2:], literal(" ")), [], world, prefix)
-        elif (name.endswith(".sh") or words[0].plain in world.files) and (
-            script := self._script_at(words[0], world)
+            states = self._child(joined(words[2:], literal(" ")), [], state, prefix)
+        elif (name.endswith(".sh") or words[0].plain in state.files) and (
+            script := self._script_at(words[0], state)
         ) is not None:
-            worlds = self._child(script, words[1:], world, prefix)
+            states = self._child(script, words[1:], state, prefix)
         else:
-            worlds = self._started(words, world, stdin, prefix, outer)
-        for each in worlds:
+            states = self._started(words, state, stdin, prefix, outer)
+        for each in states:
             each.status = status
             # The output of a program is unknown, except if it has none.
             if each.output is not None and name not in _SILENT:
                 each.output.append(self._unknown(shown[:60], ""))
-        return worlds
+        return states
 
     def _started(
         self,
         words: list[Text],
-        world: PathState,
+        state: PathState,
         stdin: Text | None,
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...],
@@ -346,11 +346,11 @@ class Commands(Printing):
             or name in ("torchrun", "deepspeed", "accelerate")
             or re.fullmatch(r"python[\d.]*", name)
         ):
-            world.launches = (
-                *world.launches,
-                Launch(tuple(each.replaced(world.known) for each in words), world.copy(), (*self.runner.outer, *outer)),
+            state.launches = (
+                *state.launches,
+                Launch(tuple(each.replaced(state.known) for each in words), state.copy(), (*self.runner.outer, *outer)),
             )
-            return [world]
+            return [state]
         # The command may be a wrapper (`srun --mpi=pmix python ...`): look for a program among its words, and run that.
         at = next((number for number, each in enumerate(words) if number and is_program(each)), None)
         if at is None and name in _WRAPPERS:
@@ -359,13 +359,13 @@ class Commands(Printing):
             )
         if at is None:
             if words[0].shown.startswith("--"):  # a file of arguments
-                world.launches = (
-                    *world.launches,
+                state.launches = (
+                    *state.launches,
                     Launch(
-                        tuple(each.replaced(world.known) for each in words), world.copy(), (*self.runner.outer, *outer)
+                        tuple(each.replaced(state.known) for each in words), state.copy(), (*self.runner.outer, *outer)
                     ),
                 )
-            return [world]
+            return [state]
         inner = (
             [
                 (each.shown.partition("=")[0], each.part(len(each.shown.partition("=")[0]) + 1, len(each.shown)))
@@ -375,31 +375,31 @@ class Commands(Printing):
             if name == "env"
             else []
         )
-        return self._external(words[at:], world, stdin, [*prefix, *inner], (*outer, *words[:at]))
+        return self._external(words[at:], state, stdin, [*prefix, *inner], (*outer, *words[:at]))
 
     def _shell(
-        self, name: str, words: list[Text], world: PathState, stdin: Text | None, prefix: list[tuple[str, Value]]
+        self, name: str, words: list[Text], state: PathState, stdin: Text | None, prefix: list[tuple[str, Value]]
     ) -> list[PathState]:
         if name in _SUBMITS:
-            return self._submit(words, world, stdin)
+            return self._submit(words, state, stdin)
         at = 1
         while at < len(words):
             text = words[at].shown
             if name in SHELLS and re.fullmatch(r"-[a-z]*c", text) and at + 1 < len(words):
                 # In `bash -c TEXT NAME ARGUMENT...` the word after the text is `$0`.
-                return self._child(words[at + 1], words[at + 3 :], world, prefix)
+                return self._child(words[at + 1], words[at + 3 :], state, prefix)
             if text[:1] in ("-", "+") and text != "-":
                 at += 2 if text in ("-o", "-O", "--rcfile", "+o") else 1
                 continue
-            script = self._script_at(words[at], world)
+            script = self._script_at(words[at], state)
             if script is not None:
-                return self._child(script, words[at + 1 :], world, prefix)
-            world.unread = (*world.unread, text) if text not in world.unread else world.unread
-            return [world]
-        return self._child(stdin, [], world, prefix) if stdin is not None else [world]
+                return self._child(script, words[at + 1 :], state, prefix)
+            state.unread = (*state.unread, text) if text not in state.unread else state.unread
+            return [state]
+        return self._child(stdin, [], state, prefix) if stdin is not None else [state]
 
-    def _submit(self, words: list[Text], world: PathState, stdin: Text | None) -> list[PathState]:
-        """Follow a batch script that `sbatch` or its like is given; return the worlds after it.
+    def _submit(self, words: list[Text], state: PathState, stdin: Text | None) -> list[PathState]:
+        """Follow a batch script that `sbatch` or its like is given; return the states after it.
 
         The script has Slurm's variables by its `#SBATCH` lines and by the options of the command, which override them.
         """
@@ -412,20 +412,20 @@ class Commands(Printing):
                 text = wrapped if wrapped is not None else (*words[at + 1 : at + 2], Text())[0]
                 script, variables = as_script(text, self.script)
             elif not words[at].shown.startswith("-"):
-                script = self._script_at(words[at], world)
+                script = self._script_at(words[at], state)
             at += 1
         if script is None and stdin is not None:
             script, variables = as_script(stdin, self.script)
         if script is None:
             names = [each.shown for each in words[1:] if each.shown.endswith((".sh", ".sbatch", ".slurm"))]
-            world.unread = tuple(dict.fromkeys([*world.unread, *names]))
-            return [world]
+            state.unread = tuple(dict.fromkeys([*state.unread, *names]))
+            return [state]
         if (script.path, script.text) == (self.script.path, self.script.text):  # it submits itself again, to go on
-            return [world]
+            return [state]
         known, unknown = of_slurm(script, words[1 : at - 1] or [literal("--")])
-        before = world.environment
-        world.environment = unknown
-        after = self._child(script, words[at:], world, [*known.items(), *variables.items()])
+        before = state.environment
+        state.environment = unknown
+        after = self._child(script, words[at:], state, [*known.items(), *variables.items()])
         for each in after:
             each.environment = before
         return after
@@ -435,13 +435,13 @@ _MARK = "__unknown_"
 """Prefix of variables that stand for unknown parts of a script's text."""
 
 
-def restore(world: PathState, variables: Mapping[str, Value | None]) -> None:
+def restore(state: PathState, variables: Mapping[str, Value | None]) -> None:
     """Set variables to earlier values; None removes the variable."""
     for name, value in variables.items():
         if value is None:
-            world.variables.pop(name, None)
+            state.variables.pop(name, None)
         else:
-            world.variables[name] = value
+            state.variables[name] = value
 
 
 def as_script(text: Text, within: Script) -> tuple[Script, dict[str, Value]]:

@@ -34,7 +34,7 @@ _LITERAL = re.compile(r"[^*?\[\]\\$]*")
 
 
 class Conditions:
-    """Evaluation of conditions of one script in one world."""
+    """Evaluation of conditions of one script in one state."""
 
     def __init__(self, expander: Expander) -> None:
         self.expander = expander
@@ -137,7 +137,7 @@ class Conditions:
             return answer if sign == "-z" else answer.other()
         if sign == "-v" and text.plain is not None:
             name = text.shown
-            if name in self.expander.world.variables:
+            if name in self.expander.state.variables:
                 return _known(value=True)
             return CommandOutcome(
                 False, key=key, assumed=True, because=Unknown(name, f"{name} is not set in the file", text.place())

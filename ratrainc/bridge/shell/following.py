@@ -25,7 +25,7 @@ class Followed:
 
     launches: tuple[Launch, ...]
     """commands on the paths that need the fewest variables of the environment"""
-    worlds: tuple[PathState, ...]
+    states: tuple[PathState, ...]
     unused: tuple[tuple[str, Text | None], ...]
     """variables of the command line that the script does not read, or sets itself (then with its value)"""
 
@@ -42,18 +42,18 @@ def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
     assigning = Assigning(texts)
     runner = Runner(assigning, _script_of)
     try:
-        worlds = _kept(runner.script(script, _start(script, texts)))
+        states = _kept(runner.script(script, _start(script, texts)))
     except RecursionError:
         place = script.place(0, 1)
         fail("RT063", "the file is nested too deeply for a script", place.location, source=place.source)
-    launches = [launch for world in worlds for launch in _one_of_lines(world)]
+    launches = [launch for state in states for launch in _one_of_lines(state)]
     if not launches:
-        launches = [launch for world in worlds for launch in _arguments_of(world)]
+        launches = [launch for state in states for launch in _arguments_of(state)]
     used = assigning.used | ({*filter(str.isdigit, texts)} if "@" in assigning.used else set())
     unused = [
         (name, assigning.overridden.get(name)) for name in texts if name not in used or name in assigning.overridden
     ]
-    return Followed(tuple(launches), tuple(worlds), tuple(unused))
+    return Followed(tuple(launches), tuple(states), tuple(unused))
 
 
 def _start(script: Script, given: Mapping[str, Text]) -> PathState:
@@ -62,9 +62,9 @@ def _start(script: Script, given: Mapping[str, Text]) -> PathState:
     numbered = [given.get(str(n)) or _argument(n, script) for n in range(1, last + 1)]
     named = {name: value for name, value in given.items() if not name.isdigit()}
     variables = {**set_by, **named}
-    world = PathState(variables=dict(variables), exported={*variables}, arguments=numbered or None)
-    world.environment = environment - {*named}
-    return world
+    state = PathState(variables=dict(variables), exported={*variables}, arguments=numbered or None)
+    state.environment = environment - {*named}
+    return state
 
 
 def _argument(number: int, script: Script) -> Text:
@@ -76,36 +76,36 @@ def _argument(number: int, script: Script) -> Text:
     return nothing_known(f"${name}", Unknown(name, f"${name} is an argument of the script", script.place(0, 1)))
 
 
-def _kept(worlds: list[PathState]) -> list[PathState]:
-    """Return the worlds that start a command and need the fewest variables of the environment.
+def _kept(states: list[PathState]) -> list[PathState]:
+    """Return the states that start a command and need the fewest variables of the environment.
 
-    If no world starts a command, all of them count.
+    If no state starts a command, all of them count.
     """
-    started = [world for world in worlds if world.launches] or worlds
-    least = min((len(world.contrary) for world in started), default=0)
-    return [world for world in started if len(world.contrary) == least]
+    started = [state for state in states if state.launches] or states
+    least = min((len(state.contrary) for state in started), default=0)
+    return [state for state in started if len(state.contrary) == least]
 
 
-def _one_of_lines(world: PathState) -> list[Launch]:
-    """Return the commands that a world starts; lines of arguments alone become one command.
+def _one_of_lines(state: PathState) -> list[Launch]:
+    """Return the commands that a state starts; lines of arguments alone become one command.
 
     A file of arguments has only such lines. In a script that also starts a program they are ignored.
     """
-    programs = [each for each in world.launches if not each.words[0].shown.startswith("--")]
-    if programs or not world.launches:
+    programs = [each for each in state.launches if not each.words[0].shown.startswith("--")]
+    if programs or not state.launches:
         return programs
-    first = world.launches[0]
-    return [evolve(first, words=tuple(word for each in world.launches for word in each.words), world=world)]
+    first = state.launches[0]
+    return [evolve(first, words=tuple(word for each in state.launches for word in each.words), state=state)]
 
 
-def _arguments_of(world: PathState) -> list[Launch]:
+def _arguments_of(state: PathState) -> list[Launch]:
     """Return, as one command, arguments that a file defines in variables and other scripts read."""
     words: list[Text] = []
-    for value in world.variables.values():
+    for value in state.variables.values():
         items = value if isinstance(value, list) else _words(value) if isinstance(value, Text) else []
         if items and _OF_ARGUMENTS.match(items[0].shown):
-            words += [each.replaced(world.known) for each in items]
-    return [Launch(tuple(words), world)] if words else []
+            words += [each.replaced(state.known) for each in items]
+    return [Launch(tuple(words), state)] if words else []
 
 
 def _words(text: Text) -> list[Text]:

@@ -50,7 +50,7 @@ class Launch:
     """A training command that a script starts."""
 
     words: tuple[Text, ...]
-    world: PathState = field(eq=False)
+    state: PathState = field(eq=False)
     outer: tuple[Text, ...] = ()
     """words of the commands around it, such as `srun` with its options"""
 
@@ -108,7 +108,7 @@ class PathState:
         )
 
     def key(self) -> tuple[object, ...]:
-        """Return a key that is equal for worlds with the same future.
+        """Return a key that is equal for states with the same future.
 
         Decisions, facts and known values are left out: they record the past.
         """
@@ -123,20 +123,20 @@ class PathState:
         )
 
 
-def split(world: PathState, answer: CommandOutcome) -> list[tuple[PathState, bool]]:
+def split(state: PathState, answer: CommandOutcome) -> list[tuple[PathState, bool]]:
     """Return the paths on from a condition, each with its value; one path if it is known or decided before."""
     if answer.value is not None and not answer.assumed:
-        return [(world, answer.value)]
+        return [(state, answer.value)]
     # X and `!X` share one fact: `turned` is true if an odd number of negations was taken off.
     key, turned = answer.key, False
     while isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
         key, turned = key[1], not turned
-    if key in world.facts:
-        return [(world, world.facts[key] != turned)]
-    # The first path keeps this world, with the assumed value if there is one; the second is a copy with the other
+    if key in state.facts:
+        return [(state, state.facts[key] != turned)]
+    # The first path keeps this state, with the assumed value if there is one; the second is a copy with the other
     # value.
     first = True if answer.value is None else answer.value
-    ways = [(world, first), (world.copy(), not first)]
+    ways = [(state, first), (state.copy(), not first)]
     for way, value in ways:
         way.facts[key] = value != turned
         way.decisions = (*way.decisions, TakenOutcome(answer, value))
@@ -144,7 +144,7 @@ def split(world: PathState, answer: CommandOutcome) -> list[tuple[PathState, boo
             way.known[answer.binds[0]] = answer.binds[1]
     if answer.assumed and answer.because is not None:
         if answer.because.name:
-            world.assumed.setdefault(answer.because.name, "")
+            state.assumed.setdefault(answer.because.name, "")
         # The other path needs the environment to set the variable.
         ways[1][0].contrary |= {answer.because.name}
     return ways
@@ -162,21 +162,21 @@ def _key(value: Value) -> object:
     return ("words", tuple((name, value[name].key) for name in sorted(value)))
 
 
-def merged(worlds: list[PathState]) -> list[PathState]:
-    """Return the worlds without those that equal another one by `PathState.key`.
+def merged(states: list[PathState]) -> list[PathState]:
+    """Return the states without those that equal another one by `PathState.key`.
 
-    Of equal worlds the first remains, with the facts, values and decisions that they share.
+    Of equal states the first remains, with the facts, values and decisions that they share.
     """
     found: dict[tuple[object, ...], PathState] = {}
-    for world in worlds:
-        key = world.key()
+    for state in states:
+        key = state.key()
         other = found.get(key)
         if other is None:
-            found[key] = world
+            found[key] = state
             continue
-        other.facts = {name: value for name, value in other.facts.items() if world.facts.get(name) == value}
-        other.known = {name: value for name, value in other.known.items() if world.known.get(name) == value}
-        other.decisions = tuple(each for each in other.decisions if each in world.decisions)
-        if len(world.contrary) < len(other.contrary):
-            other.contrary = world.contrary
+        other.facts = {name: value for name, value in other.facts.items() if state.facts.get(name) == value}
+        other.known = {name: value for name, value in other.known.items() if state.known.get(name) == value}
+        other.decisions = tuple(each for each in other.decisions if each in state.decisions)
+        if len(state.contrary) < len(other.contrary):
+            other.contrary = state.contrary
     return list(found.values())

@@ -1,7 +1,7 @@
 """Statements of a shell script, followed on every path: an unknown condition takes both branches.
 
-    if [ $NODES -gt 1 ]; then ARGS=a; else ARGS=b; fi     NODES unknown: two worlds, one with ARGS=a, one with ARGS=b
-    train $ARGS                                           each world starts its own command
+    if [ $NODES -gt 1 ]; then ARGS=a; else ARGS=b; fi     NODES unknown: two states, one with ARGS=a, one with ARGS=b
+    train $ARGS                                           each state starts its own command
 
 Worlds that agree in everything are merged, so their number stays small; a script with too many is refused.
 """
@@ -41,13 +41,13 @@ class Runner:
     read: Callable[[str, Script], Script | None]
     """returns the script at a path that another script names; None if it cannot be read"""
     steps: int = 0
-    """statements followed, counted once in each world"""
+    """statements followed, counted once in each state"""
     depth: int = 0
     outer: tuple[Text, ...] = ()
     """words of the commands around the present shell, such as `srun` with its options"""
 
-    def script(self, script: Script, world: PathState) -> list[PathState]:
-        """Follow a script; return the worlds after it.
+    def script(self, script: Script, state: PathState) -> list[PathState]:
+        """Follow a script; return the states after it.
 
         Raises `DiagnosticError` RT063 for a syntax error, and RT064 if calls are nested too deeply.
         """
@@ -56,55 +56,55 @@ class Runner:
             place = script.place(0, 1)
             fail("RT064", "scripts and functions call one another without end", place.location, source=place.source)
         try:
-            return self.run(parse(script).children, script, [world])
+            return self.run(parse(script).children, script, [state])
         finally:
             self.depth -= 1
 
-    def run(self, nodes: Iterable[Node], script: Script, worlds: list[PathState]) -> list[PathState]:
-        """Follow statements in each of some worlds; return the worlds after them."""
+    def run(self, nodes: Iterable[Node], script: Script, states: list[PathState]) -> list[PathState]:
+        """Follow statements in each of some states; return the states after them."""
         for node in nodes:
             if not node.is_named or node.type == "comment":
                 continue
             after: list[PathState] = []
-            for world in worlds:
-                after += [world] if world.ended else self.statement(node, script, world)
-            # Keys of worlds take time: compare worlds only if their number has grown.
-            worlds = merged(after) if len(after) > len(worlds) else after
-            self._count(node, script, worlds)
-        return worlds
+            for state in states:
+                after += [state] if state.ended else self.statement(node, script, state)
+            # Keys of states take time: compare states only if their number has grown.
+            states = merged(after) if len(after) > len(states) else after
+            self._count(node, script, states)
+        return states
 
-    def _count(self, node: Node, script: Script, worlds: list[PathState], rounds: int = 0) -> None:
-        self.steps += len(worlds)
+    def _count(self, node: Node, script: Script, states: list[PathState], rounds: int = 0) -> None:
+        self.steps += len(states)
         # Report a loop with too many rounds like a script with too many steps.
         if rounds > _MOST_ROUNDS:
             self.steps = _MOST_STEPS + 1
-        if self.steps <= _MOST_STEPS and len(worlds) <= _MOST_WORLDS:
+        if self.steps <= _MOST_STEPS and len(states) <= _MOST_WORLDS:
             return
         place = script.place(node.start_byte, node.end_byte)
         if self.steps > _MOST_STEPS:
             fail("RT064", "the script has more steps than are followed", place.location, source=place.source)
         hangs = dict.fromkeys(
-            each.answer.because.name for world in worlds for each in world.decisions if each.answer.because is not None
+            each.answer.because.name for state in states for each in state.decisions if each.answer.because is not None
         )
         names = [name for name in hangs if name]
         fail(
             "RT064",
-            f"up to here the script may go {len(worlds)} ways, by conditions that are not known",
+            f"up to here the script may go {len(states)} ways, by conditions that are not known",
             place.location,
             source=place.source,
             help=f"say what they hang on: {' '.join(f'--set {name}=VALUE' for name in names[:8])}" if names else None,
         )
 
-    def expander(self, script: Script, world: PathState) -> Expander:
-        """Return an expander for words of a script in a world."""
-        return Expander(world, script, self.output, self.assigning.used.add)
+    def expander(self, script: Script, state: PathState) -> Expander:
+        """Return an expander for words of a script in a state."""
+        return Expander(state, script, self.output, self.assigning.used.add)
 
-    def fields(self, nodes: Iterable[Node], script: Script, world: PathState) -> list[Text]:
+    def fields(self, nodes: Iterable[Node], script: Script, state: PathState) -> list[Text]:
         """Expand words of a script to the words of a command."""
-        return self.expander(script, world).words(nodes)
+        return self.expander(script, state).words(nodes)
 
-    def statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        """Follow one statement; return the worlds after it.
+    def statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        """Follow one statement; return the states after it.
 
         An unsupported kind of statement has no effect, and an unknown status.
         """
@@ -112,55 +112,55 @@ class Runner:
         # `_if_statement`.
         found = getattr(self, f"_{node.type}", None)
         if found is None:
-            world.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
-            return [world]
-        worlds: list[PathState] = found(node, script, world)
-        return worlds
+            state.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
+            return [state]
+        states: list[PathState] = found(node, script, state)
+        return states
 
     # what stands alone
 
-    def _program(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        return self.run(node.children, script, [world])
+    def _program(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        return self.run(node.children, script, [state])
 
-    def _compound_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _compound_statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         if node.children and node.children[0].type == "((":
-            return self._answered(Conditions(self.expander(script, world)).number(node), node, script, world)
-        return self.run(node.children, script, [world])
+            return self._answered(Conditions(self.expander(script, state)).number(node), node, script, state)
+        return self.run(node.children, script, [state])
 
     _do_group = _compound_statement
 
-    def _test_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        return self._answered(Conditions(self.expander(script, world)).answer(node), node, script, world)
+    def _test_command(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        return self._answered(Conditions(self.expander(script, state)).answer(node), node, script, state)
 
-    def _answered(self, answer: CommandOutcome, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _answered(self, answer: CommandOutcome, node: Node, script: Script, state: PathState) -> list[PathState]:
         shown = " ".join(source_of(node, script).split())
-        world.status = evolve(answer, shown=shown, place=script.place(node.start_byte, node.end_byte))
-        return [world]
+        state.status = evolve(answer, shown=shown, place=script.place(node.start_byte, node.end_byte))
+        return [state]
 
-    def _negated_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        worlds = self.run(node.children, script, [world])
-        for each in worlds:
+    def _negated_command(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        states = self.run(node.children, script, [state])
+        for each in states:
             each.status = each.status.other()
-        return worlds
+        return states
 
-    def _function_definition(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _function_definition(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            world.functions[source_of(name, script)] = (body, script)
-        return [world]
+            state.functions[source_of(name, script)] = (body, script)
+        return [state]
 
-    def _subshell(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        return self.inside(world, lambda inner: self.run(node.children, script, [inner]))
+    def _subshell(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        return self.inside(state, lambda inner: self.run(node.children, script, [inner]))
 
-    def inside(self, world: PathState, run: Callable[[PathState], list[PathState]]) -> list[PathState]:
-        """Follow a child process; return the worlds after it, with the shell's own state from before.
+    def inside(self, state: PathState, run: Callable[[PathState], list[PathState]]) -> list[PathState]:
+        """Follow a child process; return the states after it, with the shell's own state from before.
 
         Variables, arguments and functions come back. Started commands, written files and decisions stay.
         """
-        kept = world.copy()
-        after = run(world)
+        kept = state.copy()
+        after = run(state)
         for each in after:
-            # One copy for each world, since worlds must not share mutable state.
+            # One copy for each state, since states must not share mutable state.
             again = kept.copy()
             each.variables, each.exported, each.arguments = again.variables, again.exported, again.arguments
             each.functions, each.frames, each.strict, each.ended = again.functions, again.frames, again.strict, ""
@@ -168,10 +168,10 @@ class Runner:
 
     # commands
 
-    def _command(self, node: Node, script: Script, world: PathState, stdin: Text | None = None) -> list[PathState]:
+    def _command(self, node: Node, script: Script, state: PathState, stdin: Text | None = None) -> list[PathState]:
         prefix: list[tuple[str, Value]] = []
         written: list[Node] = []
-        expander = self.expander(script, world)
+        expander = self.expander(script, state)
         for child in node.children:
             if child.type == "variable_assignment":
                 name = child.child_by_field_name("name")
@@ -183,15 +183,15 @@ class Runner:
             elif child.is_named and child.type not in _REDIRECTS:
                 written.append(child)
         words = expander.words(written)
-        world.status = CommandOutcome(value=True)
+        state.status = CommandOutcome(value=True)
         place = script.place(node.start_byte, node.end_byte)
-        return Commands(self, script, place).run(words, world, stdin, prefix)
+        return Commands(self, script, place).run(words, state, stdin, prefix)
 
     def _redirected_statement(
-        self, node: Node, script: Script, world: PathState, stdin: Text | None = None
+        self, node: Node, script: Script, state: PathState, stdin: Text | None = None
     ) -> list[PathState]:
         """Run a command with its input; keep its output as a file, which may be a script that is run later."""
-        expander = self.expander(script, world)
+        expander = self.expander(script, state)
         redirects = [each for each in node.children if each.type in _REDIRECTS]
         piped: list[Node] = []
         after: list[Node] = []
@@ -208,28 +208,28 @@ class Runner:
                 stdin = joined(expander.text(each) for each in child.named_children)
         body = node.child_by_field_name("body")
         if body is None:
-            return [world]
+            return [state]
         target, adds = self._target(redirects, script, expander)
         # While the command runs, its output collects in this list; then it becomes the file's contents.
-        outer, world.output = world.output, [] if target is not None else world.output
+        outer, state.output = state.output, [] if target is not None else state.output
         if piped:
-            worlds = self._piped(node, [body, *piped], script, world, stdin)
+            states = self._piped(node, [body, *piped], script, state, stdin)
         else:
-            worlds = self._with_input(body, script, world, stdin)
-        for each in worlds:
+            states = self._with_input(body, script, state, stdin)
+        for each in states:
             if target is None:
                 break
             before = [each.files[target.shown]] if adds and target.shown in each.files else []
             each.files[target.shown] = joined([*before, *(each.output or [])])
             each.output = None if outer is None else list(outer)
-        return self.run(after, script, worlds) if after else worlds
+        return self.run(after, script, states) if after else states
 
-    def _with_input(self, body: Node, script: Script, world: PathState, stdin: Text | None) -> list[PathState]:
+    def _with_input(self, body: Node, script: Script, state: PathState, stdin: Text | None) -> list[PathState]:
         if body.type == "command":
-            return self._command(body, script, world, stdin)
+            return self._command(body, script, state, stdin)
         if body.type == "redirected_statement":
-            return self._redirected_statement(body, script, world, stdin)
-        return self.statement(body, script, world)
+            return self._redirected_statement(body, script, state, stdin)
+        return self.statement(body, script, state)
 
     def _target(self, nodes: list[Node], script: Script, expander: Expander) -> tuple[Text | None, bool]:
         """Return the file that the output goes to, and True if it is appended."""
@@ -250,14 +250,14 @@ class Runner:
             return expander.raw(body)
         return expander.body(body)
 
-    def _pipeline(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _pipeline(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         stages = [each for each in node.children if each.is_named]
         if node.children and node.children[0].type == "!":
             stages = stages[1:]
-        return self._piped(node, stages, script, world, None)
+        return self._piped(node, stages, script, state, None)
 
     def _piped(
-        self, node: Node, stages: list[Node], script: Script, world: PathState, text: Text | None
+        self, node: Node, stages: list[Node], script: Script, state: PathState, text: Text | None
     ) -> list[PathState]:
         """Run the commands of a pipeline, each with the output of the one before as its input."""
         # Flatten pipelines in pipelines: `a | b | c` is one of three commands.
@@ -268,7 +268,7 @@ class Runner:
         whole = source_of(node, script)
         for number, stage in enumerate(stages):
             last = number + 1 == len(stages)
-            keeps = world.output
+            keeps = state.output
             stdin = text
 
             # Defaults bind the values of this round: a closure would see the last round's.
@@ -279,25 +279,25 @@ class Runner:
                     inner.output = []
                 return self._with_input(stage, script, inner, stdin)
 
-            worlds = self.inside(world, run)
+            states = self.inside(state, run)
             # On several paths the next command would read several texts: the rest of the pipeline is not followed.
-            if len(worlds) != 1:
-                for each in worlds:
+            if len(states) != 1:
+                for each in states:
                     each.output = keeps
                     each.status = CommandOutcome(None, whole[:60], key=("command", whole))
-                return worlds
-            world = worlds[0]
+                return states
+            state = states[0]
             if not last:
-                text = None if world.output is None else joined(world.output)
-                world.output = keeps
-        world.status = CommandOutcome(
+                text = None if state.output is None else joined(state.output)
+                state.output = keeps
+        state.status = CommandOutcome(
             None, " ".join(whole.split())[:60], script.place(node.start_byte, node.end_byte), ("command", whole)
         )
-        return [world]
+        return [state]
 
-    def output(self, node: Node, script: Script, world: PathState) -> Text:
+    def output(self, node: Node, script: Script, state: PathState) -> Text:
         """Return the output of a command substitution; an unknown text if it has several paths or unknown parts."""
-        inner = world.copy()
+        inner = state.copy()
         inner.output = []
         shown = source_of(node, script).strip()
         place = script.place(node.start_byte, node.end_byte)
@@ -309,65 +309,65 @@ class Runner:
             hangs = [each.unknown for each in after[0].output or () if each.unknown is not None] if after else []
             named = next((each for each in hangs if each.name), None)
             return unknown if named is None else nothing_known(shown, evolve(named, unset=False))
-        world.assumed.update(after[0].assumed)
+        state.assumed.update(after[0].assumed)
         # As in bash, newlines at the end are dropped.
         text = joined(after[0].output)
         return text.part(0, len(text.shown.rstrip("\n")))
 
     # assignments
 
-    def _variable_assignment(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        self.assigning.assign(node, self.expander(script, world))
-        world.status = CommandOutcome(value=True)
-        return [world]
+    def _variable_assignment(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        self.assigning.assign(node, self.expander(script, state))
+        state.status = CommandOutcome(value=True)
+        return [state]
 
-    def _variable_assignments(self, node: Node, script: Script, world: PathState) -> list[PathState]:
-        return self.run(node.children, script, [world])
+    def _variable_assignments(self, node: Node, script: Script, state: PathState) -> list[PathState]:
+        return self.run(node.children, script, [state])
 
-    def _declaration_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _declaration_command(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         keyword = source_of(node.children[0], script)
         flags = "".join(source_of(each, script) for each in node.children[1:] if source_of(each, script)[:1] == "-")
         exports = keyword == "export" or (keyword != "local" and "x" in flags)
         # Inside a function, `local`, `declare` and `typeset` (without -g) hide the variable until the function returns.
-        local = (keyword == "local" or (keyword in ("declare", "typeset") and "g" not in flags)) and world.frames
+        local = (keyword == "local" or (keyword in ("declare", "typeset") and "g" not in flags)) and state.frames
         for child in node.children[1:]:
             source = source_of(child, script)
             name = source.partition("=")[0].rstrip("+").partition("[")[0]
             if not child.is_named or source[:1] == "-":
                 continue
             if local:
-                world.frames[-1].setdefault(name, world.variables.get(name))
+                state.frames[-1].setdefault(name, state.variables.get(name))
                 if child.type != "variable_assignment":
-                    world.variables[name] = Text()
+                    state.variables[name] = Text()
             if child.type == "variable_assignment":
-                self.assigning.assign(child, self.expander(script, world), by_words="A" in flags)
+                self.assigning.assign(child, self.expander(script, state), by_words="A" in flags)
             elif child.type in ("simple_expansion", "expansion", "string", "concatenation", "raw_string"):
-                self.assigning.declared(self.expander(script, world).fields(child), world, exports=exports)
+                self.assigning.declared(self.expander(script, state).fields(child), state, exports=exports)
                 continue
             elif "A" in flags:
-                world.variables.setdefault(name, {})
+                state.variables.setdefault(name, {})
             if exports:
-                world.exported.add(name)
-        world.status = CommandOutcome(value=True)
-        return [world]
+                state.exported.add(name)
+        state.status = CommandOutcome(value=True)
+        return [state]
 
-    def _unset_command(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _unset_command(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         for child in node.children:
             if child.type in ("variable_name", "word"):
                 name = source_of(child, script)
-                world.variables.pop(name, None)
-                world.functions.pop(name, None)
-        return [world]
+                state.variables.pop(name, None)
+                state.functions.pop(name, None)
+        return [state]
 
     # what decides
 
-    def _list(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _list(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         sides = [each for each in node.children if each.is_named]
         sign = next((each.type for each in node.children if not each.is_named), "&&")
         if len(sides) != 2:
-            return self.run(sides, script, [world])
+            return self.run(sides, script, [state])
         after: list[PathState] = []
-        for first in self.statement(sides[0], script, world):
+        for first in self.statement(sides[0], script, state):
             if first.ended:
                 after.append(first)
                 continue
@@ -380,7 +380,7 @@ class Runner:
                     after.append(way)
         return merged(after)
 
-    def _if_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _if_statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         branches: list[tuple[list[Node], list[Node]]] = []
         otherwise: list[Node] = []
         condition: list[Node] = []
@@ -400,16 +400,16 @@ class Runner:
                 body.append(child)
             elif child.type != "if":
                 condition.append(child)
-        return self._branches(branches, otherwise, script, world)
+        return self._branches(branches, otherwise, script, state)
 
     def _branches(
-        self, branches: list[tuple[list[Node], list[Node]]], otherwise: list[Node], script: Script, world: PathState
+        self, branches: list[tuple[list[Node], list[Node]]], otherwise: list[Node], script: Script, state: PathState
     ) -> list[PathState]:
         if not branches:
-            return self.run(otherwise, script, [world])
+            return self.run(otherwise, script, [state])
         (condition, body), *rest = branches
         after: list[PathState] = []
-        for each in self.run(condition, script, [world]):
+        for each in self.run(condition, script, [state]):
             if each.ended:
                 after.append(each)
                 continue
@@ -418,20 +418,20 @@ class Runner:
                 after += self.run(body, script, [way]) if value else self._branches(rest, otherwise, script, way)
         return merged(after)
 
-    def _case_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _case_statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         word = node.child_by_field_name("value")
         items = [each for each in node.children if each.type == "case_item"]
-        text = self.expander(script, world).text(word) if word is not None else Text()
-        return merged(self._cases(text, items, script, world))
+        text = self.expander(script, state).text(word) if word is not None else Text()
+        return merged(self._cases(text, items, script, state))
 
-    def _cases(self, word: Text, items: list[Node], script: Script, world: PathState) -> list[PathState]:
+    def _cases(self, word: Text, items: list[Node], script: Script, state: PathState) -> list[PathState]:
         if not items:
-            return [world]
+            return [state]
         values = items[0].children_by_field_name("value")
         body = [each for each in items[0].children if each.is_named and each not in values]
         after: list[PathState] = []
-        # Each pattern is tried in the worlds that no earlier pattern matched. A match may make the word known.
-        ways = [world]
+        # Each pattern is tried in the states that no earlier pattern matched. A match may make the word known.
+        ways = [state]
         for value in values:
             rest: list[PathState] = []
             for way in ways:
@@ -449,54 +449,54 @@ class Runner:
 
     # the body of the loop
 
-    def _for_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _for_statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if variable is None or body is None:
-            return [world]
+            return [state]
         name = source_of(variable, script)
         values = node.children_by_field_name("value")
         listed = any(each.type == "in" for each in node.children)
-        words = self.fields(values, script, world) if listed else list(world.arguments or [])
+        words = self.fields(values, script, state) if listed else list(state.arguments or [])
         # Unknown words, and patterns of files, may be any number of words.
         if any(each.bare or each.sole is not None for each in words) or any(
             set(each.shown) & set("*?") for each in words
         ):
             why = f"it is {name} of a loop over what is not known"
-            world.variables[name] = nothing_known(
+            state.variables[name] = nothing_known(
                 f"${name}", Unknown("", why, script.place(node.start_byte, node.end_byte))
             )
-            return self._unknown_rounds([body], script, world)
-        worlds = [world]
+            return self._unknown_rounds([body], script, state)
+        states = [state]
         for word in words:
             after: list[PathState] = []
-            for each in worlds:
+            for each in states:
                 if each.ended:
                     after.append(each)
                     continue
                 each.variables[name] = word
                 after += self._round([body], script, each)
-            worlds = merged(after)
-        return _after_loop(worlds)
+            states = merged(after)
+        return _after_loop(states)
 
-    def _round(self, body: list[Node], script: Script, world: PathState) -> list[PathState]:
-        worlds = self.run(body, script, [world])
-        for each in worlds:
+    def _round(self, body: list[Node], script: Script, state: PathState) -> list[PathState]:
+        states = self.run(body, script, [state])
+        for each in states:
             if each.ended == "continue":
                 each.ended = ""
-        return worlds
+        return states
 
-    def _c_style_for_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _c_style_for_statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         parts = source_of(node, script)
         inner = parts[parts.index("((") + 2 : parts.index("))")].split(";")
         body = node.child_by_field_name("body")
         if body is None or len(inner) != 3:
-            return [world]
+            return [state]
         start, condition, step = (literal(each) for each in inner)
-        self.expander(script, world).whole(start)
-        after, worlds, rounds = [], [world], 0
-        while worlds:
+        self.expander(script, state).whole(start)
+        after, states, rounds = [], [state], 0
+        while states:
             going: list[PathState] = []
-            for each in worlds:
+            for each in states:
                 value = self.expander(script, each).whole(condition) if condition.shown.strip() else 1
                 if not isinstance(value, int):
                     after += self._unknown_rounds([body], script, each)
@@ -506,19 +506,19 @@ class Runner:
                         going.append(way)
                 else:
                     after.append(each)
-            worlds = merged(going)
+            states = merged(going)
             rounds += 1
-            self._count(node, script, worlds or after, rounds)
+            self._count(node, script, states or after, rounds)
         return _after_loop(merged(after))
 
-    def _while_statement(self, node: Node, script: Script, world: PathState) -> list[PathState]:
+    def _while_statement(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         body = node.child_by_field_name("body")
         conditions = [each for each in node.children if each.is_named and each != body]
         wanted = node.children[0].type == "while"
-        after, worlds, rounds = [], [world], 0
-        while worlds and body is not None:
+        after, states, rounds = [], [state], 0
+        while states and body is not None:
             going: list[PathState] = []
-            for each in worlds:
+            for each in states:
                 launches = each.launches
                 for way in self.run(conditions, script, [each]):
                     if way.status.value is None:
@@ -531,20 +531,20 @@ class Runner:
                             (after if again or further.ended else going).append(further)
                     else:
                         after.append(way)
-            worlds = merged(going)
+            states = merged(going)
             rounds += 1
-            self._count(node, script, worlds or after, rounds)
+            self._count(node, script, states or after, rounds)
         return _after_loop(merged(after))
 
-    def _unknown_rounds(self, body: list[Node], script: Script, world: PathState) -> list[PathState]:
-        """Return the worlds after a loop with an unknown number of rounds.
+    def _unknown_rounds(self, body: list[Node], script: Script, state: PathState) -> list[PathState]:
+        """Return the states after a loop with an unknown number of rounds.
 
         The body is followed once, so that its commands are found. Variables that it changes become unknown.
         """
-        before = world.copy()
+        before = state.copy()
         place = script.place(body[0].start_byte, body[0].start_byte + 1)
-        worlds = self._round(body, script, world)
-        for each in worlds:
+        states = self._round(body, script, state)
+        for each in states:
             for name, value in each.variables.items():
                 old = before.variables.get(name)
                 if old != value:
@@ -555,11 +555,11 @@ class Runner:
             each.arguments = before.arguments
             # The body may not run at all, so an `exit` in it does not end the script.
             each.ended = "" if each.ended in (*_LOOPS, "exit") else each.ended
-        return _after_loop(worlds)
+        return _after_loop(states)
 
 
-def _after_loop(worlds: list[PathState]) -> list[PathState]:
-    for each in worlds:
+def _after_loop(states: list[PathState]) -> list[PathState]:
+    for each in states:
         if each.ended in _LOOPS:
             each.ended = ""
-    return worlds
+    return states

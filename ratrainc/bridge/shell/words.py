@@ -73,10 +73,10 @@ Output = Callable[["Node", Script, "PathState"], Text]
 
 
 class Expander:
-    """Expansion of words of one script in one world; `used` is called with each variable that is read."""
+    """Expansion of words of one script in one state; `used` is called with each variable that is read."""
 
-    def __init__(self, world: PathState, script: Script, output: Output, used: Callable[[str], None]) -> None:
-        self.world = world
+    def __init__(self, state: PathState, script: Script, output: Output, used: Callable[[str], None]) -> None:
+        self.state = state
         self.script = script
         self.output = output
         self.used = used
@@ -279,7 +279,7 @@ class Expander:
 
     def _expansion(self, node: Node, *, quoted: bool) -> Iterator[WordPart]:
         if node.type == "command_substitution":
-            yield WordPart(self.output(node, self.script, self.world), quoted)
+            yield WordPart(self.output(node, self.script, self.state), quoted)
         elif node.type == "arithmetic_expansion":
             yield WordPart(self.sum(node), quoted)
         elif node.type == "process_substitution":
@@ -305,7 +305,7 @@ class Expander:
             return
         if prefix == "!":
             if index in ("@", "*"):
-                value = self.world.variables.get(name, Text())
+                value = self.state.variables.get(name, Text())
                 # `${!NAME[@]}` lists the keys of an array. Otherwise `${!NAME}` is the variable whose name NAME holds.
                 keys = [*value] if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else [0]
                 yield from self._listed([literal(str(each)) for each in keys], "@", quoted=quoted)
@@ -329,19 +329,19 @@ class Expander:
         name, index = variable
         sign = operator[0]
         if sign in ("-", ":-", "=", ":=", "+", ":+", "?", ":?"):
-            state = self._state(name, index, colon=sign[0] == ":")
-            if sign[-1] in "-=" and state is False:
+            is_set = self._is_set(name, index, colon=sign[0] == ":")
+            if sign[-1] in "-=" and is_set is False:
                 parts = list(self._between(node, operator.end(), stop, quoted=quoted, words=True))
                 text = joined(part.text for part in parts)
                 # The default counts only while the environment does not set the variable.
                 self._assume(name, index, text)
                 if sign[-1] == "=":
-                    self.world.variables[name] = text
+                    self.state.variables[name] = text
                 yield from parts
             elif sign[-1] == "+":
-                if state is None:
+                if is_set is None:
                     yield WordPart(self._not_followed(node, "there where a variable is set that is not known"), quoted)
-                elif state:
+                elif is_set:
                     yield from self._between(node, operator.end(), stop, quoted=quoted, words=True)
                 else:
                     self._assume(name, index, Text())
@@ -378,13 +378,13 @@ class Expander:
         return nothing_known(source_of(node, self.script).strip(), evolve(unknown, unset=False))
 
     def _assume(self, name: str, index: str | None, text: Text) -> None:
-        if index is None and name not in self.world.variables and (not name.isdigit() or self.world.arguments):
-            self.world.assumed.setdefault(name, text.shown)
+        if index is None and name not in self.state.variables and (not name.isdigit() or self.state.arguments):
+            self.state.assumed.setdefault(name, text.shown)
 
-    def _state(self, name: str, index: str | None, *, colon: bool) -> bool | None:
+    def _is_set(self, name: str, index: str | None, *, colon: bool) -> bool | None:
         """Tell whether a variable is set (with a colon: and not empty); None if that is unknown."""
         if name in ("@", "*"):
-            return bool(self.world.arguments)
+            return bool(self.state.arguments)
         if index not in ("@", "*"):
             text = self._held(name, index)
             if text is None:
@@ -392,17 +392,17 @@ class Expander:
             if text.sole is not None and text.sole.unset:
                 return False
             return (bool(text.shown) or text.unknown is not None or not colon) if text.unknown is None else None
-        value = self.world.variables.get(name)
+        value = self.state.variables.get(name)
         return False if value is None else any(each.shown for each in _items(value)) if colon else bool(_items(value))
 
     def _may_be_set(self, name: str) -> bool:
-        return name in _ALWAYS or name in self.world.environment or bool(self.world.unread)
+        return name in _ALWAYS or name in self.state.environment or bool(self.state.unread)
 
     def _held(self, name: str, index: str | None) -> Text | None:
         """Return the value of a variable or array element; None if it was never set, or the index is unknown."""
         self.used(name)
         if name.isdigit() and name != "0":
-            arguments = self.world.arguments
+            arguments = self.state.arguments
             # `$1` and on; beyond the last argument they are empty.
             number = int(name) - 1
             if arguments is None:
@@ -411,18 +411,18 @@ class Expander:
                 return arguments[number]
             self._assume(name, None, Text())
             return Text()
-        value = self.world.variables.get(name)
+        value = self.state.variables.get(name)
         if value is None:
             return None
         if isinstance(value, dict):
             key = self._subscript(index or "0")
-            return None if key is None else value.get(key, Text()).replaced(self.world.known)
+            return None if key is None else value.get(key, Text()).replaced(self.state.known)
         items = _items(value)
         number_ = 0 if index is None else self._number(index)
         if number_ is None:
             return None
         if -len(items) <= number_ < len(items):
-            return items[number_].replaced(self.world.known)
+            return items[number_].replaced(self.state.known)
         return Text()
 
     def _subscript(self, index: str) -> str | None:
@@ -440,42 +440,42 @@ class Expander:
         # (`assumed`).
         unset = not self._may_be_set(name)
         found = nothing_known(shown, evolve(key, unset=unset))
-        return found.replaced(self.world.known)
+        return found.replaced(self.state.known)
 
     def _reason(self, name: str) -> tuple[str]:
-        if name in self.world.environment:
+        if name in self.state.environment:
             return (f"{name} is set by the scheduler",)
         if name in _ALWAYS:
             return (f"{name} is of the shell that runs it",)
         if name.isdigit():
             return (f"${name} is an argument of the script",)
-        if self.world.unread:
-            return (f"{name} is not set in the file, and {', '.join(self.world.unread)} is not read",)
+        if self.state.unread:
+            return (f"{name} is not set in the file, and {', '.join(self.state.unread)} is not read",)
         return (f"{name} is not set in the file",)
 
     def _variable(self, name: str, index: str | None, span: tuple[int, int], *, quoted: bool) -> Iterator[WordPart]:
         if name in ("@", "*"):
             self.used("@")
-            yield from self._listed(self.world.arguments or [], name, quoted=quoted)
+            yield from self._listed(self.state.arguments or [], name, quoted=quoted)
         elif name == "#":
             yield WordPart(self.count(span), quoted)
         elif index in ("@", "*"):
             self.used(name)
-            value = self.world.variables.get(name)
+            value = self.state.variables.get(name)
             if value is None:
                 yield WordPart(self._scalar(name, None, span), quoted)
             else:
-                items = [each.replaced(self.world.known) for each in _items(value)]
+                items = [each.replaced(self.state.known) for each in _items(value)]
                 yield from self._listed(items, index, quoted=quoted)
-        elif name == "0" or (name == "BASH_SOURCE" and name not in self.world.variables):
+        elif name == "0" or (name == "BASH_SOURCE" and name not in self.state.variables):
             yield WordPart(literal(self.script.path or "-", self._literal(*span)), quoted)
         else:
             yield WordPart(self._scalar(name, index, span), quoted)
 
     def count(self, span: tuple[int, int]) -> Text:
         """Return `$#`, the number of arguments; unknown if the arguments are."""
-        if self.world.arguments is not None:
-            return literal(str(len(self.world.arguments)), self._literal(*span))
+        if self.state.arguments is not None:
+            return literal(str(len(self.state.arguments)), self._literal(*span))
         why = "the file does not say with which arguments it is started"
         return nothing_known("$#", Unknown("1", why, self.script.place(*span), unset=True))
 
@@ -493,14 +493,14 @@ class Expander:
         origin = self._literal(node.start_byte, node.end_byte)
         if index in ("@", "*"):
             self.used(name)
-            items = _items(self.world.variables.get(name, []))
+            items = _items(self.state.variables.get(name, []))
             unknown = next((each.unknown for each in items if each.unknown is not None), None)
             return literal(str(len(items)), origin) if unknown is None else self._hanging(node, unknown)
         text = self._scalar(name, index, _span(node))
         return literal(str(len(text.shown)), origin) if text.plain is not None else self._hanging(node, text.unknown)
 
     def _plain(self, name: str, default: str) -> str:
-        value = self.world.variables.get(name)
+        value = self.state.variables.get(name)
         return default if not isinstance(value, Text) or value.plain is None else value.plain
 
     # sums
@@ -556,7 +556,7 @@ class Expander:
         return evaluate(text.shown, self._read, self._write) if text.shown.strip() else 0
 
     def _write(self, name: str, value: int) -> None:
-        self.world.variables[name.partition("[")[0]] = literal(str(value))
+        self.state.variables[name.partition("[")[0]] = literal(str(value))
 
 
 class _HangsError(Exception):

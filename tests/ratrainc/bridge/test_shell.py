@@ -101,7 +101,7 @@ def words_of(text: str) -> list[list[str]] | None:
     """The words that this reads; None where some are not known, or a condition hangs on what is not."""
     followed = follow("x", text, {})
     launches = followed.launches
-    if len(followed.worlds) > 1 or any(word.unknown is not None for launch in launches for word in launch.words):
+    if len(followed.states) > 1 or any(word.unknown is not None for launch in launches for word in launch.words):
         return None
     return [[word.shown for word in launch.words][1:] for launch in launches]
 
