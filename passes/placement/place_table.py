@@ -15,7 +15,7 @@ from ratrain.passes.placement.foreign_table import action_of, orders_of_table, r
 from ratrain.passes.placement.stage_placement import StagePlacement
 from ratrain.ratrain_ir.analysis.actions import COMPUTES, RECVS, SENDS, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import peer_stage
-from ratrain.ratrain_ir.analysis.unit_run import Computation, Message, unit_run
+from ratrain.ratrain_ir.analysis.unit_run import Computation, UnitMessage, unit_run
 from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload
@@ -71,7 +71,7 @@ def place_table(module: Module, table: ActionTable) -> None:
     module.level = Level.PLACED
 
 
-def _message(action: PlacedAction, topology: Topology) -> Message:
+def _message(action: PlacedAction, topology: Topology) -> UnitMessage:
     """Return the message that a send or receive of a table belongs to."""
     assert action.micro_batch is not None
     forward = action.kind in (ActionKind.SEND_F, ActionKind.RECV_F)
@@ -80,7 +80,7 @@ def _message(action: PlacedAction, topology: Topology) -> Message:
     # `into` names the later chunk of the two in both directions, as `unit_run` does.
     ends = (action.stage, peer) if action.kind in SENDS else (peer, action.stage)
     source, destination = (topology.chunk_stages[chunk] for chunk in ends)
-    return Message(payload, max(ends), action.micro_batch, action.slice or 0, source, destination)
+    return UnitMessage(payload, max(ends), action.micro_batch, action.slice or 0, source, destination)
 
 
 def _with_messages(table: ActionTable, topology: Topology) -> Sequence[Sequence[PlacedAction]]:

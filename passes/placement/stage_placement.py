@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.topology import Topology
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.analysis.unit_run import Message
+    from ratrain.ratrain_ir.analysis.unit_run import UnitMessage
     from ratrain.ratrain_ir.schedules.action import Action
 
 _Key = tuple[Payload, int | None, int, int]
@@ -43,11 +43,11 @@ class StagePlacement:
         """Append the ops that serve an action, without its messages."""
         self.ops += [op for op in self.groups.of(action) if not isinstance(op, Send | Recv)]
 
-    def send(self, message: Message) -> None:
+    def send(self, message: UnitMessage) -> None:
         """Append the send of a message."""
         self.ops.append(self.sends[self._key(message)])
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: UnitMessage) -> None:
         """Append the receive of a message."""
         self.ops.append(self.recvs[self._key(message)])
 
@@ -55,7 +55,7 @@ class StagePlacement:
         """Give the stage its list, followed by the ops of the step's end."""
         self.stage.ops = self.ops + self.groups.step_end
 
-    def _key(self, message: Message) -> _Key:
+    def _key(self, message: UnitMessage) -> _Key:
         # Sends and receives name a chunk only where a stage has several: the key must name what they name.
         into = message.into if self.topology.has_several_chunks else None
         return message.payload, into, message.micro_batch, message.slice

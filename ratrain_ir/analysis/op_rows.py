@@ -28,7 +28,7 @@ def pays(ops: int) -> bool:
     return not ALLOWANCE.take(ops)
 
 
-class Numbers(NamedTuple):
+class RowNumbers(NamedTuple):
     """Rows of ops: lists for plain Python, arrays for compiled loops."""
 
     released: Any
@@ -47,13 +47,13 @@ class OpRows:
 
     tensors: TensorNumbers = field(init=False)
     _rows: dict[Op, int] = field(factory=dict, init=False)
-    _numbers: Numbers = field(init=False)
+    _numbers: RowNumbers = field(init=False)
     _arrays: list[GrownArray] = field(init=False)
     _sizes: GrownArray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.tensors = TensorNumbers()
-        self._numbers = Numbers([], [], [], self.tensors.carried)
+        self._numbers = RowNumbers([], [], [], self.tensors.carried)
         self._arrays = [GrownArray(np.int64(0)) for _ in self._numbers]
         self._sizes = GrownArray(np.int64(0))
 
@@ -69,11 +69,11 @@ class OpRows:
             found.append(add(op) if row is None else row)
         return found
 
-    def numbers(self, *, arrays: bool) -> Numbers:
+    def numbers(self, *, arrays: bool) -> RowNumbers:
         """Return all rows so far."""
         if not arrays:
             return self._numbers
-        return Numbers(*(array.of(values) for array, values in zip(self._arrays, self._numbers, strict=True)))
+        return RowNumbers(*(array.of(values) for array, values in zip(self._arrays, self._numbers, strict=True)))
 
     def sizes_of(self, tensors: list[Tensor], numbers: Any) -> Any:
         """Return the aligned bytes of tensors as an array; `numbers` are theirs, -1 for those that no op touches."""

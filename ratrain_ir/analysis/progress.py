@@ -89,17 +89,17 @@ def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] 
 
     met: dict[tuple[int, ...], Int64s] = {}
     for index, stage in enumerate(stages):
-        graph.after(firsts[index] + stage.sources, firsts[index] + stage.targets)
+        graph.add_waits(firsts[index] + stage.sources, firsts[index] + stage.targets)
         for key, positions in stage.meetings.items():
             # the k-th collectives of all stages that meet are one event, named by that of the first stage
             mine = events(index, positions)
-            graph.together(mine, met.setdefault(key, mine))
+            graph.merge(mine, met.setdefault(key, mine))
     for hop, sends in ((hop, sends) for stage in stages for hop, sends in stage.sends.items()):
         sent, received = events(hop.source, sends), events(hop.target, stages[hop.target].recvs[hop])
         if rendezvous or meets(hop.channel.payload):
-            graph.together(received, sent)
+            graph.merge(received, sent)
         else:
-            graph.after(sent, received)
+            graph.add_waits(sent, received)
 
     def event(node: int) -> Event:
         stage = int(np.searchsorted(firsts, node, side="right")) - 1

@@ -117,7 +117,7 @@ def waiting_circle(index: ActionIndex, *, rendezvous: bool) -> list[Blocked] | N
             waits.append((numbers[id(awaited)] - meets, Blocked(action, awaited)))
             edges.append((waits[-1][0], number))
     graph = WaitGraph(len(cells))
-    graph.after(*edge_ends(edges))
+    graph.add_waits(*edge_ends(edges))
     never = graph.never()
     blocked: dict[int, Blocked] = {}
     # `waits` is sorted by rank and cell: the first hopeless wait of each rank is the one it stands at

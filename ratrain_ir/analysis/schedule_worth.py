@@ -77,7 +77,7 @@ def step_time(table: ActionTable, times: PassTimes) -> StepTime:
     awaited = [(index.producer(action), number) for number, action in enumerate(actions)]
     edges += [(numbers[id(producer)], number) for producer, number in awaited if producer is not None]
     graph = WaitGraph(len(actions))
-    graph.after(*edge_ends(edges))
+    graph.add_waits(*edge_ends(edges))
     ends = graph.ends([times.of(action.kind) for action in actions])
     assert ends is not None  # the table is sound
     busy = {rank: sum((times.of(action.kind) for action in row), 0.0) for rank, row in enumerate(rows)}

@@ -31,7 +31,7 @@ class Computation:
 
 
 @frozen
-class Message:
+class UnitMessage:
     """Event: an action's result passes to the stage of the chunk before or after."""
 
     payload: Payload
@@ -43,7 +43,7 @@ class Message:
     destination: int
 
 
-Event = Computation | Message
+Event = Computation | UnitMessage
 
 _STEPS = {
     ActionKind.FORWARD: (Payload.ACTIVATION, 1),
@@ -71,7 +71,7 @@ def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) ->
         item = run.makes(action)
         if item is not None and chunk_stages[item[1]] != stage:
             into = item[1] if item[0] is Payload.ACTIVATION else action.chunk
-            message = Message(item[0], into, action.micro_batch, action.slice, stage, chunk_stages[item[1]])
+            message = UnitMessage(item[0], into, action.micro_batch, action.slice, stage, chunk_stages[item[1]])
             found.append(((end, False, start, stage), message))
     return [event for _, event in sorted(found, key=lambda item: item[0])]
 
@@ -128,7 +128,7 @@ class _Run:
                 # an input that no action makes never comes: its taker waits for itself, which is a cycle
                 edges.append((makers.get((payload, *action.work), number), number))
         graph = WaitGraph(len(actions))
-        graph.after(*edge_ends(edges))
+        graph.add_waits(*edge_ends(edges))
         ends = graph.ends([_units(action) for action in actions])
         if ends is None:
             raise ValueError("the orders of the stages wait for each other in a circle")

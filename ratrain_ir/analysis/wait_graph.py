@@ -46,27 +46,27 @@ class WaitGraph:
     """Waits between `events` events, which are the numbers from 0 on."""
 
     events: int
-    one: Int64s = field(init=False)
+    representative: Int64s = field(init=False)
     """by event, the event that represents it: itself, or the one it is merged into"""
     sources: list[Int64s] = field(factory=list)
     targets: list[Int64s] = field(factory=list)
     """ends of edges, in batches"""
 
     def __attrs_post_init__(self) -> None:
-        self.one = np.arange(self.events)
+        self.representative = np.arange(self.events)
 
-    def after(self, sources: Int64s, targets: Int64s) -> None:
+    def add_waits(self, sources: Int64s, targets: Int64s) -> None:
         """Add edges: each target waits for its source."""
         self.sources.append(sources)
         self.targets.append(targets)
 
-    def together(self, events: Int64s, others: Int64s) -> None:
+    def merge(self, events: Int64s, others: Int64s) -> None:
         """Merge each event into another, which must not itself be merged into a third."""
-        self.one[events] = others
+        self.representative[events] = others
 
     def never(self) -> NDArray[np.bool_]:
         """Return an array that marks the events that never happen."""
-        return stuck_events(self.events, *self._edges())[self.one]
+        return stuck_events(self.events, *self._edges())[self.representative]
 
     def ends(self, seconds: Sequence[float]) -> list[float] | None:
         """Return the end of each event if it starts as soon as its predecessors have ended; None if some never happen.
@@ -97,7 +97,7 @@ class WaitGraph:
     def _edges(self) -> tuple[Int64s, Int64s]:
         # An edge between two events that are merged into one becomes a loop: that event never happens, as it should.
         none = np.zeros(0, np.int64)
-        sources, targets = (self.one[np.concatenate((none, *each))] for each in (self.sources, self.targets))
+        sources, targets = (self.representative[np.concatenate((none, *each))] for each in (self.sources, self.targets))
         return sources, targets
 
 

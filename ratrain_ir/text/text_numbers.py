@@ -50,7 +50,7 @@ from ratrain.ratrain_ir.text.text_sweep import (
     Declared,
     Groups,
     Kinds,
-    OpRows,
+    ParsedOps,
     Shapes,
     StageArrays,
     TensorForms,
@@ -264,7 +264,7 @@ def _arrays(lines: int, room: int) -> StageArrays:
         Declared(*of_lines(6)),
         Groups(*of_lines(4)),
         TensorForms(*of_lines(4)),
-        OpRows(numbers(lines), numbers(lines), numbers(4 * lines), numbers(room), numbers(lines), numbers(room)),
+        ParsedOps(numbers(lines), numbers(lines), numbers(4 * lines), numbers(room), numbers(lines), numbers(room)),
         Kinds(numbers(room), *of_lines(4)),
         numbers(3 * room),
         # More rows than twice the lines, and at most one entry a line in each column: the table never fills up.

@@ -95,7 +95,7 @@ class TensorForms(NamedTuple):
     slot_stops: Any
 
 
-class OpRows(NamedTuple):
+class ParsedOps(NamedTuple):
     """Ops in list order; columns as in `StageColumns`."""
 
     kinds: Any
@@ -130,7 +130,7 @@ class StageArrays(NamedTuple):
     tensors: Declared
     groups: Groups
     forms: TensorForms
-    ops: OpRows
+    ops: ParsedOps
     kinds: Kinds
     names: Any
     """three numbers for each name of the current line: start, stop, hash"""

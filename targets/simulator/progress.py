@@ -53,7 +53,7 @@ def instructions_done(flat: FlatProgram, *, rendezvous: bool) -> Int64s:
         A negative source is an op of the step before. Sources before the first step count as done.
         """
         awaited, waiting = of_all_steps(sources), of_all_steps(targets)
-        graph.after(awaited[awaited >= 0], waiting[awaited >= 0])
+        graph.add_waits(awaited[awaited >= 0], waiting[awaited >= 0])
 
     ops = np.arange(count)
     later = np.setdiff1d(ops, flat.first_ops)
@@ -64,10 +64,10 @@ def instructions_done(flat: FlatProgram, *, rendezvous: bool) -> Int64s:
     lengths = flat.channels["send_stop"] - flat.channels["send_first"]
     meet = np.repeat(flat.channels["meets"] > 0, lengths) | rendezvous
     after(flat.sends[~meet], flat.recvs[~meet])
-    graph.together(of_all_steps(flat.recvs[meet]), of_all_steps(flat.sends[meet]))
+    graph.merge(of_all_steps(flat.recvs[meet]), of_all_steps(flat.sends[meet]))
     sizes = flat.meetings["stop"] - flat.meetings["first"]
     leaders = np.repeat(flat.members[flat.meetings["first"]], sizes)
-    graph.together(of_all_steps(flat.members), of_all_steps(leaders))
+    graph.merge(of_all_steps(flat.members), of_all_steps(leaders))
     # An op whose partner is missing waits for itself, so for ever.
     partnerless = np.flatnonzero(flat.ops["mode"] == NEVER)
     after(partnerless, partnerless)

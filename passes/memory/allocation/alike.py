@@ -35,7 +35,7 @@ _BEFORE = 0.01
 
 
 @frozen(eq=False)
-class Kinds:
+class BufferKinds:
     """Buffers to place kind by kind around others that have their offsets."""
 
     instance: Instance
@@ -62,7 +62,7 @@ class Kinds:
 def move_kinds(
     attempt: Attempt,
     method: str,
-    kinds: Kinds,
+    kinds: BufferKinds,
     ranks: NDArray[np.float64],
     chance: np.random.Generator,
     orders: int,
@@ -93,7 +93,9 @@ def move_kinds(
     return tried
 
 
-def _moved(kinds: Kinds, ranks: NDArray[np.float64], over: Int64s, chance: np.random.Generator) -> NDArray[np.float64]:
+def _moved(
+    kinds: BufferKinds, ranks: NDArray[np.float64], over: Int64s, chance: np.random.Generator
+) -> NDArray[np.float64]:
     """Return ranks in which one or two kinds that live where it is too high stand before others."""
     section = chance.choice(np.flatnonzero(over)) if over.any() else 0
     there = kinds.live_in(int(section))

@@ -31,7 +31,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from ratrain.passes.memory.allocation import orders
-from ratrain.passes.memory.allocation.alike import Kinds, move_kinds
+from ratrain.passes.memory.allocation.alike import BufferKinds, move_kinds
 from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Int64s
 
@@ -143,7 +143,7 @@ def _place(attempt: Attempt, nested: NDArray[np.bool_], below: NDArray[np.bool_]
     chance = np.random.default_rng(instance.count)
     left = _MOST_PLACED // instance.count
     while ways:
-        rest = Kinds(instance, np.flatnonzero(nested | below), ways.pop(), moved, kinds)
+        rest = BufferKinds(instance, np.flatnonzero(nested | below), ways.pop(), moved, kinds)
         mine, tried = left // 2 if ways else left, 1
         left -= mine
         while tried and not attempt.good():

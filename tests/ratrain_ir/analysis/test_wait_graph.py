@@ -48,8 +48,8 @@ def test_events_that_are_one_wait_for_what_each_waits_for(
     edges = [(source % events, target % events) for source, target in edges]
     ones = {2 * pair + 1: 2 * pair for pair in range(pairs) if 2 * pair + 1 < events}
     graph = WaitGraph(events)
-    graph.after(*edge_ends(edges))
-    graph.together(np.array(list(ones), np.int64), np.array(list(ones.values()), np.int64))
+    graph.add_waits(*edge_ends(edges))
+    graph.merge(np.array(list(ones), np.int64), np.array(list(ones.values()), np.int64))
     joined = nx.DiGraph([(ones.get(source, source), ones.get(target, target)) for source, target in edges])
     joined.add_nodes_from(range(events))
     circles = {node for node in joined if any(nx.has_path(joined, after, node) for after in joined.successors(node))}
@@ -70,7 +70,7 @@ def test_an_event_ends_as_the_longest_way_to_it(
     count = len(seconds)
     edges = [(source % count, target % count) for source, target in edges]
     graph = WaitGraph(count)
-    graph.after(*edge_ends(edges))
+    graph.add_waits(*edge_ends(edges))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wait_graph, "ALLOWANCE", Allowance(edges_in_python))
         ends = graph.ends(seconds)
