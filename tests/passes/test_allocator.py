@@ -233,7 +233,7 @@ def few_kinds(seed: int, count: int) -> AllocationProblem:
 
 def test_moving_what_is_alike_lowers_first_fit_by_size():
     """Begins with that order, ends lower on some problems of few kinds, and gives the same twice."""
-    from ratrain.passes.memory.allocation.alike import Kinds, move_kinds
+    from ratrain.passes.memory.allocation.alike import BufferKinds, move_kinds
 
     lower = 0
     for seed in range(6):
@@ -242,7 +242,7 @@ def test_moving_what_is_alike_lowers_first_fit_by_size():
         pairs, kinds = np.unique(np.stack((instance.sizes, instance.widths())), axis=1, return_inverse=True)
         _, ranks = np.unique(-pairs[0], return_inverse=True)
         everything, nothing = np.arange(instance.count), np.zeros(instance.count, np.int64)
-        alike = Kinds(instance, everything[:0], nothing, everything, kinds.reshape(-1))
+        alike = BufferKinds(instance, everything[:0], nothing, everything, kinds.reshape(-1))
         attempts = [Attempt.of(instance, 0, None, Effort(), perf_counter() + 60) for _ in range(2)]
         for attempt in attempts:
             move_kinds(attempt, "moved", alike, ranks.reshape(-1).astype(float), np.random.default_rng(seed), 400, 6)

@@ -16,7 +16,7 @@ import pytest
 from ratrain.ratrain_ir import process_pool
 from ratrain.ratrain_ir.config.types import Dtype, tensor_type
 from ratrain.ratrain_ir.model.blocks import block
-from ratrain.ratrain_ir.process_pool import beside, each, processes
+from ratrain.ratrain_ir.process_pool import each, meanwhile, processes
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location, Note
 from ratrain.ratrain_ir.support.time_limit import time_limit
 
@@ -214,7 +214,7 @@ def test_children_write_to_no_terminal(meeting, capfd):
 
 SCRIPT = """
 import atexit, os, signal, sys, time
-from ratrain.ratrain_ir.process_pool import beside, each, processes
+from ratrain.ratrain_ir.process_pool import each, meanwhile, processes
 
 def work(item):
     if item < 2:
@@ -294,7 +294,7 @@ def test_functions_are_called_beside_a_block_and_end_with_it(tmp_path, monkeypat
         os.write(ends[1], b"!")
         signal.pause()
 
-    with beside(tell, fail, stay):
+    with meanwhile(tell, fail, stay):
         told = b""
         while len(told) < 3:
             assert select.select([ends[0]], [], [], TIMEOUT)[0]
@@ -310,6 +310,6 @@ def test_functions_are_called_beside_a_block_and_end_with_it(tmp_path, monkeypat
 
 def test_nothing_is_called_beside_a_block_with_a_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(process_pool, "usable_cores", lambda: {0, 1})
-    with time_limit(TIMEOUT), beside(lambda: (tmp_path / "called").write_text("")):
+    with time_limit(TIMEOUT), meanwhile(lambda: (tmp_path / "called").write_text("")):
         time.sleep(0.2)
     assert not list(tmp_path.iterdir())
