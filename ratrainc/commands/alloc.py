@@ -15,8 +15,8 @@ Examples:
 
 \b
 The problem has one buffer a line, under a header with the columns id, lower, upper, size in any order: a buffer of
-`size` bytes is live from time `lower` to time `upper`, `upper` excluded. The solution adds the column offset; where the
-problem has an offset for every buffer, these are checked. All sizes must be multiples of what a column alignment asks for.
+`size` bytes is live from time `lower` to time `upper`, `upper` excluded. The solution adds the column offset; if the
+problem has an offset for every buffer, these are checked. With a column alignment, sizes must be multiples of it.
 
 Exit code 0: every buffer has its place under the capacity; 1: diagnostics; 2: usage.
 """

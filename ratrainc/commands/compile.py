@@ -30,7 +30,7 @@ Examples:
   ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
   ratrainc compile --model llama-2-7b --plan P.toml --schedule-file zbv.csv -o zbv.rtir
   ratrainc compile --model llama-2-7b --plan P.toml --zero-blocks auto -o 7b.rtir
-  ratrainc compile --model llama-2-7b --plan P.toml --capacity 12GiB --suggest Q.toml     Q.toml fits where P.toml does not
+  ratrainc compile --model llama-2-7b --plan P.toml --capacity 12GiB --suggest Q.toml    if P does not fit, Q does
   ratrainc compile edited.rtir -o edited.rtx
 """
 

@@ -19,13 +19,13 @@ Examples:
   ratrainc lint lowered.csv --sharded
   ratrainc schedule --kind 1f1b --stages 4 --micro-batches 8 -o s.csv && ratrainc lint s.csv
 
-The file is what torch.distributed.pipelining dumps and loads: a row a rank, a cell an action (2F0, 2I0, 2W0, 2B0, 1SEND_F0,
-2RECV_F0, 0UNSHARD, 0REDUCE_GRAD, (0F1;1B0)OVERLAP_F_B) or empty. Without sends and receives it is taken as compute only.
-Where micro-batches are cut into slices, the slice follows after a dot: 2F0.1.
+The file is a table that torch.distributed.pipelining dumps and loads: a row for each rank, in each cell an action (2F0,
+2I0, 2W0, 2B0, 1SEND_F0, 2RECV_F0, 0UNSHARD, 0REDUCE_GRAD, (0F1;1B0)OVERLAP_F_B) or nothing. A table without sends and
+receives is taken as compute only. If micro-batches are cut into slices, the slice follows after a dot: 2F0.1.
 
-Of a sound schedule it says how long a step takes, a forward and each half of a backward being one unit of time and a message
-none; the bubble, in which ranks are idle; and how many passes each rank has in flight at most: begun forward, and the gradient
-of their input not made yet.
+For a sound schedule the command prints the length of a step, where a forward and each half of a backward take one unit
+of time and a message none; the bubble, in which ranks are idle; and the most passes that each rank has in flight at a
+time: their forward has begun, and the gradient of their input is not made yet.
 
 Exit code 0: sound; 1: diagnostics; 2: usage.
 """

@@ -47,7 +47,7 @@ Examples:
   ratrainc plan --model llama-2-7b --clusters 16 --global-batch 128 --machine h100-node -o P.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --schedules 1f1b,zb-v --explain-rejected
-  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --objective tokens-per-cluster-hour --keep 3 -o P.toml
+  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --objective tokens-per-cluster-hour --keep 3
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --pareto clusters --quick --plot front.svg
 """
 
@@ -84,9 +84,9 @@ Examples:
     "plans_schedules",
     metavar="S,S,...",
     callback=schedule_names,
-    help="Schedules to choose from, or 'all'; 1f1b+host, +file and +peer use that memory in addition to DDR. Default: without "
-    "--strategy 1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, alone and with each memory that the machine "
-    "has, else the strategy's.",
+    help="Schedules to choose from, or 'all'; 1f1b+host, +file and +peer use that memory in addition to DDR. Default: "
+    "the strategy's; without --strategy 1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, alone and with each "
+    "memory that the machine has.",
 )
 @click.option(
     "--objective",

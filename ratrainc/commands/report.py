@@ -26,7 +26,7 @@ _EPILOG = """\b
 Examples:
   ratrainc report 7b.rtx -o 7b.html
   ratrainc report 7b.rtir -o 7b.html --machine my-machine.toml
-  ratrainc report before.rtx --against after.rtx -o both.html  both on one page, with what differs: a pass, two strategies
+  ratrainc report before.rtx --against after.rtx -o both.html  both on one page, with their differences
   ratrainc report 7b.rtx -o 7b.svg                             a still picture of the first step, for a page or a slide
   ratrainc report 7b.rtx -o 7b.svg --times 1,1,1,0             the same with textbook times
 """

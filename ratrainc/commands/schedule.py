@@ -16,8 +16,9 @@ Examples:
   ratrainc schedule --kind v-half --stages 4 --micro-batches 8 -o v.csv && ratrainc lint v.csv
   ratrainc schedule --kind seq1f1b --stages 4 --micro-batches 8 --slices 4
 
-An action is a chunk, what it does (F; B, or its halves I and W) and a micro-batch: 2F1. Chunks are numbered in forward order over all
-stages, as PyTorch numbers its stages. A slice of a micro-batch follows after a dot, 2F1.3; PyTorch has none.
+An action is a chunk, a letter (F for forward; B for backward, or I and W for its halves) and a micro-batch: 2F1. Chunks
+are numbered in forward order over all stages, as PyTorch numbers its stages. A slice of a micro-batch follows after a
+dot, 2F1.3; PyTorch has none.
 
 \b
   kind                    chunks a stage   what it is for
@@ -27,7 +28,7 @@ stages, as PyTorch numbers its stages. A slice of a micro-batch follows after a 
   zb-v                    2 in a vee       no idle time where F = B = W, memory of 1f1b
   v-half, v-min           2 in a vee       half, a third of the memory of 1f1b
   dualpipe-v              2 in a vee       as DualPipe, the forward and the backward of a pair one after the other
-  seq1f1b                 1 or more        K slices of a micro-batch: about 1 / K of the idle time, and of the memory of 1f1b
+  seq1f1b                 1 or more        K slices of a micro-batch: about 1 / K of the idle time and memory of 1f1b
 """
 
 

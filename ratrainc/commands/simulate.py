@@ -34,9 +34,10 @@ Examples:
   ratrainc simulate zb.rtx --times times.toml
 
 \b
-T_F is one micro-batch's forward on one stage, spread evenly over the attention and mlp blocks of the stage, T_B the half of its
-backward that makes the gradient of the stage's input, T_W the half that makes those of its parameters (a whole backward takes
-T_B + T_W), T_comm a message between stages. All else, embedding and head too, takes no time. A file says more, by kind of op:
+T_F is one micro-batch's forward on one stage, spread evenly over its attention and mlp blocks; T_B the half of its
+backward that makes the gradient of the stage's input; T_W the half that makes the gradients of its parameters (a whole
+backward takes T_B + T_W); T_comm a message between stages. Other ops, embedding and head too, take no time. A file can
+give a time to each kind of op:
   forward = 18.522        as T_F; recompute, backward, or backward_input and backward_weight likewise
   backward_input = 18.086
   backward_weight = 9.337

@@ -28,9 +28,10 @@ A row says what one step took, or held, or that it did not fit:
   7b-512,scaling,held-out,llama-2-7b,mt3000,plan.toml,256,ratrain,57558.07,weak scaling
 
 \b
-class: bubble (bubble_fraction), step-time, scaling, zero3-micro-batch (step_seconds or tokens_per_second), memory (peak_bytes),
-out-of-memory (fits: yes or no). Any key of a plan can be a column; times gives T_F,T_B,T_W,T_comm for a bubble; needs names what is not
-built, and leaves the row out. docs/validation-tables.md has all columns.
+class: bubble (bubble_fraction), step-time, scaling, zero3-micro-batch (step_seconds or tokens_per_second), memory
+(peak_bytes), out-of-memory (fits: yes or no). Any key of a plan can be a column. times gives T_F,T_B,T_W,T_comm for a
+bubble. A row whose column needs names a feature that is not built is left out. docs/validation-tables.md has all
+columns.
 """
 
 

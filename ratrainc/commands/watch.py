@@ -15,8 +15,8 @@ from ratrain.ratrainc.commands.words.options import (
 
 _EPILOG = """\b
 Examples:
-  ratrainc watch losses.jsonl                                  writes losses.html again and again until the run has ended
-  ratrainc watch losses.jsonl --once -o page.html              once, of a finished run or one that goes on
+  ratrainc watch losses.jsonl                                  writes losses.html until the run has ended
+  ratrainc watch losses.jsonl --once -o page.html              once, of a finished run or of one in progress
   ratrainc watch first.jsonl second.jsonl -o both.html         two runs in the same charts
   ratrainc watch kept/                                         the logs (.jsonl) in a folder
 """

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MARK = "ratrainc watch"
 """Text by which a page of this command is recognised."""
-_HINT = """<p class="hint">Drag over a chart to zoom in; a double click shows all. Keys on a chart: + - and the arrows, 0 shows all.
-The lines are means of neighbouring steps where there are many, the shade behind them the least and the most.</p>
+_HINT = """<p class="hint">Drag over a chart to zoom in; a double click shows all. Keys on a chart: + - and arrows, 0
+shows all. With many steps, a line is the mean of neighbouring steps, and the shade behind it their range.</p>
 """
 _MOST_POINTS = 800
 _SLOW = 1.2

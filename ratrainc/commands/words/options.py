@@ -422,7 +422,7 @@ def plan_choice_options(function: F) -> F:
         "plans_peers",
         callback=_peers,
         metavar="1,2,...",
-        help="Numbers of tensor-parallel ranks to choose from. Default: as --like says, else all that share out the model.",
+        help="Numbers of tensor-parallel ranks to choose from. Default: of --like, else all that divide the model.",
     )
     name = click.option(
         "--strategy",
