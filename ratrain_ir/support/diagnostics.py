@@ -281,11 +281,13 @@ def nearest(
 ) -> str | None:
     """Return a help text with the known name that is most like a misspelt one; None if none is like it.
 
-    Case does not count. `others` maps further accepted spellings to known names. Likeness is a ratio from 0 to 1
-    (`difflib`); below `cutoff` a name is not suggested.
+    Case does not count. A name that begins with the misspelt one comes first if it is the only such name. `others` maps
+    further accepted spellings to known names. Likeness is a ratio from 0 to 1 (`difflib`); below `cutoff` a name is not
+    suggested.
     """
     import difflib
 
     meant = {word.lower(): word for word in known} | dict(others or {})
-    matches = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=cutoff)
+    begun = [word for word in meant if len(name) > 1 and word.startswith(name.lower())]
+    matches = begun if len(begun) == 1 else difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=cutoff)
     return f"did you mean '{meant[matches[0]]}'?" if matches else None

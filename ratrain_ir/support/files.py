@@ -50,6 +50,8 @@ def path_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        if isinstance(error, IsADirectoryError):
+            fail("RT002", f"{what}: it is a directory", help="name a file in it")
         fail("RT002", f"{what}: {getattr(error, 'strerror', None) or error}")
 
 

@@ -455,12 +455,13 @@ def _for_its_device(settings: RunSettings) -> RunSettings:
 def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) -> None:
     """Raise `click.UsageError` for options that were given and would change nothing."""
     if ranks.engine == "local":
-        refuse_idle("is for processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
+        refuse_idle("is for processes: it goes with --engine mpi or torch", "ranks_order", "ranks_reduction")
     if settings.saving.every is None:
         refuse_idle("goes with --save-every: a checkpoint at the end is one", "settings_saving_keep_last")
-    if settings.evaluation.every is None or settings.evaluation.paths:
-        why = "cuts --data for --eval-every: it does not go with --eval-data"
-        refuse_idle(why, "settings_evaluation_fraction")
+    if settings.evaluation.every is None:
+        refuse_idle("cuts --data for --eval-every, which is not given", "settings_evaluation_fraction")
+    if settings.evaluation.paths:
+        refuse_idle("cuts --data, and --eval-data is held out instead", "settings_evaluation_fraction")
     if data.train_on == "all":
         refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
     else:

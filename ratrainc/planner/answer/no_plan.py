@@ -45,5 +45,6 @@ def no_plan(answer: Answer) -> NoReturn:
         f"{'fits' if proved else 'was found that fits'} {request.clusters} clusters of "
         f"{capacity_text(request.machine.whole('ddr_capacity'))}",
         notes=notes,
-        help=f"{'' if proved or request.exhaustive else more}use more clusters, shorter sequences, or another strategy",
+        help=f"{'' if proved or request.exhaustive else more}use more clusters (--smallest finds the fewest), shorter "
+        "sequences, or another strategy",
     )

@@ -205,7 +205,10 @@ def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
     for name in fields.names:
         if name not in held:
             known = ", ".join(shown(key) for key in list(held)[:_MOST_NAMED]) or "none"
-            _refuse(path, line, f"has no field {shown(name)}; it has {known}", way_out=_way_out(fields))
+            way_out = _way_out(fields)
+            if not fields.is_pair and held.keys() >= {"prompt", "completion"}:
+                way_out = "--train-on completion trains on prompts and completions"
+            _refuse(path, line, f"has no field {shown(name)}; it has {known}", way_out=way_out)
         if not isinstance(held[name], str):
             _refuse(
                 path, line, f"has no text in its field {shown(name)}: {shown(held[name])}", way_out=_way_out(fields)
