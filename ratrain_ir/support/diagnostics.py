@@ -42,7 +42,7 @@ CODES: dict[str, str] = {
     "RT030": "a forward, backward or input is missing or appears twice",
     "RT031": "a gradient is not reduced and applied exactly once",
     "RT032": "a saved tensor is recovered twice or not at all",
-    "RT033": "tensor-parallel ranks exchange the wrong data, twice or never: a part is read as a whole, or a sum "
+    "RT033": "tensor-parallel ranks exchange the wrong data, twice or never: a part is read as whole, or a sum "
     "is missing",
     "RT034": "a tensor is in another memory than the op works in, or a store, fetch, offload or stream has the "
     "wrong one",
