@@ -21,7 +21,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", 
 for _variable in ("COLUMNS", "LINES"):
     os.environ.pop(_variable, None)
 os.environ.setdefault("TRITON_INTERPRET", "1")
-os.environ["RATRAIN_CACHE_DIR"] = ""  # no receipts: every test proves what it reads
+os.environ["RATRAIN_CACHE_DIR"] = ""  # no remembered proofs: every test proves what it reads
 
 # `gate` tries the same examples every time; a search for new ones is `--hypothesis-profile dev`.
 settings.register_profile("gate", derandomize=True, deadline=None, max_examples=20)

@@ -1,6 +1,6 @@
 """Proof cache: remembers what this installation has proved sound, so that the next command need not prove it again.
 
-An entry (a receipt) is a file in a folder of the user's cache. Its name is the SHA-256 of all that the proof is about
+An entry is a file in a folder of the user's cache. Its name is the SHA-256 of all that the proof is about
 and of all that made it:
 
     XXXX
@@ -40,18 +40,18 @@ def prove(proof: Callable[[], object], kind: str, *content: bytes, anew: bool = 
 
     Skip it if it is remembered for this `kind` and these parts of content, unless `anew` is set.
     """
-    receipt = _receipt(kind, content)
-    if receipt is None:
+    entry = _entry(kind, content)
+    if entry is None:
         proof()
         return
-    if not anew and _is_held(receipt):
+    if not anew and _is_held(entry):
         return
     proof()
     with suppress(OSError):  # without an entry the next command proves it again
-        _leave(receipt)
+        _leave(entry)
 
 
-def receipt_name(installed: str, kind: str, content: Iterable[bytes]) -> str:
+def entry_name(installed: str, kind: str, content: Iterable[bytes]) -> str:
     """Return the file name of the entry for a proof of this kind about this content, by this installation."""
     digest = sha256()
     for part in (installed.encode(), kind.encode(), *content):
@@ -104,14 +104,14 @@ def _files_below(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _receipt(kind: str, content: tuple[bytes, ...]) -> Path | None:
+def _entry(kind: str, content: tuple[bytes, ...]) -> Path | None:
     """Return the path of the entry of a proof; None if nothing can be cached."""
     folder = None if plugins() else _folder()
     try:
         installed = None if folder is None else installation()
     except (OSError, PackageNotFoundError):
         installed = None
-    return None if folder is None or installed is None else folder / receipt_name(installed, kind, content)
+    return None if folder is None or installed is None else folder / entry_name(installed, kind, content)
 
 
 def _folder() -> Path | None:
@@ -120,7 +120,7 @@ def _folder() -> Path | None:
         base = os.environ.get(VARIABLE)
         if base is None:
             base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ratrain")
-        folder = Path(base) / "receipts"
+        folder = Path(base) / "proofs"
         if not base or not folder.is_absolute():
             return None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,17 +131,17 @@ def _folder() -> Path | None:
     return folder if own and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
-def _is_held(receipt: Path) -> bool:
+def _is_held(entry: Path) -> bool:
     try:
-        return receipt.read_text("ascii") == receipt.name
+        return entry.read_text("ascii") == entry.name
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _leave(receipt: Path) -> None:
+def _leave(entry: Path) -> None:
     """Write an entry, and remove the oldest above `_MOST`. Raises OSError if it cannot be written."""
-    receipt.write_text(receipt.name, "ascii")
-    others = [path for path in receipt.parent.iterdir() if path != receipt]
+    entry.write_text(entry.name, "ascii")
+    others = [path for path in entry.parent.iterdir() if path != entry]
     if len(others) >= _MOST:
         others.sort(key=lambda path: path.stat().st_mtime)
         for path in others[: len(others) + 1 - _MOST]:

@@ -1,4 +1,4 @@
-"""Receipts of proofs: held for the very same bytes and installation, left only by a proof, and never trusted where others can write."""
+"""Remembered proofs: held for the very same bytes and installation, left only by a proof, and never trusted where others can write."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support import proof_cache
-from ratrain.ratrain_ir.support.proof_cache import VARIABLE, digest_of_files, prove, receipt_name
+from ratrain.ratrain_ir.support.proof_cache import VARIABLE, digest_of_files, entry_name, prove
 
 
 class _Proof:
@@ -26,7 +26,7 @@ class _Proof:
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(proof_cache, "installation", lambda: "this one")
-    return tmp_path / "cache" / "receipts"
+    return tmp_path / "cache" / "proofs"
 
 
 def _again(*content: bytes, kind: str = "program") -> bool:
@@ -41,7 +41,7 @@ def test_the_second_time_nothing_is_proved(cache):
     assert not _again(b"some bytes")
 
 
-def test_anew_always_proves_and_leaves_a_receipt(cache):
+def test_anew_always_proves_and_leaves_an_entry(cache):
     for _ in range(2):
         proof = _Proof()
         prove(proof, "program", b"some bytes", anew=True)
@@ -68,7 +68,7 @@ def test_kind_and_parts_count(cache):
 
 @given(st.lists(st.binary(max_size=4), max_size=3), st.lists(st.binary(max_size=4), max_size=3))
 def test_names_are_equal_only_for_equal_content(one, other):
-    assert (receipt_name("i", "kind", one) == receipt_name("i", "kind", other)) == (one == other)
+    assert (entry_name("i", "kind", one) == entry_name("i", "kind", other)) == (one == other)
 
 
 def test_a_failed_proof_leaves_nothing(cache):
@@ -100,8 +100,8 @@ def test_plugins_prove(cache, monkeypatch):
 @pytest.mark.parametrize("text", ["", "f" * 64, "\N{SNOWMAN}"])
 def test_a_file_that_is_no_receipt_is_none(cache, text):
     assert _again(b"some bytes")
-    (receipt,) = cache.iterdir()
-    receipt.write_text(text, "utf-8")
+    (entry,) = cache.iterdir()
+    entry.write_text(text, "utf-8")
     assert _again(b"some bytes")
 
 
@@ -120,7 +120,7 @@ def test_without_a_place_every_proof_is_made(cache, monkeypatch, folder):
     assert _again(b"some bytes")
 
 
-def test_the_oldest_receipts_go(cache, monkeypatch):
+def test_the_oldest_entries_go(cache, monkeypatch):
     monkeypatch.setattr(proof_cache, "_MOST", 3)
     for number in range(6):
         assert _again(bytes([number]))

@@ -73,7 +73,7 @@ def test_a_program_is_proved_once_for_all_commands(proofs, files, capsys):
 
 
 @pytest.mark.parametrize(("name", "proof"), [("tiny.rtx", "check_program"), ("tiny.rtir", "check")])
-def test_verify_always_proves_and_leaves_a_receipt(proofs, files, name, proof, capsys):
+def test_verify_always_proves_and_leaves_an_entry(proofs, files, name, proof, capsys):
     path = str(files / name)
     for _ in range(2):
         assert proofs.of(lambda: main(["verify", path])) == [proof]
@@ -87,7 +87,7 @@ def test_what_a_schedule_gives_is_proved_each_time(proofs, files, capsys):
 
 
 def test_a_large_schedule_is_proved_without_its_ops(proofs, files, monkeypatch, capsys):
-    """It leaves the receipt of any other proof; where something is wrong, the rules on ops are asked, and say what."""
+    """It leaves the entry of any other proof; where something is wrong, the rules on ops are asked, and say what."""
     monkeypatch.setattr(proving, "ALLOWANCE", Allowance(0))
     path = str(files / "tiny.rtir")
     assert proofs.of(lambda: main(["verify", path])) == []
