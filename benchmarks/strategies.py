@@ -51,7 +51,7 @@ def main() -> None:
     print("| strategy | module | step s | exposed tail s | seconds in all | seconds per pass |")
     print("|---|---|---|---|---|---|")
     peers = api.resolved(model, plan)[1].tp > 1
-    for item in (item for item in STRATEGIES if peers or not item.needs_peers):
+    for item in (item for item in STRATEGIES if peers or not item.needs_tensor_ranks):
         print(row(item, model, plan), flush=True)
 
 

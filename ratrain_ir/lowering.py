@@ -72,7 +72,7 @@ from ratrain.ratrain_ir.model.blocks import (
     tokens_per_micro_batch,
     view_shard_elements,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, is_parallel_mlp, source_block, sum_block
+from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp, source_block, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import (
     Group,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.recovery.rewriting import LEAN_SLOTS, LayerChoice
-from ratrain.ratrain_ir.config.tensor_peers import adds_branches_apart
+from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import (
     activation_type,
@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.model.blocks import (
     kept_in_forward,
     saved_slots,
 )
-from ratrain.ratrain_ir.model.peer_blocks import is_parallel_mlp
+from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -26,7 +26,7 @@ from attrs import frozen
 from ratrain.passes.recovery.rewriting import Donor, KeptHome, made_before
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.ops.base import Op, Piece, piece_fields
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS
 from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
     AddBranchBackward,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _OF_BACKWARD = (Recompute, Backward, BackwardHeads, BackwardInput, BackwardWeight, AddBranchBackward)
 """Ops that use what a forward keeps."""
-_OF_PEERS = (*PEER_OPS, AddBranch)
+_OF_PEERS = (*TENSOR_OPS, AddBranch)
 """Ops of tensor parallelism right after a forward, which use what the forward has used."""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
-from ratrain.ratrain_ir.config.tensor_peers import problems
+from ratrain.ratrain_ir.config.tensor_ranks import problems
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.text import shown
 
@@ -37,7 +37,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     if model is not None:
         _check_positions(reader, plan, model)
         _check_softcap(reader, plan, model)
-    _check_tensor_peers(reader, plan, model)
+    _check_tensor_ranks(reader, plan, model)
     if (
         plan.mapping is not None
         and reader.good("pp", "dp", "tp")
@@ -114,7 +114,7 @@ def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> Non
         )
 
 
-def _check_tensor_peers(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+def _check_tensor_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
     """Check that tensor-parallel ranks can share out the model."""
     if not reader.good("tp", "sequence_sharding", "micro_batch_size", "seq_len", "slices"):
         return

@@ -21,7 +21,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
-from ratrain.ratrain_ir.config.tensor_peers import adds_branches_apart, norms_over_peers, peer_model
+from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.parameter_names import parameter_name
 
@@ -201,7 +201,7 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     With tied embeddings the flat tensors of `embed` and `head` start with the same table. Both are padded to the longer
     one, so that shards of equal index hold the same rows and can be summed.
     """
-    model = peer_model(model, plan)
+    model = rank_model(model, plan)
     tied = model.tied_embeddings and owner.kind in ("embed", "head")
     lasts = [parameters(model, each)[-1] for each in ((block("embed"), block("head")) if tied else (owner,))]
     quantum = PARAMETER_ALIGNMENT * plan.dp  # a group of replicas divides D, so its larger shards are aligned too
@@ -313,7 +313,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
 
     With tensor parallelism shapes are of one rank's part.
     """
-    whole, model = model, peer_model(model, plan)
+    whole, model = model, rank_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     branch = () if adds_branches_apart(model, plan) else branch_slots(model, plan)
@@ -383,9 +383,9 @@ def projected_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot,
 
     A separate op makes them. They come first among the saved slots.
     """
-    if block.kind != "attention" or not norms_over_peers(model, plan):
+    if block.kind != "attention" or not norms_over_ranks(model, plan):
         return ()
-    peer = peer_model(model, plan)
+    peer = rank_model(model, plan)
     rows, act = tokens_per_micro_batch(plan), Dtype(plan.view_dtype)
     widths = {"q_in": peer.q_size, "k_in": peer.kv_size, "v": peer.kv_size}
     return tuple(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items())
@@ -393,7 +393,7 @@ def projected_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot,
 
 def row_sum_slots(model: ModelConfig, plan: Plan, block: Block, name: str) -> tuple[Slot, ...]:
     """Return the slot of these norms' sums over all ranks: one sum per row of queries, then one per row of keys."""
-    if block.kind != "attention" or not norms_over_peers(model, plan):
+    if block.kind != "attention" or not norms_over_ranks(model, plan):
         return ()
     return (Slot(name, row_sums_type(plan)),)
 
@@ -422,14 +422,14 @@ def branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
 
 def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
     """Return the type of an attention's scores [heads * tokens, seq_len]: each query of each head with each key."""
-    heads = peer_model(model, plan).heads
+    heads = rank_model(model, plan).heads
     return tensor_type(Dtype(plan.view_dtype), (heads * tokens_per_micro_batch(plan), plan.seq_len))
 
 
 def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """Return what attention saves of its softmax: the log-sum-exp of each query, all probabilities, or nothing."""
     if plan.attention == "fused":
-        heads = peer_model(model, plan).heads
+        heads = rank_model(model, plan).heads
         return (Slot("lse", tensor_type(Dtype.F32, (heads, tokens_per_micro_batch(plan)))),)
     return (Slot("probs", scores_type(model, plan)),) if plan.attention == "scores-kept" else ()
 
@@ -473,8 +473,8 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     They are the gradients of the outputs of the block's matrix products, and the gradients of norm weights and biases
     as exact f32 sums. These are rounded once, when they are added to the gradient, as in a whole backward.
     """
-    over_peers = norms_over_peers(model, plan)
-    model = peer_model(model, plan)
+    over_peers = norms_over_ranks(model, plan)
+    model = rank_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     if block.kind == "attention" and over_peers:
@@ -556,7 +556,7 @@ def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """
     if block.kind != "attention" or last_viewer(model, plan) is None:
         return ()
-    width = peer_model(model, plan).kv_heads * model.head_dim
+    width = rank_model(model, plan).kv_heads * model.head_dim
     type_ = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan), width))
     return tuple(Slot(name, type_) for name in SUM_SLOTS)
 
@@ -601,7 +601,7 @@ def takes_pair(model: ModelConfig, plan: Plan, block: Block) -> bool:
     The upper half is the input of the layer, from which the mlp is computed. The lower half is that input plus
     attention's output, to which the mlp adds. In the gradient the upper half is that of the layer's input along all
     paths except through attention; the lower half is that of attention's output. Tensor-parallel ranks need no pair
-    (`peer_blocks.is_parallel_mlp`).
+    (`tensor_blocks.is_parallel_mlp`).
     """
     return plan.tp == 1 and model.parallel_residual and block.kind == "mlp"
 

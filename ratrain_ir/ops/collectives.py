@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, final, get_args
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import (
     PRODUCTS,
@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     row_sum_slots,
     shares_rows,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, is_parallel_mlp
+from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
@@ -76,7 +76,7 @@ class BlocksOp(Op):
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class PeerPieceOp(PayloadOp):
+class TensorPieceOp(PayloadOp):
     """Base of exchanges of a block's input, or of its gradient, between tensor-parallel ranks."""
 
     default_members = Group.TENSOR
@@ -152,7 +152,7 @@ class AllReduce(BlocksOp):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class GatherRows(PeerPieceOp):
+class GatherRows(TensorPieceOp):
     """Gathers the input of a block, or its gradient, from the rows of all tensor-parallel ranks.
 
     `phase` is the pass that reads a gathered activation. A gathered gradient is read by the backward of the block
@@ -196,7 +196,7 @@ class GatherRows(PeerPieceOp):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ReduceRows(PeerPieceOp):
+class ReduceRows(TensorPieceOp):
     """Sums tensor-parallel ranks' partial inputs of a block, or the partial gradients of its input.
 
     It sums in f32 in rank order and rounds once. It adds the residual stream once, if there is one: the input of the
@@ -240,7 +240,7 @@ class CombineLoss(BlockPieceOp):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ReduceSums(PeerPieceOp):
+class ReduceSums(TensorPieceOp):
     """Sums the row statistics that norms of queries and keys need over tensor-parallel ranks.
 
     The statistics are the squares of queries and keys in the forward, and their products with the gradient in the
@@ -262,7 +262,7 @@ class ReduceSums(PeerPieceOp):
 
         It sums none without tensor-parallel ranks, or without norms over all heads of a token.
         """
-        if plan.tp > 1 and not norms_over_peers(model, plan):
+        if plan.tp > 1 and not norms_over_ranks(model, plan):
             return f"{model.name} norms no queries and keys over all heads of a token"
         return _missing_input(model, plan, self.block)
 
@@ -348,10 +348,10 @@ def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
     return None
 
 
-PeerOp = GatherRows | ReduceRows | ReduceSums | CombineLoss
+TensorOp = GatherRows | ReduceRows | ReduceSums | CombineLoss
 
 
-PEER_OPS: tuple[type[Op], ...] = get_args(PeerOp)
+TENSOR_OPS: tuple[type[Op], ...] = get_args(TensorOp)
 """Kinds of collectives of tensor-parallel ranks within the passes of a micro-batch"""
 
 
@@ -359,7 +359,7 @@ STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, Al
 """Kinds of collectives on gradients, views and scalars of a step"""
 
 
-COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *PEER_OPS)
+COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *TENSOR_OPS)
 """All kinds of collectives"""
 
 

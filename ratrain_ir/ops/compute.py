@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.model.blocks import (
     projected_slots,
     row_sum_slots,
 )
-from ratrain.ratrain_ir.model.peer_blocks import is_parallel_mlp
+from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature

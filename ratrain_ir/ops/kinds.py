@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.ops.base import Direction, Op, Piece, Slice, own_fields
-from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS, PeerOp
+from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS, TensorOp
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, MemoryOp
 from ratrain.ratrain_ir.ops.messages import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import attrs
 
 
-def piece_of(op: LoadInput | BlockOp | MessageOp | PeerOp | MemoryOp) -> Piece:
+def piece_of(op: LoadInput | BlockOp | MessageOp | TensorOp | MemoryOp) -> Piece:
     """Return the piece that an op works on: a micro-batch's number, or a `Slice` if the op names one."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
 

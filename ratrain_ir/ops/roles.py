@@ -38,7 +38,7 @@ from ratrain.ratrain_ir.model.blocks import (
     tokens_per_micro_batch,
     view_shard_elements,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
+from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
 
 if TYPE_CHECKING:

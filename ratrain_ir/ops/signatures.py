@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
@@ -105,5 +105,5 @@ def _plan_of_slice(op: Op, plan: Plan, index: int | None) -> Plan:
         raise SignatureError(f"'{op!r}' names {named}: {error}") from None
 
 
-_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, *MEMORY_OPS, *MESSAGE_OPS})
+_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *TENSOR_OPS, *MEMORY_OPS, *MESSAGE_OPS})
 """Kinds of ops that must name a slice where the plan cuts micro-batches into slices"""

@@ -29,7 +29,7 @@ from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import (
     PRODUCTS,
@@ -49,7 +49,7 @@ from ratrain.ratrain_ir.model.blocks import (
     saved_slots,
     shares_rows,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, source_block, sum_block
+from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, piece_text
 from ratrain.ratrain_ir.ops.collectives import (
@@ -142,7 +142,7 @@ class SymbolicRun(SymbolicUpdates):
         roles = self.roles(op)
         self.once(op, "RT030", "forward", block, m)
         self.view(op, roles, block)
-        if self.norms_over_peers(block):
+        if self.norms_over_ranks(block):
             self.expect_saved(op, roles, block, m)
             # `project` has read the input already, and checked it.
             for name in _ROLES_OF_PROJECT:
@@ -261,9 +261,9 @@ class SymbolicRun(SymbolicUpdates):
         for slot in branch_sums(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
 
-    def norms_over_peers(self, block: Block) -> bool:
+    def norms_over_ranks(self, block: Block) -> bool:
         """Tell whether a block's norms of queries and keys take sums over tensor-parallel ranks."""
-        return block.kind == "attention" and norms_over_peers(self.module.model, self.module.plan)
+        return block.kind == "attention" and norms_over_ranks(self.module.model, self.module.plan)
 
     def project(self, op: Project) -> None:
         """Make queries, keys and values. They are not recorded as done once: a recovery may make them again."""
@@ -301,7 +301,7 @@ class SymbolicRun(SymbolicUpdates):
 
         It computes these gradients itself, or finds those of `backward_heads` if norms sum over ranks.
         """
-        if not self.norms_over_peers(block):
+        if not self.norms_over_ranks(block):
             self.documents(op, roles, m)
             self.add_up_sums(op, roles, block, m)
             return
@@ -393,7 +393,7 @@ class SymbolicRun(SymbolicUpdates):
             self.set(roles["y"], "x", next_block(self.module.model, block), m)
             self.recover(roles["y"], op)
         self.set_saved(op, roles, block, m)
-        for name in _ROLES_OF_PROJECT if self.norms_over_peers(block) else ():
+        for name in _ROLES_OF_PROJECT if self.norms_over_ranks(block) else ():
             # Mark them: a forward of the same piece must not read recovered projections (`expect_made_forward`).
             if roles.get(name) in op.writes:
                 self.recover(roles[name], op)
@@ -454,7 +454,7 @@ class SymbolicRun(SymbolicUpdates):
             self.expect("RT032", op, roles[name], "saved", block, m, name)
         for slot in pending_slots(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
-        if self.norms_over_peers(block):
+        if self.norms_over_ranks(block):
             self.expect("RT030", op, roles["dv"], "pending", block, m, "dv")
         self.take_branch_sums(op, roles, block, m)
         self.contribute(op, roles["g"], block, m)

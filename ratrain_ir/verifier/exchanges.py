@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.model.blocks import block_chain
-from ratrain.ratrain_ir.model.peer_blocks import source_block
-from ratrain.ratrain_ir.ops.collectives import PeerOp
+from ratrain.ratrain_ir.model.tensor_blocks import source_block
+from ratrain.ratrain_ir.ops.collectives import TensorOp
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
@@ -26,7 +26,7 @@ def check_exchange(module: Module, stage: Stage, op: Op, report: Reporter) -> bo
 
     Return True if neither is reported.
     """
-    assert isinstance(op, PeerOp)
+    assert isinstance(op, TensorOp)
     wrong = op.missing(module.model, module.plan)
     if wrong is not None:
         report.at_op("RT026", f"'{op!r}': {wrong}", stage, op)
@@ -43,7 +43,7 @@ def check_exchange(module: Module, stage: Stage, op: Op, report: Reporter) -> bo
     return False
 
 
-def _exchanged_blocks(module: Module, stage: Stage, op: PeerOp) -> list[Block]:
+def _exchanged_blocks(module: Module, stage: Stage, op: TensorOp) -> list[Block]:
     """List the blocks that such an op may name on a stage, in forward order."""
     own = set(module.topology.stage_blocks[stage.index])
     named = [each for each in block_chain(module.model)[1:] if source_block(module.model, module.plan, each) is each]

@@ -22,12 +22,12 @@ from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import Engine, Group, Op, Part, Quantity
 from ratrain.ratrain_ir.ops.collectives import (
     COLLECTIVE_OPS,
-    PEER_OPS,
+    TENSOR_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
-    PeerOp,
     ReduceScatter,
+    TensorOp,
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp, Store
@@ -114,7 +114,7 @@ _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quan
 """Group of each scalar. Only the last stage knows the loss; every rank needs the flags, and the norm, of all."""
 
 _ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *OFFLOAD_OPS, Update})
-_PEERS = frozenset(PEER_OPS)
+_PEERS = frozenset(TENSOR_OPS)
 _MOVES = frozenset({Store, Fetch})
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
@@ -242,7 +242,7 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
 
     Return True if nothing is reported.
     """
-    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | PeerOp):
+    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | TensorOp):
         return True
     count, named = len(module.plan.slices), op.slice
     if not count and named is None:

@@ -29,7 +29,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     RULES,
     SCHEDULER,
     SCHEDULER_PARAMS,
-    SEQUENCE_PEERS,
+    SEQUENCE_RANKS,
     STAGE,
     STAGES,
     STRICT,
@@ -77,13 +77,13 @@ def _read(reader: SettingsReader) -> None:
     _take_old_names(reader)
     _refuse_what_is_on(reader)
     _refuse_auto(reader)
-    pp, tp, peers = _stages(reader), reader.integer(PEERS) or 1, reader.size(SEQUENCE_PEERS) or 1
+    pp, tp, peers = _stages(reader), reader.integer(PEERS) or 1, reader.size(SEQUENCE_RANKS) or 1
     reader.put("pp", pp, STAGES)
     if tp > 1:
         reader.put("tp", tp, PEERS)
         reader.put("sequence_sharding", False, PEERS)
     if peers > 1:
-        reader.leave(SEQUENCE_PEERS, f"sequences are not shared out over ranks: of {peers} ranks the plan has one")
+        reader.leave(SEQUENCE_RANKS, f"sequences are not shared out over ranks: of {peers} ranks the plan has one")
     dp = _batch(reader, pp, tp, peers)
     put_seq_len(reader, None)
     _state(reader, dp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ratrain.ratrainc.bridge.settings import Rule
 
 WHOLE, MICRO, TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-STAGES, PEERS, SEQUENCE_PEERS = "pipeline.stages", "tensor_parallel.autotp_size", "sequence_parallel_size"
+STAGES, PEERS, SEQUENCE_RANKS = "pipeline.stages", "tensor_parallel.autotp_size", "sequence_parallel_size"
 REPLICAS = "data_parallel_size"
 ZERO, STAGE = "zero_optimization", "zero_optimization.stage"
 GROUP, VIEWS = "zero_optimization.mics_shard_size", "zero_optimization.zero_hpz_partition_size"
@@ -108,7 +108,7 @@ RULES: dict[str, Rule] = {
     TIMES: Rule("micro_batches", "unchanged; where it is 'auto', by the two above"),
     STAGES: Rule("pp", "a number; else --pp says it, as the model's code does"),
     PEERS: Rule("tp", "unchanged; 0 is 1"),
-    SEQUENCE_PEERS: Rule("dp", "1; with more, its ranks are left out: sequences are not shared out over ranks"),
+    SEQUENCE_RANKS: Rule("dp", "1; with more, its ranks are left out: sequences are not shared out over ranks"),
     REPLICAS: Rule("dp", "the replicas, which it must be"),
     CLIP: Rule("clip, max_norm", f"global; none where 0{_AUTO}max-norm says it", 1.0, CLIP_SOURCE),
     ZERO: Rule("zero, reduce", "of old versions: true is stage 1, false 0"),

@@ -90,9 +90,9 @@ def _read(reader: SettingsReader) -> None:
             _batch(reader, dp, LOCAL, reader.size(LOCAL))
         elif chunks is not None:
             _batch(reader, dp, *_micro_batch(reader, pp, chunks, old))
-        sequence_peers = reader.size(CONTEXT) or 1
+        sequence_ranks = reader.size(CONTEXT) or 1
         _state(reader, pp, sharded=shard > 1)
-        if shard == 1 and sequence_peers == 1 and reader.values.get("view_dtype", "f32") != "f32":
+        if shard == 1 and sequence_ranks == 1 and reader.values.get("view_dtype", "f32") != "f32":
             _compute_without_shards(reader, alone=pp == tp == 1, old=bool(old & BEFORE_AMP))
     put_seq_len(reader, "training.seq_len")
     _clip(reader)

@@ -76,7 +76,7 @@ class Calibration(Calibrated):
         return [] if self.own_layers is None else self._errors(self.own_layers.predicted)
 
     @property
-    def errors_by_peers(self) -> list[tuple[int, Errors]]:
+    def errors_by_tp(self) -> list[tuple[int, Errors]]:
         """Errors of the held-out rows, by number of tensor-parallel ranks."""
         signed, held, peers = self.predicted / self.measured - 1, np.array(self.is_held_out), np.array(self.peers)
         return [(int(count), Errors.of(signed[held & (peers == count)])) for count in np.unique(peers[held])]
@@ -90,7 +90,7 @@ class Calibration(Calibrated):
         yield TextTable("constants fitted", ("constant", "start", "fitted", "unit"), constants)
         parts = self.errors
         if len({*self.peers}) > 1:
-            parts += [(f"held out, tp = {count}", each) for count, each in self.errors_by_peers]
+            parts += [(f"held out, tp = {count}", each) for count, each in self.errors_by_tp]
         parts += [(f"{name}, with layers' own times", each) for name, each in self.errors_with_own_layers]
         lines = [
             [name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))] for name, e in parts
@@ -112,7 +112,7 @@ class Calibration(Calibrated):
                 for name, start in self.start.items()
             },
             "errors": {name.replace(" ", "_"): each.to_json() for name, each in self.errors},
-            "held_out_by_tp": {str(count): each.to_json() for count, each in self.errors_by_peers},
+            "held_out_by_tp": {str(count): each.to_json() for count, each in self.errors_by_tp},
             "errors_with_own_layers": {
                 name.replace(" ", "_"): each.to_json() for name, each in self.errors_with_own_layers
             },

@@ -48,7 +48,7 @@ class Strategy:
     """the ZeRO level it sets in the plan"""
     note: str = ""
     """remark to print if it runs on a given plan"""
-    needs_peers: bool = False
+    needs_tensor_ranks: bool = False
     """True if plans without tensor-parallel ranks are refused"""
 
     def passes_for(self, plan: Plan) -> str:
@@ -65,9 +65,9 @@ class Strategy:
         if self.schedule is not None:
             refuse_contradiction(plan, self.schedule, f"the strategy '{self.name}'", place)
 
-    def check_peers(self, plan: Plan) -> None:
+    def check_tp(self, plan: Plan) -> None:
         """Raise `DiagnosticError` RT064 if the strategy needs tensor-parallel ranks and the plan has none."""
-        if self.needs_peers and plan.tp == 1:
+        if self.needs_tensor_ranks and plan.tp == 1:
             text = f"the strategy '{self.name}' is about tensor-parallel ranks, and the plan has none: tp = 1"
             fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor-parallel ranks share a chip of the MT-3000")
 
@@ -78,7 +78,7 @@ class Strategy:
         suit the schedule, if none can be added, if the strategy needs tensor-parallel ranks and the plan has none, or
         if both set the ZeRO level of blocks.
         """
-        self.check_peers(plan)
+        self.check_tp(plan)
         if self.zero is not None and plan.zero_blocks is not None:
             text = (
                 f"the strategy '{self.name}' sets the ZeRO level of all blocks to {self.zero}, and the plan "
@@ -233,7 +233,7 @@ STRATEGIES = (
         f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto gathered=again}},allocate-ddr",
         "baseline-1f1b for plans with tensor-parallel ranks: compute waits for their exchanges; the bytes that the "
         "ranks save keep activations, and only what does not fit is recomputed, inline",
-        needs_peers=True,
+        needs_tensor_ranks=True,
     ),
     Strategy(
         "zero3",

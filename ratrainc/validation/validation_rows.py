@@ -335,7 +335,7 @@ class _RowReader:
     def check_strategy(self, plan: Plan, chosen: Strategy) -> None:
         """Raise `DiagnosticError` if the plan contradicts the strategy: another schedule or level, or tp is 1."""
         chosen.check_schedule(plan, lambda: self.place("schedule"))
-        if chosen.needs_peers and plan.tp == 1:
+        if chosen.needs_tensor_ranks and plan.tp == 1:
             text = f"the strategy '{chosen.name}' is about tensor-parallel ranks, the plan has none"
             self.cells.fail("strategy", text, code="RT064", help="say tp, or use another strategy")
         problem = None if chosen.schedule is None else SCHEDULES[chosen.schedule].problem(plan.shape)

@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers, peer_model
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     KEY_SLOTS,
@@ -31,7 +31,7 @@ from ratrain.ratrain_ir.model.blocks import (
     takes_pair,
     tokens_per_micro_batch,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
+from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.roles import of_slice
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
@@ -96,7 +96,7 @@ class Builder:
     """part of the whole model that a tensor-parallel rank computes"""
 
     def __attrs_post_init__(self) -> None:
-        self.model = peer_model(self.whole, self.plan)
+        self.model = rank_model(self.whole, self.plan)
 
     @property
     def act(self) -> Dtype:
@@ -147,9 +147,9 @@ class Builder:
         return adds_branch_apart(self.whole, self.plan, self.block)
 
     @property
-    def norms_over_peers(self) -> bool:
+    def norms_over_ranks(self) -> bool:
         """True if queries and keys are normed over heads of which a tensor-parallel rank has only some."""
-        return norms_over_peers(self.whole, self.plan)
+        return norms_over_ranks(self.whole, self.plan)
 
     @property
     def norms_branch(self) -> bool:

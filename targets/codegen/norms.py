@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.tensor_peers import copies_of_keys
+from ratrain.ratrain_ir.config.tensor_ranks import copies_of_keys
 from ratrain.ratrain_ir.model.blocks import PRODUCTS, SQUARES, exchanged_type, norm_sums
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
 
@@ -231,7 +231,7 @@ def branch_gradient(builder: Builder) -> str:
 
 def qk_norms(builder: Builder) -> None:
     """Add the norms of queries and keys, from their projections."""
-    if builder.norms_over_peers:
+    if builder.norms_over_ranks:
         for of in _summed_norms(builder):
             operands = {"x": f"{of.name}_in", "gamma": f"w.{of.name}_norm", "squares": of.rows_of(SQUARES)}
             operands["xn"] = builder.slot(of.name)

@@ -305,14 +305,14 @@ def _attention_backward(builder: Builder) -> None:
     builder.linear_gradients(above, "o", "o_proj")
     if model.o_bias:
         builder.bias_gradient(above, "o_bias")
-    if INPUT in builder.halves and builder.norms_over_peers:
+    if INPUT in builder.halves and builder.norms_over_ranks:
         summed_norms_backward(builder)
     elif INPUT in builder.halves:
         _heads_backward(builder, above)
         qk_norms_backward(builder)
     dxn = source_gradient(builder)
     for index, name in enumerate(("q", "k", "v")):
-        gradient = f"d{name}_in" if builder.norms_over_peers and name != "v" else f"d{name}"
+        gradient = f"d{name}_in" if builder.norms_over_ranks and name != "v" else f"d{name}"
         builder.linear_gradients(gradient, block_source(builder), f"{name}_proj")
         if model.qkv_bias:
             builder.bias_gradient(gradient, f"{name}_bias")

@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
@@ -258,7 +258,7 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
         AllReduce: _collective_work,
         AllGather: _collective_work,
         AllReduceScalar: _collective_work,
-        **dict.fromkeys(PEER_OPS, _collective_work),
+        **dict.fromkeys(TENSOR_OPS, _collective_work),
         **dict.fromkeys(MEMORY_OPS, _transfer_work),
         ScaleUpdate: _host_work,
     },

@@ -37,7 +37,7 @@ Types = Mapping[str, tuple[Dtype, "Shape"]]
 IGNORED_LABEL = -1
 """Label of a row that does not count in the loss."""
 
-OTHER_PEERS = -2
+OTHER_RANKS = -2
 """Token or label whose row another rank has: its embedding is zero here, its logit is not among the logits
 here."""
 

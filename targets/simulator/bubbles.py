@@ -17,7 +17,7 @@ import numpy as np
 from attrs import define, frozen
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
@@ -68,7 +68,7 @@ _KINDS = PerOp(
         Update: idle_walk.UPDATE,
         AllGather: idle_walk.PREFETCH,
         AllReduceScalar: idle_walk.BARRIER,
-        **dict.fromkeys(PEER_OPS, idle_walk.PEERS),
+        **dict.fromkeys(TENSOR_OPS, idle_walk.PEERS),
         **dict.fromkeys(MEMORY_OPS, idle_walk.MEMORY),
         ScaleUpdate: idle_walk.BARRIER,
         LoadInput: idle_walk.INPUT,

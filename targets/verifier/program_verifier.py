@@ -23,7 +23,7 @@ import numpy as np
 from attrs import define, field
 
 from ratrain.passes.pipeline_claim import claim_problem
-from ratrain.ratrain_ir.config.tensor_peers import peer_model
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.blocks import parameters, parse_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
@@ -187,7 +187,7 @@ class _Calls:
             if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
                 return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        problem = routine_problem(routine, roles, parameters(peer_model(model, self.program.plan), layer))
+        problem = routine_problem(routine, roles, parameters(rank_model(model, self.program.plan), layer))
         if problem is None:
             form = form_of(block, instruction, stage, model)
             problem = derivation_problem(routine, form, model, self.program.plan)

@@ -14,7 +14,7 @@ from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTensorPass
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK
-from ratrain.ratrain_ir.config.tensor_peers import problems
+from ratrain.ratrain_ir.config.tensor_ranks import problems
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
@@ -59,7 +59,7 @@ def planned(draw, peers=ANY_PEERS):
     Of several tensor-parallel ranks the strategy hides what they exchange in any way that `overlap-tensor` has, or not at all.
     """
     tp = draw(peers)
-    named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if tp > 1 or not s.needs_peers])))
+    named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if tp > 1 or not s.needs_tensor_ranks])))
     if tp > 1 and draw(st.booleans()):
         hiding = OverlapTensorPass(draw(st.sampled_from(PIECES)), draw(st.sampled_from(HALVES)))
         passes = parse_pipeline(named.passes)

@@ -150,8 +150,8 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     """
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     others = memory.flight - 1
-    if c.has_peers:
-        return _window_of_peers(c, memory, trip, work)
+    if c.has_tensor_ranks:
+        return _window_of_tensor_ranks(c, memory, trip, work)
     down = trip - f
     down -= b
     window = down - others * f  # the wait before the first backward
@@ -167,7 +167,7 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     return np.maximum(window, trips, out=window)
 
 
-def _window_of_peers(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
+def _window_of_tensor_ranks(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
     """Return the same for shapes with several tensor-parallel ranks: a way, f' or b', differs from work, f or b."""
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     exchanged = unit_sum(c, c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
@@ -239,7 +239,7 @@ class _Memory:
         late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)
         late[-1] += np.where(m > 2, 0.0, self.updated)
         late[..., m == 1] = np.inf  # the only backward is the first
-        if self.c.has_peers:  # the second may be merged with it
+        if self.c.has_tensor_ranks:  # the second may be merged with it
             late[np.broadcast_to((m == 2) & (self.c.merged > 0) & (self.flight > 1), late.shape)] = np.inf
         np.minimum(late, self.early, out=late)
         return np.subtract(self.c.capacity, late, out=late)
@@ -281,14 +281,14 @@ class _Memory:
         The layer that begins its backward is whole. Micro-batches that are not surely held take the least there is.
         """
         c = self.c
-        sure = np.minimum(count, self.held) if c.has_peers else count
+        sure = np.minimum(count, self.held) if c.has_tensor_ranks else count
         layers = sure * self.layers
         layers -= 1
         share = free / np.maximum(layers, 1.0)
         seconds = least_recovery(c, share)
         seconds *= layers
         seconds += c.recovery_least
-        if c.has_peers:
+        if c.has_tensor_ranks:
             seconds += (count - sure) * self.layers * c.recovery_least
         return seconds
 

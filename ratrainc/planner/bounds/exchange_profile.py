@@ -15,7 +15,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import previous_block
 from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
-from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceRows
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, TensorOp
 from ratrain.ratrainc.planner.space.units import UNIT_OF, Vector
 from ratrain.targets.target import target_of
 
@@ -55,7 +55,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     found = {name: np.zeros(3) for name in ("engine", "forward", "backward", "first_forward", "first_backward")}
     may_keep_gathered = setting.may_keep_gathered
     for op in stage.ops:
-        if op.engine is not Engine.TENSOR or not isinstance(op, PeerOp):
+        if op.engine is not Engine.TENSOR or not isinstance(op, TensorOp):
             continue
         way = _way(op)
         # the gathered tensor may be kept from the forward, and then this exchange does not happen
@@ -72,7 +72,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     return ExchangeProfile(**found)
 
 
-def _unit(op: PeerOp, model: ModelConfig) -> int:
+def _unit(op: TensorOp, model: ModelConfig) -> int:
     """Return the unit of an exchange: of the block whose output it sums, or that reads the gathered rows."""
     # An exchange at the border of two blocks is named after the later one. Sums of activations, and gradients gathered
     # on the way back, belong to the earlier.
@@ -82,7 +82,7 @@ def _unit(op: PeerOp, model: ModelConfig) -> int:
     return UNIT_OF[(previous_block(op.block, model) if of_block_before else op.block).kind]
 
 
-def _way(op: PeerOp) -> str | None:
+def _way(op: TensorOp) -> str | None:
     """Return the way that an exchange is on, `forward` or `backward`; None for an input gathered again."""
     if isinstance(op, CombineLoss):
         return "forward"

@@ -43,7 +43,7 @@ class Profiles:
     timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
     """seconds of collectives and updates by dp, tp, shard and view group and tiles; levels decide which ops there are,
     not their seconds"""
-    peers_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
+    ranks_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
     capacities: dict[tuple[int, int, int], int] = field(factory=dict)
 
     def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
@@ -76,13 +76,13 @@ class Profiles:
         if shape.tp == 1:
             return NO_EXCHANGES
         near = shape.dp, shape.tp, shape.tiles
-        if near not in self.peers_near:
+        if near not in self.ranks_near:
             placement = Placement(
                 self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), shape.stage.tiles or None
             )
-            self.peers_near[near] = placement.members(Group.TENSOR.value)
+            self.ranks_near[near] = placement.members(Group.TENSOR.value)
         # how near the peers are decides the seconds, whatever mapping places them so
-        key = shape.micro_batch_size, shape.slices, shape.tp, self.peers_near[near]
+        key = shape.micro_batch_size, shape.slices, shape.tp, self.ranks_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
         return self.exchanged[key]

@@ -104,7 +104,7 @@ class Columns:
     """another memory that plans may use; the columns above are then what stays in DDR in any case"""
 
     @cached_property
-    def has_peers(self) -> bool:
+    def has_tensor_ranks(self) -> bool:
         """True if some shape has several tensor-parallel ranks; else the terms for them are skipped, for speed."""
         return bool(self.merged.any())
 
@@ -292,7 +292,7 @@ def raise_to_engines(c: Columns, longest: Numbers, work: Numbers, layers: Number
     `work` are the seconds of compute without updates.
     """
     np.maximum(longest, work + unit_sum(c, c.update, layers), out=longest)
-    if c.has_peers:
+    if c.has_tensor_ranks:
         np.maximum(longest, unit_sum(c, c.micro_batches * c.exchange, layers), out=longest)
     return np.maximum(longest, unit_sum(c, c.link + c.micro_batches * c.link_each, layers), out=longest)
 
@@ -311,12 +311,12 @@ def least_recovery(c: Columns, share: Numbers) -> Numbers:
 
 def surely_held(c: Columns, passes: Numbers) -> Numbers:
     """Return how many passes a stage surely holds when a backward begins: one less if it is merged with a forward."""
-    return np.where(passes > 1, passes - c.merged, passes) if c.has_peers else passes
+    return np.where(passes > 1, passes - c.merged, passes) if c.has_tensor_ranks else passes
 
 
 def left_behind(c: Columns, layers: Numbers) -> Numbers:
     """Return the most backward seconds after a stage's last gradient has left: weight halves of two merged passes."""
-    seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_peers else np.zeros(1)
+    seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_tensor_ranks else np.zeros(1)
     return seconds
 
 

@@ -110,18 +110,18 @@ class FamilySpace:
         columns = self.columns.with_capacity(np.minimum(self.columns.capacity, capacity))
         return FamilySpace(self.family, self.request, self.shapes, columns, shape_bounds(columns))
 
-    def next_row(self, is_out: Callable[[Cost], bool], *, of_one_peer: bool = False) -> int | None:
+    def next_row(self, is_out: Callable[[Cost], bool], *, of_tp_1: bool = False) -> int | None:
         """Return the row of the most promising shape that is neither taken nor out; None if there is none."""
         # The position only moves on. What is taken stays so; limits only fall and bounds only rise, so what is out
         # stays out.
-        at = self.position[of_one_peer]
+        at = self.position[of_tp_1]
         while at < len(self.order):
             row = self.order[at]
-            one = not of_one_peer or self.shapes[row].tp == 1
+            one = not of_tp_1 or self.shapes[row].tp == 1
             if one and row not in self.taken and not is_out(self.cost(row)):
                 break
             at += 1
-        self.position[of_one_peer] = at
+        self.position[of_tp_1] = at
         return self.order[at] if at < len(self.order) else None
 
     def guess(self, row: int) -> Cost:

@@ -21,11 +21,11 @@ from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
-from ratrain.ratrainc.planner.space.peers import choose_peers, with_whole_rows
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes
 from ratrain.ratrainc.planner.space.space import template as usual_template
+from ratrain.ratrainc.planner.space.tensor_ranks import choose_tp, with_whole_rows
 from ratrain.targets.machine.machine import Machine, load_machine
 
 
@@ -98,7 +98,7 @@ class PlanRequest:
             self.machine.link_groups,
             schedule=self.schedule,
             seq_len=self.seq_len,
-            peers=choose_peers(self.setting, self.clusters, self.peers, self.strategy),
+            peers=choose_tp(self.setting, self.clusters, self.peers, self.strategy),
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,
         )

@@ -133,7 +133,7 @@ class Search:
     effort: TimeBudget = field(init=False)
     refused_of: Counter[Kind] = field(factory=Counter)
     """refused plans by kind"""
-    tried_one_peer: bool = False
+    tried_tp_1: bool = False
     """True if a plan of one tensor-parallel rank was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
     least: dict[tuple[str, Plan], Cost] = field(factory=dict)
@@ -172,7 +172,7 @@ class Search:
             rejected_plans(self.request, self.spaces, ranked[0], self.fitting, self.refused) if ranked else [],
         )
 
-    def next_leaf(self, *, of_one_peer: bool = False) -> _Leaf | None:
+    def next_leaf(self, *, of_tp_1: bool = False) -> _Leaf | None:
         """Return the next plan worth evaluating, of one tensor-parallel rank if asked; None if there is none.
 
         Shapes that come before it get their cuts.
@@ -182,7 +182,7 @@ class Search:
         while True:
             # A shape that is expected to be better than the first leaf becomes a leaf first. At most
             # `_SHAPES_AT_ONCE` do so between two evaluations: choosing cuts takes time in which no limit falls.
-            space = self.next_space(of_one_peer=of_one_peer)
+            space = self.next_space(of_tp_1=of_tp_1)
             cost = space[0] if space is not None else WORST
             if space is not None and (left > 0 or not self.queue) and (not self.queue or cost < self.queue[0].order):
                 self.choose_cuts(space[1], space[2])
@@ -198,7 +198,7 @@ class Search:
                 order = scaled(leaf.order, _REFUSED_LIKE ** (refused - leaf.refused))
                 heapq.heappush(self.queue, attrs.evolve(leaf, order=order, refused=refused))
             # it is not wanted now, but stays in the queue
-            elif of_one_peer and leaf.shape.tp > 1:
+            elif of_tp_1 and leaf.shape.tp > 1:
                 others.append(leaf)
             elif self.is_out(leaf.bound, leaf.expected) or self.is_too_long(leaf):
                 self.set_aside(leaf.bound)
@@ -214,11 +214,11 @@ class Search:
         """Return True if another plan fits already and compiling this one is expected to exceed the time."""
         return bool(self.fitting) and not self.request.exhaustive and not self.effort.is_affordable(leaf.units)
 
-    def next_space(self, *, of_one_peer: bool) -> tuple[Cost, FamilySpace, int] | None:
+    def next_space(self, *, of_tp_1: bool) -> tuple[Cost, FamilySpace, int] | None:
         """Return the most promising shape that is not ruled out (guessed cost, space, row); None if all are."""
         found: tuple[Cost, FamilySpace, int] | None = None
         for space in self.spaces:
-            row = space.next_row(lambda cost: self.is_out(cost, cost), of_one_peer=of_one_peer)
+            row = space.next_row(lambda cost: self.is_out(cost, cost), of_tp_1=of_tp_1)
             if row is not None and (found is None or space.guess(row) < found[0]):
                 found = space.guess(row), space, row
         return found
@@ -286,10 +286,10 @@ class Search:
             while len(running) < run.width:
                 late = not self.may_go_on()
                 # One plan without tensor parallelism is tried whatever the time, so that others make no answer worse.
-                leaf = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
+                leaf = None if late and self.tried_tp_1 else self.next_leaf(of_tp_1=late)
                 if leaf is None:
                     break
-                self.tried_one_peer |= leaf.shape.tp == 1
+                self.tried_tp_1 |= leaf.shape.tp == 1
                 seconds = None if self.request.exhaustive else self.effort.allowed(fits=bool(self.fitting))
                 running[run.submit(attrs.evolve(self.task(leaf), seconds=seconds))] = leaf
             if not running:

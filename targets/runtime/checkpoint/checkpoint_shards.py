@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.tensor_peers import model_of_peer, peer_model, shares_heads
+from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, shares_heads
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
@@ -39,7 +39,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
     sync_file,
     write_manifest,
 )
-from ratrain.targets.runtime.checkpoint.peer_state import whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import whole_pieces
 from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
 from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource
 from ratrain.targets.runtime.weights.weights import block_elements, named_parameters
@@ -108,7 +108,7 @@ def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
 
 def _pieces(rank: RankExecutor) -> Iterator[ShardPiece]:
     """Yield the pieces that a rank writes."""
-    model, topology = peer_model(rank.program.model, rank.program.plan), rank.program.topology
+    model, topology = rank_model(rank.program.model, rank.program.plan), rank.program.topology
     for block in topology.stage_blocks[rank.stage_index]:
         shard = topology.shard_range(block, rank.replica)
         # The last shards of a block are padded, or padding alone: it depends on the number of replicas, so it is left
@@ -275,7 +275,7 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any],
             pieces_of[blocks[owner]][_peer_of(entry)[0]].append(_StoredPiece(start, stop, sound))
     for block, parts in pieces_of.items():
         for peer, pieces in enumerate(parts):
-            _check_whole(directory, block, pieces, model_of_peer(model, peers), f" of peer {peer}" if peers > 1 else "")
+            _check_whole(directory, block, pieces, model_of_rank(model, peers), f" of peer {peer}" if peers > 1 else "")
     return _StoredPieces(model, pieces_of)
 
 

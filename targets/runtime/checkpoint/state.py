@@ -13,11 +13,11 @@ from typing import Any
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.tensor_peers import peer_model
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.blocks import Block, gathered_bits, shard_elements
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
-from ratrain.targets.runtime.checkpoint.peer_state import FlatReader, peer_pieces, whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_pieces
 from ratrain.targets.runtime.checkpoint.training_state import BlockStates, TrainingState
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
@@ -132,7 +132,7 @@ def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, ki
         _fill_alike(engine, ranks, block, kind, whole)
         return
     for peer in sorted({rank.peer for rank in ranks}):
-        pieces = peer_pieces(program.model, program.plan, peer, block, whole)
+        pieces = rank_pieces(program.model, program.plan, peer, block, whole)
         _fill_alike(engine, [rank for rank in ranks if rank.peer == peer], block, kind, pieces)
 
 
@@ -153,7 +153,7 @@ def _fill_alike(
     for _, view in views:
         engine.kernels.memory.write(view, 0)
     wanted = [*(shard for shard, _ in parts), *(held for held, _ in views)]
-    last = block_elements(peer_model(engine.program.model, engine.program.plan), block)
+    last = block_elements(rank_model(engine.program.model, engine.program.plan), block)
     start, stop = min(part.start for part in wanted), min(last, max(part.stop for part in wanted))
     memory = engine.kernels.memory
     for at, given in pieces(start, stop):

@@ -17,8 +17,8 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.arena.kernel_memory import Work
 from ratrain.targets.runtime.engine.messages_ahead import Form, messages_ahead
 from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
-from ratrain.targets.runtime.engine.peer_collectives import exchange_scratch_bytes
 from ratrain.targets.runtime.engine.rank import DENOMINATOR, rope_tables, routine_scratch_bytes
+from ratrain.targets.runtime.engine.tensor_collectives import exchange_scratch_bytes
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.types import TensorType

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import block, named_block, parameters_within, tied_table_elements
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
@@ -125,7 +125,7 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scal
 def tied_elements(rank: RankExecutor, elements: int) -> int:
     """Return how many of a replica's elements belong to the tied table, which is first in both tensors."""
     start = rank.program.topology.shard_range(block("embed"), rank.replica).start
-    model = peer_model(rank.program.model, rank.program.plan)
+    model = rank_model(rank.program.model, rank.program.plan)
     # The shard may begin inside the table, end inside it, or lie behind it.
     return min(max(tied_table_elements(model) - start, 0), elements)
 
@@ -212,7 +212,7 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
 
     Elements that several ranks hold count once.
     """
-    model, peers = peer_model(program.model, program.plan), program.plan.tp
+    model, peers = rank_model(program.model, program.plan), program.plan.tp
     owner = named_block(name)
     if not program.topology.is_first_holder(owner, replica):
         return

@@ -41,7 +41,7 @@ from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffloa
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.targets.runtime.arena.streams import Graph, Order
-from ratrain.targets.runtime.engine import collectives, peer_collectives
+from ratrain.targets.runtime.engine import collectives, tensor_collectives
 from ratrain.targets.runtime.engine.certificate import certificate
 from ratrain.targets.runtime.engine.channels import Channels
 from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, StreamHead
@@ -106,7 +106,7 @@ class LocalEngine(ProgramEngine):
     def _scratch_capacity(self, engine: Engine) -> int:
         if engine is Engine.COMPUTE:
             return self.scratch.capacity
-        needed = peer_collectives.exchange_scratch_bytes if engine is Engine.TENSOR else update_scratch_bytes
+        needed = tensor_collectives.exchange_scratch_bytes if engine is Engine.TENSOR else update_scratch_bytes
         return needed(self.program, self.kernels)
 
     @property
@@ -350,17 +350,17 @@ class LocalEngine(ProgramEngine):
 
     def gather_rows(self, members: list[Member], _step: int) -> None:
         """Gather an activation on all tensor-parallel ranks."""
-        peer_collectives.gather_rows(members, self.kernels)
+        tensor_collectives.gather_rows(members, self.kernels)
 
     def reduce_rows(self, members: list[Member], _step: int) -> None:
         """Sum the partial activations of tensor-parallel ranks."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
-        peer_collectives.reduce_rows(members, self.updater.scalars, scratch)
+        tensor_collectives.reduce_rows(members, self.updater.scalars, scratch)
 
     def combine_loss(self, members: list[Member], _step: int) -> None:
         """Combine the tensor-parallel ranks' parts of a micro-batch's loss."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
-        peer_collectives.combine_loss(members, self.updater.scalars, scratch)
+        tensor_collectives.combine_loss(members, self.updater.scalars, scratch)
 
     def all_reduce_scalar(self, members: list[Member], _step: int) -> None:
         """Combine losses, norms or flags."""
@@ -408,7 +408,7 @@ class _Execution:
 _ALL_REDUCES = {
     Group.REPLICAS: collectives.all_reduce_replicas,
     Group.ENDS: collectives.all_reduce_ends,
-    Group.TENSOR: peer_collectives.all_reduce_shared,
+    Group.TENSOR: tensor_collectives.all_reduce_shared,
 }
 
 _ALONE = _Execution(LocalEngine.ready_alone, LocalEngine.run_one)

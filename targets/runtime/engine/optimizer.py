@@ -11,7 +11,7 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.config.tensor_peers import peer_model
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain, parameters_within, parse_block
 from ratrain.targets.runtime.arena.scalars import BlockUpdate
@@ -84,7 +84,7 @@ class Updater:
         block = parse_block(name)
         assert block is not None
         start = self.program.topology.shard_range(block, replica).start
-        parts = parameters_within(peer_model(self.program.model, self.program.plan), block, start, elements)
+        parts = parameters_within(rank_model(self.program.model, self.program.plan), block, start, elements)
         return [(low, high) for parameter, low, high in parts if parameter.decayed]
 
 

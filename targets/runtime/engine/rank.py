@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.tensor_peers import ADDED_ONCE, gradients_made_whole
+from ratrain.ratrain_ir.config.tensor_ranks import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.memory import COPY_SIDES

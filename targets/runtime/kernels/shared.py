@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ratrain.ratrain_ir.model.rotary import rope_frequencies
-from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS, OTHER_PEERS
+from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS, OTHER_RANKS
 from ratrain.targets.runtime.arena.kernel_memory import HOST, Memory
 from ratrain.targets.runtime.arena.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.host_scalars import HostScalars
@@ -65,19 +65,19 @@ def check_indices(indices: I32, rows: int) -> None:
 
 
 def check_tokens(tokens: I32, rows: int) -> None:
-    """Raise IndexError unless all `tokens` are rows of a table of `rows` rows, or `OTHER_PEERS`."""
+    """Raise IndexError unless all `tokens` are rows of a table of `rows` rows, or `OTHER_RANKS`."""
     if np.any(tokens == IGNORED_LABEL):
         raise IndexError(f"token {IGNORED_LABEL} is outside a table of {rows} rows")
     check_labels(tokens, rows)
 
 
 def number_within(tokens: I32, words: range) -> None:
-    """Replace tokens or labels by row numbers of a table that has `words`, in place; others become `OTHER_PEERS`.
+    """Replace tokens or labels by row numbers of a table that has `words`, in place; others become `OTHER_RANKS`.
 
     `IGNORED_LABEL` stays.
     """
     held = (tokens >= words.start) & (tokens < words.stop)
-    tokens[:] = np.where(held, tokens - words.start, np.where(tokens == IGNORED_LABEL, IGNORED_LABEL, OTHER_PEERS))
+    tokens[:] = np.where(held, tokens - words.start, np.where(tokens == IGNORED_LABEL, IGNORED_LABEL, OTHER_RANKS))
 
 
 def held_keys(keys: I64, padding_token: int | None = None) -> list[I64]:
@@ -93,8 +93,8 @@ def held_keys(keys: I64, padding_token: int | None = None) -> list[I64]:
 
 
 def check_labels(labels: I32, rows: int) -> None:
-    """Raise IndexError unless all `labels` are rows of a table of `rows` rows, `IGNORED_LABEL` or `OTHER_PEERS`."""
-    if int(labels.min(initial=0)) < OTHER_PEERS:
+    """Raise IndexError unless all `labels` are rows of a table of `rows` rows, `IGNORED_LABEL` or `OTHER_RANKS`."""
+    if int(labels.min(initial=0)) < OTHER_RANKS:
         raise IndexError(f"token {int(labels.min())} is outside a table of {rows} rows")
     check_indices(np.maximum(labels, 0), rows)
 

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.quantised import packed_bytes
 from ratrain.ratrain_ir.model.blocks import named_block
 from ratrain.ratrain_ir.ops.base import Engine, Group, Quantity
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
-from ratrain.targets.runtime.engine import collectives, peer_collectives
+from ratrain.targets.runtime.engine import collectives, tensor_collectives
 from ratrain.targets.runtime.engine.quantised import gradient_bits, view_bits
 from ratrain.targets.runtime.engine.streamed_state import cast_master
 from ratrain.targets.runtime.kernels.host_scalars import any_raised, norm_of_stages
@@ -243,7 +243,7 @@ class GroupCollectives:
         All ranks gather the shared ranges of all; each adds the ranges of its own group of `copies` neighbours, in rank
         order.
         """
-        peers = self.communicators.peer_gradients
+        peers = self.communicators.tensor_gradients
         assert peers is not None  # only ranks with peers have the instruction
         views, memory = self.rank.by_role(instruction), self.kernels.memory
         ranges = {block: list(_shared(self.rank, block, len(views[f"gs.{block}"]))) for block in instruction.blocks}
@@ -264,7 +264,7 @@ class GroupCollectives:
                 first = peers.rank - peers.rank % copies
                 parts = [part[at : at + high - low] for part in arrived[block][first : first + copies]]
                 out = views[f"gs.{block}"][low:high]
-                peer_collectives.summed(parts, out, [flag], self.scalars, self.scratch)
+                tensor_collectives.summed(parts, out, [flag], self.scalars, self.scratch)
             flags[index] = int(flag[0])
         yield [peers.iallreduce_max(flags)]
         for index, block in enumerate(ranges):
@@ -365,7 +365,7 @@ _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
         AllGather: GroupCollectives.all_gather,
         AllReduceScalar: GroupCollectives.all_reduce_scalar,
     },
-    never=(*LONE_OPS, *MESSAGE_OPS, *PEER_OPS, Release),
+    never=(*LONE_OPS, *MESSAGE_OPS, *TENSOR_OPS, Release),
 )
 
 
@@ -426,7 +426,7 @@ def _packed_bits(program: Program, instruction: Instruction, block: str) -> int 
 
 def _shared(rank: RankExecutor, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
     """Yield (copies, start, end) for each range of a block's gradient that `copies` neighbouring ranks share."""
-    return peer_collectives.shared_ranges(rank, block, elements)
+    return tensor_collectives.shared_ranges(rank, block, elements)
 
 
 def _starts(shared: Sequence[tuple[int, int, int]]) -> list[int]:

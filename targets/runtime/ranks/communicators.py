@@ -53,7 +53,7 @@ class Communicators:
     """
     peers: Communicator | None = None
     """this rank's tensor-parallel group, for the tensor engine; None if there is no other rank in it"""
-    peer_gradients: Communicator | None = None
+    tensor_gradients: Communicator | None = None
     """the same ranks for the collective engine, which runs at the same time and needs an order of its own"""
 
     @classmethod
@@ -75,7 +75,7 @@ class Communicators:
         lane, is_end = mesh.lane(place), place.stage in mesh.stages_of(Group.ENDS, place.stage)
         # `split` is collective: every rank makes the same sequence of calls, with colour None where it belongs to no
         # group. Which splits are made depends on the mesh alone, never on the rank.
-        has_peers, team = mesh.peers > 1, place.stage * mesh.replicas + place.replica
+        has_tensor_ranks, team = mesh.peers > 1, place.stage * mesh.replicas + place.replica
         replicas = _own_part(world.split(place.stage * mesh.peers + place.peer))
         in_groups, index = mesh.shard_group is not None, place.replica % mesh.shards
         shards = _own_part(replicas.split(place.replica - index)) if in_groups else replicas
@@ -86,7 +86,7 @@ class Communicators:
         # Groups for messages come last: a library may tell groups apart by the number that a process has made, and
         # these differ from rank to rank.
         ends = world.split(lane if is_end else None)
-        peers, peer_gradients = (world.split(team) if has_peers else None for _ in range(2))
+        peers, tensor_gradients = (world.split(team) if has_tensor_ranks else None for _ in range(2))
         return cls(
             place,
             world,
@@ -99,7 +99,7 @@ class Communicators:
             _own_part(world.split(lane)).for_messages([(hop.source, hop.target) for hop in mesh.hops]),
             None if ends is None else ends.for_messages([(0, 1), (1, 0)] if ends.size > 1 else []),
             peers,
-            peer_gradients,
+            tensor_gradients,
         )
 
     def of_gather(self, group: Group) -> Communicator:

@@ -20,7 +20,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS, STATE_OPS
+from ratrain.ratrain_ir.ops.collectives import STATE_OPS, TENSOR_OPS
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
@@ -32,8 +32,8 @@ from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, Str
 from ratrain.targets.runtime.engine.rank import shape_only
 from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
-from ratrain.targets.runtime.ranks.peer_collectives import PeerCollectives
 from ratrain.targets.runtime.ranks.stragglers import Stragglers
+from ratrain.targets.runtime.ranks.tensor_collectives import TensorCollectives
 from ratrain.targets.runtime.ranks.waiting import VISITED, all_done, finish, wait_until
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RankEngine(ProgramEngine):
         (self.rank,) = self.ranks[communicators.place.stage]
         scalars, peers = self.updater.scalars, communicators.peers
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
-        self.exchanges = None if peers is None else PeerCollectives(self.rank, peers, kernels, scalars, self.scratch)
+        self.exchanges = None if peers is None else TensorCollectives(self.rank, peers, kernels, scalars, self.scratch)
         """With its tensor-parallel ranks."""
         # the order in which `run_until` visits the engines: communication first
         self.heads.sort(key=lambda head: VISITED.index(head.engine))
@@ -286,7 +286,7 @@ _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
         **dict.fromkeys((PeerOffload, DonorReturn), RankEngine.send),
         **dict.fromkeys((DonorAccept, PeerReload), RankEngine.receive),
         **dict.fromkeys(STATE_OPS, RankEngine.meet),
-        **dict.fromkeys(PEER_OPS, RankEngine.exchange),
+        **dict.fromkeys(TENSOR_OPS, RankEngine.exchange),
     },
     never=(Release,),
 )

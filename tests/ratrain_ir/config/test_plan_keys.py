@@ -32,7 +32,7 @@ seq_len = 32
 class WiderPlan(Plan):
     """A plan with fields that there are not."""
 
-    tensor_peers: int = field(default=1, metadata=key("parallel", "ranks that share a product", integer(1, 8)))
+    tensor_ranks: int = field(default=1, metadata=key("parallel", "ranks that share a product", integer(1, 8)))
     slices: int | None = field(
         default=None, metadata=key("slicing", "parts of a sequence", integer_or_none(1, 64), none_word="whole")
     )
@@ -46,27 +46,27 @@ def read(text: str) -> tuple[WiderPlan, list[str]]:
 
 
 def test_a_declared_field_is_read() -> None:
-    plan, errors = read(BASE.replace("pp = 1", "tensor_peers = 4\npp = 1") + '[slicing]\nslices = "whole"\n')
+    plan, errors = read(BASE.replace("pp = 1", "tensor_ranks = 4\npp = 1") + '[slicing]\nslices = "whole"\n')
     assert not errors
-    assert (plan.tensor_peers, plan.slices) == (4, None)
+    assert (plan.tensor_ranks, plan.slices) == (4, None)
     plan, errors = read(BASE + "[slicing]\nslices = 2\n")
     assert not errors
-    assert (plan.tensor_peers, plan.slices) == (1, 2)
+    assert (plan.tensor_ranks, plan.slices) == (1, 2)
 
 
 def test_a_declared_field_is_printed() -> None:
-    plan = WiderPlan(1, 1, (), 1, 8, 32, zero=0, tensor_peers=2)
+    plan = WiderPlan(1, 1, (), 1, 8, 32, zero=0, tensor_ranks=2)
     text = plan_to_toml(plan)
     assert "[parallel]\npp = 1\ndp = 1\ncuts = []\ntensor_peers = 2\n" in text
     assert '[slicing]\nslices = "whole"\n' in text
     assert read(text) == (plan, [])
-    assert plan_words(plan)["tensor_peers"] == "2"
+    assert plan_words(plan)["tensor_ranks"] == "2"
 
 
 def test_a_declared_field_stands_in_the_header() -> None:
-    plan = WiderPlan(1, 1, (), 1, 8, 32, zero=0, tensor_peers=2)
+    plan = WiderPlan(1, 1, (), 1, 8, 32, zero=0, tensor_ranks=2)
     header = plan.to_fields()
-    assert (header["tensor_peers"], header["slices"]) == (2, None)
+    assert (header["tensor_ranks"], header["slices"]) == (2, None)
     assert list(header).index("slices") < list(header).index("lr"), "the fields of parts come last"
     assert table_of(WiderPlan).read(FieldReader(header, Report(), "RT064")) == plan
 
@@ -75,10 +75,10 @@ def test_a_declared_field_stands_in_the_header() -> None:
     ("text", "message"),
     [
         (
-            BASE.replace("pp = 1", "tensor_peers = 9\npp = 1"),
-            "'parallel.tensor_peers' is 9: a whole number from 1 to 8 is expected",
+            BASE.replace("pp = 1", "tensor_ranks = 9\npp = 1"),
+            "'parallel.tensor_ranks' is 9: a whole number from 1 to 8 is expected",
         ),
-        (BASE + "tensor_peers = 2\n", 'the key "tensor_peers" is not known in [batch]'),
+        (BASE + "tensor_ranks = 2\n", 'the key "tensor_ranks" is not known in [batch]'),
         (BASE + "[slicing]\nslice = 2\n", 'the key "slice" is not known in [slicing]'),
     ],
 )

@@ -25,7 +25,7 @@ OWNERS = {
     "part in evaluation": "ratrain.targets.runtime.engine.evaluation",
     "execution by ranks": "ratrain.targets.runtime.ranks.engine",
     "phases of collectives": "ratrain.targets.runtime.ranks.collectives",
-    "phases of exchanges of tensor-parallel ranks": "ratrain.targets.runtime.ranks.peer_collectives",
+    "phases of exchanges of tensor-parallel ranks": "ratrain.targets.runtime.ranks.tensor_collectives",
 }
 """What each layer knows of an op, and where."""
 

@@ -20,8 +20,8 @@ from ratrain.ratrain_ir.topology import topology_of
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.shared_gradients import SharedElements, most_shared
 from ratrain.targets.machine.timing import collective_way, op_work, sums_shared
-from ratrain.targets.runtime.engine import peer_collectives
-from ratrain.targets.runtime.engine.peer_collectives import shared_ranges
+from ratrain.targets.runtime.engine import tensor_collectives
+from ratrain.targets.runtime.engine.tensor_collectives import shared_ranges
 from ratrain.targets.runtime.ranks.collectives import _ALL_REDUCES
 from ratrain.targets.simulator.figures import timed_instruction
 from ratrain.targets.target import target_of
@@ -64,7 +64,7 @@ def moved_by_ranks(program: Program, monkeypatch: pytest.MonkeyPatch) -> dict[Ra
     """What every rank moves in a step, in the order of its sums of shared gradients."""
     found: dict[Rank, list[Moved]] = defaultdict(list)
     here = local()
-    reduce, gather, summed = _ALL_REDUCES[Group.TENSOR], ThreadCommunicator.iallgather, peer_collectives.summed
+    reduce, gather, summed = _ALL_REDUCES[Group.TENSOR], ThreadCommunicator.iallgather, tensor_collectives.summed
 
     def watched(self: GroupCollectives, instruction: Instruction) -> Phases:
         moved = Moved()
@@ -92,7 +92,7 @@ def moved_by_ranks(program: Program, monkeypatch: pytest.MonkeyPatch) -> dict[Ra
 
     monkeypatch.setitem(_ALL_REDUCES, Group.TENSOR, watched)
     monkeypatch.setattr(ThreadCommunicator, "iallgather", iallgather)
-    monkeypatch.setattr(peer_collectives, "summed", adding)
+    monkeypatch.setattr(tensor_collectives, "summed", adding)
     trained_by_threads(program, 1)
     return found
 

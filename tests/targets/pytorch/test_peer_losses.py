@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.targets.program.kernels import IGNORED_LABEL, OTHER_PEERS
+from ratrain.targets.program.kernels import IGNORED_LABEL, OTHER_RANKS
 from ratrain.targets.runtime.arena.scratch import Scratch
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.kernels.host_scalars import HostScalars
@@ -37,7 +37,7 @@ def logs_of_peers(draw: st.DrawFn) -> list[dict[str, Any]]:
         {
             "lse_part": parts[peer],
             "loss_part": random.normal(size=1) * 50,
-            "labels": np.where(owners < 0, IGNORED_LABEL, np.where(owners == peer, 5, OTHER_PEERS)).astype(np.int32),
+            "labels": np.where(owners < 0, IGNORED_LABEL, np.where(owners == peer, 5, OTHER_RANKS)).astype(np.int32),
             "lse": np.full(rows, np.nan, np.float32),
             "loss": random.normal(size=1),
         }

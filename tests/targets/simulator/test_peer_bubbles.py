@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.ratrain_ir.ops.collectives import PEER_OPS
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report.report_page import write_report
 from ratrain.targets.machine.machine import load_machine
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
 
-EXCHANGES = {op.keyword for op in PEER_OPS}
+EXCHANGES = {op.keyword for op in TENSOR_OPS}
 F, B, C = 1.0, 2.0, 0.125
 
 

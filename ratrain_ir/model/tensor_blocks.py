@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.tensor_peers import adds_branches_apart
+from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, next_block, previous_block
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
-from ratrain.targets.runtime.engine import peer_collectives
+from ratrain.targets.runtime.engine import tensor_collectives
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicator import Communicator
 
 
-class PeerCollectives:
+class TensorCollectives:
     """The exchanges of one rank's tensor engine. Only one runs at a time, since all use the same staging bytes."""
 
     def __init__(
@@ -72,7 +72,7 @@ class PeerCollectives:
         stream = [views["stream"].reshape(-1)[run]] if "stream" in views else []
         collect = self.peers.iallgather if len(parts[0]) == len(part) else self.peers.ialltoall
         yield [collect(parts, part)]
-        peer_collectives.summed([*stream, *parts], whole[run], (), self.scalars, self.scratch)
+        tensor_collectives.summed([*stream, *parts], whole[run], (), self.scalars, self.scratch)
         if len(parts[0]) < len(whole):
             yield [self.peers.iallgather(whole)]
 
@@ -90,12 +90,12 @@ class PeerCollectives:
         )
 
 
-_PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
+_PHASES: PerOp[Callable[[TensorCollectives, Instruction], Phases]] = PerOp(
     "phases of exchanges of tensor-parallel ranks",
     {
-        GatherRows: PeerCollectives.gather_rows,
-        **dict.fromkeys((ReduceRows, ReduceSums), PeerCollectives.reduce_rows),
-        CombineLoss: PeerCollectives.combine_loss,
+        GatherRows: TensorCollectives.gather_rows,
+        **dict.fromkeys((ReduceRows, ReduceSums), TensorCollectives.reduce_rows),
+        CombineLoss: TensorCollectives.combine_loss,
     },
     never=(*LONE_OPS, *MESSAGE_OPS, *STATE_OPS, Release),
 )
@@ -114,5 +114,5 @@ def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
         return []
     is_cut = "part" in tensors and not arriving.elements % peers
     elements = arriving.elements // peers if is_cut else arriving.elements
-    numbers = [] if "part" in tensors else [peer_collectives.at_labels_buffer(peers)]
+    numbers = [] if "part" in tensors else [tensor_collectives.at_labels_buffer(peers)]
     return [Buffer((peers, elements), NUMPY_DTYPES[arriving.dtype]), *numbers]

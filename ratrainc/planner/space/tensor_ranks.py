@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.tensor_peers import problems
+from ratrain.ratrain_ir.config.tensor_ranks import problems
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.planner.space.tilings import divisors
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.space import Shape
 
 
-def choose_peers(
+def choose_tp(
     setting: SearchSetting, clusters: int, asked: Sequence[int] | None, strategy: Strategy
 ) -> tuple[int, ...]:
     """Return the numbers of tensor-parallel ranks to choose from: `asked`, else all that are possible.
@@ -36,7 +36,7 @@ def choose_peers(
             text, help_text = problem
             fail("RT064", text, help=help_text.replace("use tp = ", "use --tp "))
     numbers = tuple(number for number in sorted(known) if known[number] is None)
-    if not strategy.needs_peers:
+    if not strategy.needs_tensor_ranks:
         return numbers
     several = tuple(number for number in numbers if number > 1)
     if not several:

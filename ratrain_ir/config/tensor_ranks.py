@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 
-def peer_model(model: ModelConfig, plan: Plan) -> ModelConfig:
+def rank_model(model: ModelConfig, plan: Plan) -> ModelConfig:
     """Return the part of a model that one of the plan's tensor-parallel ranks computes; the whole model if tp is 1."""
-    return model_of_peer(model, plan.tp)
+    return model_of_rank(model, plan.tp)
 
 
 @cache
-def model_of_peer(model: ModelConfig, peers: int) -> ModelConfig:
+def model_of_rank(model: ModelConfig, peers: int) -> ModelConfig:
     """Return the part of a model that one of `peers` tensor-parallel ranks computes; the whole model for one rank.
 
     If an MLP or a vocabulary does not divide evenly, all peers have as much as the first; the last one's is padded. If
@@ -78,7 +78,7 @@ def copies_of_keys(model: ModelConfig, peers: int) -> int:
     return max(1, peers // model.kv_heads)
 
 
-def norms_over_peers(model: ModelConfig, plan: Plan) -> bool:
+def norms_over_ranks(model: ModelConfig, plan: Plan) -> bool:
     """Tell whether queries and keys are normed over all heads of a token, so that peers must exchange row sums.
 
     Families with such norms do not norm the input of blocks, and do not scale by 1 + weight (`config/families.py`).
@@ -104,7 +104,7 @@ def gradients_made_whole(plan: Plan) -> frozenset[str]:
     return ADDED_ONCE if plan.sequence_sharding else ADDED_ONCE | {"post_norm", "post_norm_bias"}
 
 
-def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+def rank_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """Return a peer's part of a whole parameter as a slice per axis.
 
     The part is shorter than the peer's own parameter, or empty, where that is padded.

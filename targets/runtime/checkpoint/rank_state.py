@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ratrain.ratrain_ir.config.tensor_peers import model_of_peer, peer_model, peer_part
+from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, rank_part
 from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters, parameters_within
 from ratrain.targets.runtime.arena import tensor_file
 
@@ -30,12 +30,12 @@ FlatReader: TypeAlias = Callable[[int, int], "FlatPieces"]
 zero."""
 
 
-def peer_pieces(model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader) -> FlatReader:
+def rank_pieces(model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader) -> FlatReader:
     """Return a reader of a peer's flat tensor of a block, which takes its elements from the whole tensor's reader."""
     wholes = {parameter.weight: parameter for parameter in parameters(model, owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
-        for mine, low, high in parameters_within(peer_model(model, plan), owner, start, stop - start):
+        for mine, low, high in parameters_within(rank_model(model, plan), owner, start, stop - start):
             first, last = start + low - mine.offset, start + high - mine.offset
             for at, values in _peer_values(model, plan, peer, mine, wholes[mine.weight], whole, first, last):
                 yield mine.offset + at, values
@@ -54,7 +54,7 @@ def _peer_values(
     stop: int,
 ) -> FlatPieces:
     """Yield elements [start, stop) of a peer's part of a parameter, in runs of whole rows that are cut at both ends."""
-    part = peer_part(model, plan.tp, peer, mine.weight, parameter.shape)
+    part = rank_part(model, plan.tp, peer, mine.weight, parameter.shape)
     width, whole_width = _width(mine), _width(parameter)
     columns = part[1] if len(part) > 1 else slice(0, 1)
     rows = part[0]
@@ -73,7 +73,7 @@ def whole_pieces(model: ModelConfig, owner: Block, peers: Sequence[FlatReader]) 
     """Return a reader of the whole flat tensor of a block, which takes its elements from its peers' readers."""
     if len(peers) == 1:
         return peers[0]
-    mine = {parameter.weight: parameter for parameter in parameters(model_of_peer(model, len(peers)), owner)}
+    mine = {parameter.weight: parameter for parameter in parameters(model_of_rank(model, len(peers)), owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
         for parameter, low, high in parameters_within(model, owner, start, stop - start):
@@ -99,7 +99,7 @@ def _whole_rows(
     values = np.empty((high - low, _width(parameter)), np.float32)
     width = _width(mine)
     for peer, reader in enumerate(peers):
-        part = peer_part(model, len(peers), peer, parameter.weight, parameter.shape)
+        part = rank_part(model, len(peers), peer, parameter.weight, parameter.shape)
         rows = part[0]
         columns = part[1] if len(part) > 1 else slice(0, 1)
         first, last = max(low, rows.start), min(high, rows.stop)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
@@ -117,7 +117,7 @@ def shared_ranges(rank: RankExecutor, name: str, elements: int) -> Iterator[tupl
     program = rank.program
     owner = named_block(name)
     start = program.topology.shard_range(owner, rank.replica).start
-    for parameter, low, high in parameters_within(peer_model(program.model, program.plan), owner, start, elements):
+    for parameter, low, high in parameters_within(rank_model(program.model, program.plan), owner, start, elements):
         copies = share_of(program.model, program.plan.tp, parameter.weight).copies
         if copies > 1:
             yield copies, low, high

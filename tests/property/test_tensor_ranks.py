@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
-from ratrain.ratrain_ir.config.tensor_peers import peer_model, peer_part, problems, share_of
+from ratrain.ratrain_ir.config.tensor_ranks import problems, rank_model, rank_part, share_of
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime.checkpoint.peer_state import FlatReader, peer_pieces, whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_pieces
 from tests.end_to_end.toys import UNEVEN
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def shared_models(draw: st.DrawFn) -> Shared:
 def test_parts_of_peers_make_up_every_parameter_once_and_padding_stands_last(shared: Shared) -> None:
     model, plan = shared
     for block in block_chain(model):
-        mine = {parameter.weight: parameter.shape for parameter in parameters(peer_model(model, plan), block)}
+        mine = {parameter.weight: parameter.shape for parameter in parameters(rank_model(model, plan), block)}
         wholes = parameters(model, block)
         assert mine.keys() == {parameter.weight for parameter in wholes}
         for parameter in wholes:
             share = share_of(model, plan.tp, parameter.weight)
             count = np.zeros(parameter.shape, int)
             for peer in range(plan.tp):
-                part = peer_part(model, plan.tp, peer, parameter.weight, parameter.shape)
+                part = rank_part(model, plan.tp, peer, parameter.weight, parameter.shape)
                 count[part] += 1
                 for axis, (held, cut) in enumerate(zip(mine[parameter.weight], part, strict=True)):
                     length = cut.stop - cut.start
@@ -125,13 +125,13 @@ def test_state_to_peers_and_back_is_the_identity_in_any_ranges(shared: Shared, d
     length = flat_elements(model, plan, block)
     peers = []
     for peer in range(plan.tp):
-        read = peer_pieces(model, plan, peer, block, whole_of(values))
+        read = rank_pieces(model, plan, peer, block, whole_of(values))
         cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=4))})
         shards = [taken(read, low, high) for low, high in pairwise(cuts)]
         flat = np.concatenate(shards)
         np.testing.assert_array_equal(flat, taken(read, 0, length), "a shard is a range of the whole")
-        for mine, parameter in zip(parameters(peer_model(model, plan), block), parameters(model, block), strict=True):
-            part = peer_part(model, plan.tp, peer, mine.weight, parameter.shape)
+        for mine, parameter in zip(parameters(rank_model(model, plan), block), parameters(model, block), strict=True):
+            part = rank_part(model, plan.tp, peer, mine.weight, parameter.shape)
             expected = np.zeros(mine.shape, np.float32)
             source = values[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)[part]
             expected[tuple(slice(0, size) for size in source.shape)] = source
