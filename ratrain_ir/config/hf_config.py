@@ -237,9 +237,10 @@ def _other_keys(data: Mapping[str, object], known: Keys, report: Report) -> None
                     help=f"supported is {' or '.join(shown(item) for item in allowed)}",
                 )
             continue
-        others = {name: known.renamed[means][0] for name, means in CALLED_ELSEWHERE.items()}
+        fields = {key: key for key in read} | {means: keys[0] for means, keys in known.renamed.items()}
+        others = {name: fields[means] for name, means in CALLED_ELSEWHERE.items() if means in fields}
         near = nearest(key, sorted(read | known.neutral.keys() | known.harmless), others, cutoff=_CLOSE)
-        way_out = "remove it if it does not change what the model computes"
+        way_out = "look up what it means: remove it only if the model computes the same without it"
         report.error(
             "RT061",
             key,

@@ -318,6 +318,7 @@ CALLED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("d_ff", "ffn_dim", "ffn_hidden_size", "n_inner"), "ffn_size"),
     **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "rms_norm_epsilon"), "norm_eps"),
     **dict.fromkeys(("n_vocab", "padded_vocab_size"), "vocab_size"),
+    **dict.fromkeys(("rotary_theta", "rotary_base", "rope_base", "rotary_emb_base"), "rope_theta"),
 }
 """Keys of other programs and families, with the field that they mean."""
 

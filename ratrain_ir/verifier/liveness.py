@@ -49,6 +49,7 @@ def _report(
     at, subject = columns.ops[op], columns.tensors[tensor]
     code, words, of_earlier, way_out = _WORDS[what]
     notes = [report.note(of_earlier, columns.ops[earlier])] if of_earlier and earlier != NONE else []
+    way_out = way_out and way_out.replace("%NAME", f"%{subject.name}")
     report.at_op(code, f"%{subject.name} {words}", stage, at, subject, notes=notes, help=way_out)
 
 
@@ -61,9 +62,19 @@ _WORDS = {
         "defined here",
         "declare a separate tensor for this value, or release the first one before",
     ),
-    NOT_LIVE: ("RT028", "is released but not live", "already released here", None),
-    CARRIED_ENDED: ("RT024", "is carried into the next step, but released and not defined again", None, None),
-    NEVER_RELEASED: ("RT023", "is never released: it would leak into the next step", None, None),
+    NOT_LIVE: ("RT028", "is released but not live", "already released here", "release it once, after its last use"),
+    CARRIED_ENDED: (
+        "RT024",
+        "is carried into the next step, but released and not defined again",
+        None,
+        "leave it out of the release, or define it again before the step ends",
+    ),
+    NEVER_RELEASED: (
+        "RT023",
+        "is never released: it would leak into the next step",
+        None,
+        "write 'release (%NAME)' after its last use",
+    ),
 }
 
 

@@ -216,7 +216,10 @@ def _tokens_of(path: str, prompt: Prompt, language: _Language | None, model: Mod
     outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
     if outside is not None:
         text = f"the prompt's token {outside} is outside the vocabulary of {model.vocab_size} tokens of '{path}'"
-        fail("RT094", text, help="use the tokenizer of this model")
+        way_out = (
+            "use the tokenizer of this model" if prompt.tokens is None else f"use numbers below {model.vocab_size}"
+        )
+        fail("RT094", text, help=way_out)
     return tokens
 
 

@@ -421,7 +421,8 @@ class _Reader:
         if base is None:
             return self.machine(data)
         if base not in machine_names():
-            self.error("base", f"base is a machine that is built in ({', '.join(machine_names())}), got {base!r}")
+            text = f"base is a machine that is built in ({', '.join(machine_names())}), got {base!r}"
+            self.error("base", text, nearest(str(base), machine_names()))
             self.diagnostics.check()
         below = _built_in(base)
         if "name" not in data:

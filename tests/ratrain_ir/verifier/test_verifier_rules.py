@@ -7,7 +7,7 @@ import pytest
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.support.diagnostics import CODES, Diagnostics
 from ratrain.ratrain_ir.verifier import verify
-from tests.end_to_end.edited_texts import MODEL, PLAN, change, drop, problems, repeat, sound, stage_of
+from tests.end_to_end.edited_texts import MODEL, PLAN, change, drop, insert, problems, repeat, sound, stage_of
 from tests.ratrain_ir.verifier.memory_rules import MEMORIES
 from tests.ratrain_ir.verifier.peer_rules import PEERS
 from tests.ratrain_ir.verifier.schedule_rules import SCHEDULES
@@ -98,6 +98,23 @@ def test_everything_wrong_in_one_layer_is_reported_at_once():
     assert [item.code for item in problems("\n".join(lines))] == ["RT027"]
     lines = change("send activation m1", "@0", "@1")(lines)
     assert sorted(item.code for item in problems("\n".join(lines))) == ["RT020", "RT023", "RT028"]
+
+
+def test_advice_on_releases_makes_the_text_sound_again():
+    def advised(edit, code):
+        lines = edit(sound("released").splitlines())
+        (item,) = problems("\n".join(lines))
+        assert item.code == code
+        return lines, item.help
+
+    lines, advice = advised(drop("release (%g.embed)"), "RT023")
+    assert advice == "write 'release (%g.embed)' after its last use"
+    released = insert(advice.split("'")[1], after="%gs.embed, %flag.embed = reduce_scatter", stage=0)
+    assert problems("\n".join(released(lines))) == []
+    lines, advice = advised(repeat("release (%overflow)", stage=1), "RT028")
+    assert advice == "release it once, after its last use"
+    last = len(lines) - 1 - next(at for at, line in enumerate(reversed(lines)) if "release (%overflow)" in line)
+    assert problems("\n".join(lines[:last] + lines[last + 1 :])) == []
 
 
 def test_a_module_that_has_no_text_is_reported_by_its_own():

@@ -27,7 +27,7 @@ from ratrain.targets.simulator.figures import timed_instruction
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX
-from tests.property.test_tensor_peers import shared_models
+from tests.property.test_tensor_ranks import shared_models
 from tests.targets.runtime.ranks.thread_ranks import ThreadCommunicator, trained_by_threads
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
-    from tests.property.test_tensor_peers import Shared
+    from tests.property.test_tensor_ranks import Shared
 
 TIED = evolve(MODEL, tied_embeddings=True)
 CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
