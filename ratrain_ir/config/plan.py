@@ -124,7 +124,7 @@ class Optimizer:
         default=1.0,
         metadata=key(
             "optimizer",
-            "the largest norm; refused where gradients are not clipped",
+            "the largest norm; a value other than the default is refused where gradients are not clipped",
             number(lambda value: 0 < value <= 1e30, "a number above 0"),
         ),
     )
@@ -410,13 +410,13 @@ class Plan:
             not_in_file=lambda plan: plan.tp == 1,
         ),
     )
-    """Tensor-parallel ranks (tensor-parallel ranks): ranks that share out every block of a stage of a replica."""
+    """Tensor-parallel ranks, which share every block of a stage of a replica."""
     sequence_sharding: bool = field(
         default=True,
         metadata=key(
             "parallel",
             "whether tensor-parallel ranks share out the rows of activations between blocks too, or each has all of "
-            "them; refused with tp = 1",
+            "them; false is refused with tp = 1",
             flag,
             in_header_if_default=False,
             not_in_file=lambda plan: plan.sequence_sharding,

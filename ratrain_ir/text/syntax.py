@@ -227,6 +227,7 @@ _MISTAKES = {
     "the tensor's type is missing: write '%name : f16[...]'": ["view %w carried", "view %w"],
     "a ',' is missing between two tensors": ["release (%a %b)"],
     "the list of tensors is not closed with ')'": ["release (%a", "release (%a, %b"],
+    "the stage above is not closed: write '}' before the next stage": ["stage @1 {"],
     "an offset is written 'at 0x...'": ["view %w : f16[1] 0x10", "view %w : f16[1] at 16"],
 }
 _FRAMES = [  # Lark compares the depth of the parser's stack, which is larger after a header or a statement

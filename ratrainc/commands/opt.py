@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  ratrainc opt tiny.rtir --passes "place-1f1b,lifetime,recompute{policy=full},allocate-ddr" -o out.rtir
-  ratrainc opt tiny.rtir --passes "place-1f1b,allocate-ddr" --print-ir-after place-1f1b --time-passes
-  ratrainc opt tiny.rtir --passes "place-1f1b,allocate-ddr" --dump-dir steps --stats -o /dev/null
+  ratrainc opt placed.rtir --passes "lifetime,recompute{policy=full},allocate-ddr" -o out.rtir
+  ratrainc opt placed.rtir --passes "recompute,allocate-ddr" --print-ir-after recompute --time-passes
+  ratrainc opt placed.rtir --passes "recompute,allocate-ddr" --dump-dir steps --stats -o /dev/null
+
+placed.rtir is a schedule without addresses yet, such as 'compile ... --passes place-1f1b -o placed.rtir' writes.
 
 'ratrainc passes' lists the passes and their options. What a pass needs and is missing is inserted; -v says so.
 """

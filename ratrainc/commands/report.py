@@ -37,7 +37,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=Result("page", ".html", ".htm", ".svg"),
+    type=Result("page", ".html", ".htm", ".svg", only=True),
     callback=output_file,
     required=True,
     metavar="report.html|picture.svg",

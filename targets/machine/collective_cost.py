@@ -4,19 +4,13 @@ In a round a member sends one message and receives one. With D members and n byt
 Gropp, "Optimization of Collective Communication Operations in MPICH", 2005):
 
 - ring: D - 1 rounds of n/D, to the neighbour. A reduction passes partial sums on, which are f32.
-  gradient's own width; the owner adds the parts in rank order.
 - pairwise: D - 1 rounds of n/D, in round r to the r-th neighbour. In a reduction every member hands each owner its
   part, at the gradient's own width; the owner adds the parts in rank order.
-  gradient's own width; the owner adds the parts in rank order.
-  reversed: the data that a member adds up halves, and partial sums are f32.
 - recursive: ceil(log2 D) rounds in which a member's data doubles, from a neighbour to half of all. In a reduction the
   order is reversed: the data that a member adds up halves, and partial sums are f32.
-  reversed: the data that a member adds up halves, and partial sums are f32.
 - tree: ceil(log2 D) rounds of n up to a root, then down again in halves: few rounds, many bytes.
-  Only sums, which are f32, leave a group.
 - hierarchical: one of ring, pairwise and recursive within each group of the innermost level, then one between groups
   at every level. Only sums, which are f32, leave a group.
-  Only sums, which are f32, leave a group.
 
 A round ends when its slowest message has arrived. It takes the latency of the outermost link in use, the host's work
 for a message, the skew of a round, and the bytes at the pace of the narrowest place: an own link, or an uplink by the

@@ -41,7 +41,7 @@ def follow(page: str, folder: Path) -> list[str]:
             (folder / name).write_text(content)
         elif language == "diff":
             applied = subprocess.run(
-                ["git", "apply", "-C1", "-"],
+                ["git", "apply", "-"],
                 input=content, cwd=folder, capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert applied.returncode == 0, f"{applied.stderr}\n{content}"

@@ -108,6 +108,13 @@ def test_a_syntax_error_says_what_stands_there_and_what_is_expected(old, new, un
         assert hint in item.help
 
 
+def test_a_stage_that_is_not_closed_is_said():
+    text = edited("  }\n  stage @1 {", "  stage @1 {")
+    item = problems(text)[0]
+    assert (item.code, item.help) == ("RT001", "the stage above is not closed: write '}' before the next stage")
+    assert place(item)[0] == line_of(text, "stage @1 {")
+
+
 def test_the_caret_stands_under_the_mistake():
     item = problems(edited(SEND, "send activation m0 @1 (%x.attention.1.m0 %w)"))[0]
     _, source, carets, *_ = item.render().splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("tools") / "tiny.rtir")
     assert main(["compile", *SOURCES, "-o", path]) == 0
     return path
+
+
+def test_the_examples_of_opt_work_on_a_schedule_as_its_help_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["opt", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    examples = [shlex.split(line)[1:] for line in lines if line.startswith("ratrainc opt ")]
+    assert len(examples) == 3
+    assert main(["compile", *SOURCES, "--passes", "place-1f1b", "-o", "placed.rtir"]) == 0
+    assert [main(words) for words in examples] == [0, 0, 0]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -64,3 +66,13 @@ def test_paths_stay_one_word_in_what_is_to_be_typed() -> None:
     with pytest.raises(DiagnosticError) as refused:
         refuse_wrong_kind("schedule", "my model.json")
     assert "--model 'my model.json'" in str(refused.value.diagnostics[0].help)
+
+
+@pytest.mark.parametrize("name", ["page.pdf", "r.png", "x.HTM5"])
+def test_a_report_is_not_written_under_an_ending_of_another_form(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    assert main(["report", "x.rtx", "-o", str(tmp_path / name)]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "name a .html or .htm or .svg" in shown
+    assert not (tmp_path / name).exists()
