@@ -57,7 +57,7 @@ def test_a_declared_field_is_read() -> None:
 def test_a_declared_field_is_printed() -> None:
     plan = WiderPlan(1, 1, (), 1, 8, 32, zero=0, tensor_ranks=2)
     text = plan_to_toml(plan)
-    assert "[parallel]\npp = 1\ndp = 1\ncuts = []\ntensor_peers = 2\n" in text
+    assert "[parallel]\npp = 1\ndp = 1\ncuts = []\ntensor_ranks = 2\n" in text
     assert '[slicing]\nslices = "whole"\n' in text
     assert read(text) == (plan, [])
     assert plan_words(plan)["tensor_ranks"] == "2"
