@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -32,12 +33,15 @@ Examples:
 """
 
 
+_ENDINGS = (".html", ".htm", ".svg")
+
+
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @click.option(
     "-o",
     "--output",
-    type=Result("page", ".html", ".htm", ".svg", only=True),
+    type=Result("page", *_ENDINGS),
     callback=output_file,
     required=True,
     metavar="report.html|picture.svg",
@@ -70,6 +74,9 @@ def command(
     the capacity, idle time by cause, the plan and the machine. The picture shows the compute engine of each stage in
     the first step, from cold. All times are simulated.
     """
+    ending = Path(output).suffix.lower()
+    if ending not in ("", *_ENDINGS):
+        raise click.UsageError(f"no page is written as {ending}: name a {' or '.join(_ENDINGS)}")
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program
     from ratrain.ratrainc.console.console import print_json, say, size_text, status
@@ -104,6 +111,9 @@ def _compare(
     file: str, against: str, output: str, machine: str | None, *, rendezvous: bool, sharing: bool, as_json: bool
 ) -> None:
     """Write the page of two programs, and print their differences."""
+    ending = Path(output).suffix.lower()
+    if ending not in ("", *_ENDINGS):
+        raise click.UsageError(f"no page is written as {ending}: name a {' or '.join(_ENDINGS)}")
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program
     from ratrain.ratrainc.console.console import print_json, say, size_text, status

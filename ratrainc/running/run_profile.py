@@ -103,7 +103,7 @@ def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
     """
     instruction, rank = span.instruction, span.rank
     stage, replica = f"stage @{rank.stage}", f"replica {rank.replica}"
-    peer = f" peer {rank.peer}" if mesh.peers > 1 else ""
+    peer = f" tensor rank {rank.peer}" if mesh.peers > 1 else ""
     ends = instruction.ends(rank.stage)
     if ends is not None:
         return f"{instruction.variant} from stage @{ends[0]} to @{ends[1]} of {replica}{peer}"

@@ -156,24 +156,19 @@ class InputFile(FilePath):
 class Result(FilePath):
     """Path of a result that a command writes, with the endings of its kind if it is a file.
 
-    An existing file with another kind's ending is not replaced: `opt X.rtir -o PLAN.toml` is refused. Unknown endings
-    are accepted unless `only` is set, and so are devices and pipes.
+    An existing file with another kind's ending is not replaced: `opt X.rtir -o PLAN.toml` is refused. Unknown endings,
+    devices and pipes are accepted.
     """
 
-    def __init__(self, kind: str, *endings: str, only: bool = False) -> None:
+    def __init__(self, kind: str, *endings: str) -> None:
         super().__init__(kind)
         self.endings = endings
-        self.only = only
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path unchanged; raise a usage error if a file of another kind would be lost."""
         path = super().convert(value, param, ctx)
         status = _status(path)
-        given = os.path.splitext(path)[1].lower()  # noqa: PTH122
-        is_file = status is None or stat.S_ISREG(status.st_mode)
-        if self.only and is_file and given and given not in self.endings:
-            self.fail(f"'{path}': no {self.kind} is written as {given}; name a {' or '.join(self.endings)}", param, ctx)
-        if not self.endings or status is None or not is_file:
+        if not self.endings or status is None or not stat.S_ISREG(status.st_mode):
             return path
         ending = os.path.splitext(os.path.realpath(path))[1].lower()  # noqa: PTH122
         if ending in _ENDINGS and ending not in self.endings:

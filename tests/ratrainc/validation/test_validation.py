@@ -348,7 +348,7 @@ def test_a_page_names_the_tables_that_it_does_not_count(folder: Path, capsys: py
     assert "did not name" not in capsys.readouterr().out
     table(folder, "not,read", name="left-out.csv")
     assert main(["validate", path, "--markdown"]) == 0
-    assert "counts them: left-out." in " ".join(capsys.readouterr().out.split())
+    assert "not counted here: left-out." in " ".join(capsys.readouterr().out.split())
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------
