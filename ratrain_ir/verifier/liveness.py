@@ -67,7 +67,7 @@ _WORDS = {
         "RT024",
         "is carried into the next step, but released and not defined again",
         None,
-        "leave it out of the release, or define it again before the step ends",
+        "define it again before the step ends (a view by its all_gather), or leave it out of the release",
     ),
     NEVER_RELEASED: (
         "RT023",

@@ -42,7 +42,7 @@ Examples:
 )
 @seconds_option(
     None,
-    "Time for trying levers, of each process. Default: enough for all of them where these are expected to take "
+    "Time for trying changes, of each process. Default: enough for all of them where these are expected to take "
     "a minute or less, else 8.",
 )
 @processes_option("Levers are tried in parallel too; the answer does not depend on the number.")
@@ -61,7 +61,7 @@ def command(
     """Explain each byte: which tensors are live at the peak, what the arena adds, and what a change would free.
 
     Each change (lever) is compiled, placed and simulated alone; several are tried in parallel. If the time (without
-    --seconds: 8 s) does not suffice for whole steps, levers are estimated from fewer micro-batches, and marked; those
+    --seconds: 8 s) does not suffice for whole steps, changes are estimated from fewer micro-batches, and marked; those
     without time are listed. Prices are simulated seconds.
 
     For a program (.rtx), its schedule is compiled again from its model, plan and passes, if that gives this very
@@ -69,12 +69,13 @@ def command(
 
     With --time, explain the time of a step: the cause of every idle second of every engine, and the critical path.
     """
+    if cold and not of_time:
+        apart = "" if levers else ", which excludes --no-levers"
+        raise click.UsageError(f"--cold is about the time of a step: it goes with --time{apart}")
     if of_time:
         refuse_idle("is for bytes: it does not go with --time", "levers", "seconds")
     elif not levers:
-        refuse_idle("is the time for trying levers: it does not go with --no-levers", "seconds")
-    if cold and not of_time:
-        raise click.UsageError("--cold goes with --time")
+        refuse_idle("is the time for trying changes: it does not go with --no-levers", "seconds")
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program, explained_schedule
     from ratrain.ratrainc.console.console import print_json, spinner, status

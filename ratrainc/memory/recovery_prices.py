@@ -193,8 +193,8 @@ def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
         size = size_text(found[0]["bytes"]) if found[0]["bytes"] else "-"
         rows.append([name, _pieces_text(found[0]["pieces"]), found[0]["choice"], size, *_cost_texts(found)])
     return TextTable(
-        "what forwards save, by block (seconds of one, simulated)",
-        ("block", "of", "is", "bytes", "costs", "instead"),
+        "saved for the backward, by block (seconds of one micro-batch, simulated)",
+        ("block", "micro-batches", "now", "bytes", "cost", "other choice"),
         rows,
     )
 

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from ratrain.passes.manager import PassManager
 from ratrain.passes.placed_by import placed_by
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.process_pool import each, each_stage, processes_for
@@ -54,7 +54,7 @@ class ByteReport(Shown):
     """why no lever was tried although levers were asked for; else empty"""
 
     def parts(self) -> Iterator[Part]:
-        """Yield sentences about peak and arena, and tables of live tensors and levers."""
+        """Yield sentences about peak and arena, and tables of live tensors and of changes that free bytes."""
         return _parts(self.facts)
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def byte_report(
             pricing.begin()
 
         def done(number: int) -> Any:
-            progress(Progress(0, None, "simulating" if number < own else "trying levers"))
+            progress(Progress(0, None, "simulating" if number < own else "trying changes"))
             return jobs[number]()
 
         found = each(done, range(len(jobs)), work=work)
@@ -148,7 +148,8 @@ def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
     live = lives.live_at(position)
     owners: dict[str, int] = {}
     for tensor in live:
-        name = f"{tensor.kind.value} of {_owner(tensor.name)}"
+        owner = "ops" if tensor.kind is StateKind.WORKSPACE else _owner(tensor.name)
+        name = f"{tensor.kind.value} of {owner}"
         owners[name] = owners.get(name, 0) + aligned(tensor.type.nbytes)
     return {
         "stage": stage.index,
@@ -182,8 +183,8 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
         kind, _, layer = name.partition(".")
         sizes[kind] = sizes.get(kind, 0) + size
         counts[kind] = counts.get(kind, 0) + bool(layer)
-    named = [(f"{kind} ({counts[kind]} layers)" if counts[kind] else kind, size) for kind, size in sizes.items()]
-    return sorted(named, key=lambda item: -item[1])
+    layers = {kind: f" ({count} layer{'s' if count > 1 else ''})" if count else "" for kind, count in counts.items()}
+    return sorted(((f"{kind}{layers[kind]}", size) for kind, size in sizes.items()), key=lambda item: -item[1])
 
 
 def _ops(module: Module) -> int:
@@ -329,5 +330,7 @@ def _levers_table(levers: list[dict[str, Any]]) -> TextTable:
         )
     how = "estimated from fewer micro-batches" if any(lever["estimated"] for lever in levers) else "simulated"
     return TextTable(
-        f"levers, each tried alone (seconds {how})", ("lever", "frees here", "highest peak", "step", "price"), rows
+        f"changes that free bytes, each tried alone (seconds {how})",
+        ("change", "frees on this stage", "highest peak", "step", "price"),
+        rows,
     )
