@@ -40,7 +40,7 @@ def forward_plan(spec: AttentionBlockSpec) -> Plan:
     return [*mask_plan(spec, shape), query, query, key, key, shape.scores(spec), *[line] * 5, seen]
 
 
-class RunningSoftmax:
+class DeviceRunningSoftmax:
     """State of a tile of queries after some keys: largest score (units of ln 2), total weight, weighted values."""
 
     def __init__(self, spec: AttentionBlockSpec, documents: I32 | None, scratch: Scratch, *, halves: bool) -> None:
@@ -111,7 +111,7 @@ def backward_plan(spec: AttentionBlockSpec, *, halves: bool) -> Plan:
     return [*mask_plan(spec, shape), *[query] * 3, *[every] * 4, scores, scores, slope, line, line, *factors]
 
 
-class BlockGradients:
+class DeviceBlockGradients:
     """Gradients of the attention of a block, from probabilities that are computed again."""
 
     def __init__(

@@ -8,8 +8,8 @@ import torch
 
 from ratrain.targets.pytorch.device.device_attention import (
     LN2,
-    BlockGradients,
-    RunningSoftmax,
+    DeviceBlockGradients,
+    DeviceRunningSoftmax,
     backward_plan,
     forward_plan,
 )
@@ -76,7 +76,7 @@ class DeviceAttention:
     halves: bool
 
     def attention_forward(self, q, k, v, o, lse, *, documents=None, scratch, spec):
-        softmax = RunningSoftmax(spec.block, documents, scratch, halves=self.halves)
+        softmax = DeviceRunningSoftmax(spec.block, documents, scratch, halves=self.halves)
         for heads in all_heads(spec.block, softmax.shape):
             for queries in row_steps(spec.seq_len, softmax.shape.queries):
                 softmax.begin(heads, q, queries)
@@ -87,10 +87,12 @@ class DeviceAttention:
     def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
         buffers = scratch.take_all(_delta_plan(len(o), spec.heads, spec.head_dim))
         _put_delta(o, do, delta, buffers)
-        BlockGradients(spec.block, (q, k, v, do, lse, delta), documents, scratch, halves=self.halves).run(dq, dk, dv)
+        DeviceBlockGradients(spec.block, (q, k, v, do, lse, delta), documents, scratch, halves=self.halves).run(
+            dq, dk, dv
+        )
 
     def attention_partial_forward(self, q, k, v, acc, peak, total, *, documents=None, scratch, spec, accumulate):
-        softmax = RunningSoftmax(spec, documents, scratch, halves=self.halves)
+        softmax = DeviceRunningSoftmax(spec, documents, scratch, halves=self.halves)
         for heads in all_heads(spec, softmax.shape):
             for queries in row_steps(spec.queries, softmax.shape.queries):
                 softmax.begin(heads, q, queries)
@@ -117,5 +119,5 @@ class DeviceAttention:
     def attention_partial_backward(
         self, q, k, v, lse, do, delta, dq, dk, dv, *, documents=None, scratch, spec, accumulate
     ):
-        gradients = BlockGradients(spec, (q, k, v, do, lse, delta), documents, scratch, halves=self.halves)
+        gradients = DeviceBlockGradients(spec, (q, k, v, do, lse, delta), documents, scratch, halves=self.halves)
         gradients.run(dq, dk, dv, adds_to_queries=True, adds_to_keys=accumulate)
