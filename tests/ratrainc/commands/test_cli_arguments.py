@@ -266,3 +266,14 @@ def test_a_pipe_is_written_under_the_name_it_is_given(program: str, tmp_path: Pa
     trace = tmp_path / "trace.json"
     subprocess.run(["/bin/sh", "-c", script, sys.executable, program, str(trace)], timeout=60, check=True)
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_an_option_is_understood_by_the_name_it_had_and_shown_by_the_one_it_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", *SEARCH, "--smallest", "--explain-losers"]) == 2
+    assert "--explain-rejected does not go with --smallest" in " ".join(capsys.readouterr().err.split())
+    assert main(["plan", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--explain-rejected" in shown
+    assert "--explain-losers" not in shown
