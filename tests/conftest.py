@@ -124,7 +124,7 @@ def _kinds(item: pytest.Item) -> set[tuple[str, str]]:
 
 
 def shard_of(item: pytest.Item, count: int) -> int:
-    """Return the number of a test's shard, from 1: the same in every checkout, and for all tests of an `xdist_group`."""
+    """Return the number of a test's shard, from 1: equal in every checkout, and in all tests of an `xdist_group`."""
     group = item.get_closest_marker("xdist_group")
     # the id of a test may have a path in it, as of a file that it is about
     name = group.args[0] if group else item.nodeid.replace(str(item.config.rootpath), "")

@@ -49,7 +49,7 @@ def _report(
     at, subject = columns.ops[op], columns.tensors[tensor]
     code, words, of_earlier, way_out = _WORDS[what]
     notes = [report.note(of_earlier, columns.ops[earlier])] if of_earlier and earlier != NONE else []
-    way_out = way_out and way_out.replace("%NAME", f"%{subject.name}")
+    way_out = way_out and way_out.format(subject.name)
     report.at_op(code, f"%{subject.name} {words}", stage, at, subject, notes=notes, help=way_out)
 
 
@@ -73,7 +73,7 @@ _WORDS = {
         "RT023",
         "is never released: it would leak into the next step",
         None,
-        "write 'release (%NAME)' after its last use",
+        "write 'release (%{})' after its last use",
     ),
 }
 

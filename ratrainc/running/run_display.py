@@ -28,11 +28,9 @@ def say_start(run: TrainingRun) -> None:
     """Print the data, the engine and the memory of a run."""
     origin = f" ({run.stream.found})" if run.stream.found else ""
     say(f"data: {in_words(run.stream.facts())}{origin}")
-    plan, sequences = run.program.plan, (len(run.stream.tokens) - 1) // run.program.plan.seq_len
-    if sequences < plan.global_batch:
-        say(
-            f"note: it has {sequences} sequences, and a step takes {plan.global_batch}: a step uses some more than once"
-        )
+    sequences, needed = run.engine.batches.sequences, run.program.plan.global_batch
+    if sequences < needed:
+        say(f"note: it has {sequences} sequences, and a step takes {needed}: a step uses some more than once")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")

@@ -84,9 +84,9 @@ _WITH_LISTED_TENSORS = 4
 _WITH_CLAIMED_PEAKS = 5
 """Last version whose header claims peaks, and which has no list order."""
 _WITH_OLD_NAMES = 6
-"""Last version with the names of `RENAMED` and `_RENAMED_ROLES`."""
-_RENAMED_ROLES = {"beside": "branch_part"}
-"""Operands of instructions and routines in versions before 7, with their names since."""
+"""Last version with older names."""
+_RENAMED = RENAMED | {"beside": "branch_part"}
+"""Instructions, a state kind and an operand in versions before 7, with their names since."""
 _READ = (_WITH_LISTED_TENSORS, _WITH_CLAIMED_PEAKS, _WITH_OLD_NAMES, VERSION)
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
@@ -299,7 +299,7 @@ class _Reader:
 
     def today(self, name: str) -> str:
         """Return today's name of an instruction, a state kind or an operand of this version."""
-        return RENAMED.get(name) or _RENAMED_ROLES.get(name, name) if self.has_old_names else name
+        return _RENAMED.get(name, name) if self.has_old_names else name
 
     def routine_today(self, item: dict[str, Any]) -> dict[str, Any]:
         """Return a routine's data with today's names of its operands."""

@@ -61,7 +61,7 @@ def test_what_is_stored_trains_the_same_bits(plan: str, policy: str) -> None:
 
 
 def test_nothing_is_stored_that_its_own_forward_pass_still_needs() -> None:
-    """Of tensor-parallel ranks with whole rows, the stream goes around each block: what was stored of it would come back at once."""
+    """With whole rows on tensor-parallel ranks the stream goes around each block: storing it would fetch it back at once."""
     for model in (MODEL, GEMMA2):
         plan = make_plan(model, tp=2, sequence_sharding=False, pp=1)
         module = api.compile(model, plan, passes="place-gpipe,recompute{policy=none store=host}", machine=WITH_STORES)

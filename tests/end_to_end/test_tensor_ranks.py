@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks train as one rank does: equal within a bound to one, and bit for bit among plans of as many peers.
+"""Tensor-parallel ranks train like one rank, within a bound, and bit for bit like other plans of the same tp.
 
 Configurations are a pairwise covering array of placements, state, types and models. Every run is verified before, and checked against the
 planned lives of its bytes, with freed bytes poisoned.

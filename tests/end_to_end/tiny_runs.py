@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)
 WITHOUT_PEERS = [item for item in STRATEGIES if not item.needs_tensor_ranks]
-"""Those that take plans without tensor-parallel ranks."""
+"""Strategies that take plans without tensor-parallel ranks."""
 WHOLE_STRATEGIES = [item for item in WITHOUT_PEERS if item.schedule in (None, "1f1b", "zb-h1")]
 """Of these those that take plans of one chunk a stage and whole micro-batches as they are."""
 

@@ -366,7 +366,7 @@ def test_a_schedule_that_is_read_may_be_placed_anew() -> None:
 
 @pytest.mark.parametrize("policy", ["full", "attention", "none"])
 def test_storing_where_nothing_is_kept_is_refused(policy: str) -> None:
-    """Check tensor-parallel ranks with full recovery: it starts from what they gather again, so nothing is kept to store."""
+    """Check tensor-parallel ranks with full recovery: it starts from tensors gathered again, so nothing is stored."""
     peers = next(each for each in CONTEXTS if each.name == "peers")
     text = f"recompute{{policy={policy} store=host}}"
     if policy != "full":
@@ -376,7 +376,7 @@ def test_storing_where_nothing_is_kept_is_refused(policy: str) -> None:
         PassManager(TARGET).run(peers.module, text)
 
 
-# -- exchanges of tensor-parallel ranks ------------------------------------------------------------------------------------------
+# -- exchanges of tensor-parallel ranks ---------------------------------------------------------------------------------
 
 
 def test_merging_that_cannot_be_had_is_refused() -> None:

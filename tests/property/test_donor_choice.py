@@ -78,7 +78,7 @@ class Case:
         return kept_in_ddr(Rewriting(stage), self.trials[index], self.capacity, shape, shape.none_stored)
 
     def step(self, borrowers: dict[int, Chosen]) -> float:
-        """Return the seconds of a step whose donors keep what fits next to their remote buffers; infinite if any does not fit."""
+        """Return the seconds of a step whose donors also hold remote buffers; infinite if anything does not fit."""
         drafts = {
             index: as_chosen(Rewriting(self.module.stages[index]), self.trials[index], chosen)
             for index, chosen in borrowers.items()

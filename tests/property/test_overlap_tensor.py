@@ -1,4 +1,4 @@
-"""Exchanges of tensor-parallel ranks beside other products: any plan still verifies and trains to the same bits, and what must be hidden is."""
+"""Exchanges of tensor-parallel ranks during other products: plans verify, train to the same bits, and hide them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ ANY_PEERS = st.sampled_from([1, 1, 2, 4])
 def planned(draw, peers=ANY_PEERS):
     """A shape, cuts, a strategy and a machine, small enough to be compiled at once.
 
-    Of several tensor-parallel ranks the strategy hides what they exchange in any way that `overlap-tensor` has, or not at all.
+    With tp > 1 the strategy hides exchanges in any way that `overlap-tensor` has, or not at all.
     """
     tp = draw(peers)
     named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if tp > 1 or not s.needs_tensor_ranks])))

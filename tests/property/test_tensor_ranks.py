@@ -1,4 +1,4 @@
-"""What tensor-parallel ranks have of a model: every element once, copies apart; and state that goes to peers and back is what it was."""
+"""Tensor-parallel ranks hold every element of a model once, but for copies; state split among them and joined is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "gpt_neox": {},
 }
-"""What models of families have beside what they imply: each has something else that every tensor-parallel rank has whole."""
+"""Models of families, each with another part that every tensor-parallel rank has whole."""
 
 
 @st.composite

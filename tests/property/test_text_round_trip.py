@@ -71,7 +71,7 @@ def test_the_fields_of_every_op_read_back(cls):
 
 
 def every_op():
-    """Yield ops of every kind, of sharded and unsharded plans, tied, recovered, stored and lent, with tensor-parallel ranks and without."""
+    """Yield ops of every kind: sharded and unsharded plans, tied, recovered, stored, offloaded, with tp 1 and more."""
     model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5, tied_embeddings=True)
     normed = attrs.evolve(model, norm_placement="post", qk_norm="whole")
     both = attrs.evolve(model, norm_placement="both")

@@ -1,4 +1,4 @@
-"""Who is where: chunks, channels, groups and shards, for what is built and for any number of chunks and tensor-parallel ranks."""
+"""Topology: chunks, channels, groups and shards, for any number of chunks and tensor-parallel ranks."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def dependence_graph(stage: Stage) -> nx.DiGraph[StageNode]:
 def module_graph(module: Module, *, rendezvous: bool) -> nx.DiGraph[ModuleNode]:
     """All stages of a module over two steps, with messages and collectives; the program ends exactly if it has no cycle.
 
-    A collective is one node for all its members, and so is a message with `rendezvous` sends, and any of remote buffers; with buffered sends a
-    receive waits for its send. A node is named after its first member, (stage, step, position), and has all of them in `members`.
+    A collective is one node for all its members, and so is a message with `rendezvous` sends, and any message of
+    remote buffers; with buffered sends a receive waits for its send. A node is named after its first member, (stage, step, position), and has all of them in `members`.
     """
     import networkx as nx
 

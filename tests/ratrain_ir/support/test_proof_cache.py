@@ -1,4 +1,4 @@
-"""Remembered proofs: held for the very same bytes and installation, left only by a proof, and never trusted where others can write."""
+"""Remembered proofs: of the same bytes and installation, left by proofs alone, never trusted where others can write."""
 
 from pathlib import Path
 

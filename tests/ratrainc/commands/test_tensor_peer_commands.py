@@ -1,4 +1,4 @@
-"""Commands on plans with tensor-parallel ranks, as a user gives them: each works, or refuses by name; no peer is lost on the way."""
+"""Commands on plans with tensor-parallel ranks: each works or refuses by name, and no rank is lost on the way."""
 
 from __future__ import annotations
 

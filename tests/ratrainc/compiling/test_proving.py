@@ -87,7 +87,7 @@ def test_what_a_schedule_gives_is_proved_each_time(proofs, files, capsys):
 
 
 def test_a_large_schedule_is_proved_without_its_ops(proofs, files, monkeypatch, capsys):
-    """It leaves the entry of any other proof; where something is wrong, the rules on ops are asked, and say what."""
+    """Check that it leaves the same entry as any other proof; if something is wrong, the rules on ops say what."""
     monkeypatch.setattr(proving, "ALLOWANCE", Allowance(0))
     path = str(files / "tiny.rtir")
     assert proofs.of(lambda: main(["verify", path])) == []

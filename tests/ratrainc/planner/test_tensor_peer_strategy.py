@@ -1,4 +1,4 @@
-"""The strategy about tensor-parallel ranks: refused without any, left out of comparisons, and the same training as every other."""
+"""The strategy for tensor-parallel ranks: refused at tp 1, left out of comparisons there, trains like every other."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Severity
 from ratrain.ratrainc.choices.run_choices import BYTES, DataChoice
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.running.run_display import say_start
 from ratrain.ratrainc.running.training_data import companion_files, open_data
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
@@ -461,3 +462,16 @@ def test_a_loss_scale_goes_on_only_where_it_means_the_same(then: str, now: str, 
         assert said == []
     else:
         assert said == [f"the loss scale starts anew at {expected:g}: {said[0].partition(': ')[2]}"]
+
+
+def test_data_shorter_than_a_step_are_said_to_be_used_twice(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = wide_program().plan
+    for spare, said in ((1, True), (0, False)):
+        tokens = (plan.global_batch - spare) * plan.seq_len + 1
+        path = place / f"{tokens}.txt"
+        path.write_text("a" * tokens)
+        run = begun(DataChoice((str(path),), tokenizer=BYTES))
+        say_start(run)
+        run.close()
+        wanted = f"it has {plan.global_batch - 1} sequences, and a step takes {plan.global_batch}"
+        assert (wanted in " ".join(capsys.readouterr().out.split())) is said

@@ -1,4 +1,4 @@
-"""What an `all_reduce` over tensor-parallel ranks is priced at: the bytes that ranks hand each other and add, and no others of their gradients."""
+"""Price of an `all_reduce` over tensor-parallel ranks: the bytes that ranks hand each other and add, and no others."""
 
 from __future__ import annotations
 

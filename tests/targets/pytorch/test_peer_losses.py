@@ -1,4 +1,4 @@
-"""The loss of tensor-parallel ranks on a device against that on the host: every row, the sums, what is not finite, what is left out."""
+"""Loss of tensor-parallel ranks on a device against the host: every row, sums, infinities, ignored labels."""
 
 from __future__ import annotations
 

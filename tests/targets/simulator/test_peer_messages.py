@@ -1,4 +1,4 @@
-"""What collectives of tensor-parallel ranks, and of the replicas beside them, are priced at, against every message of all of them at once.
+"""Prices of collectives of tensor-parallel ranks and of replicas, against every message of all of them at once.
 
 The price of one group comes from its members and their share of uplinks. Here all groups of a stage run together, each message by itself,
 with the uplinks whole; so shares are not assumed.

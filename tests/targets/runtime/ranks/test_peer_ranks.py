@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks as ranks of their own: the bits of the local engine, checkpoints that any number of peers reads, peers named where they stand."""
+"""Tensor-parallel ranks as processes: the bits of the local engine, checkpoints that any tp reads, ranks by name."""
 
 from __future__ import annotations
 
