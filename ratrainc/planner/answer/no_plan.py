@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.answer import Answer
 
 
+_MORE = 16
+"""How many times more clusters the advice lets `--smallest` try."""
+
+
 def nearest_text(answer: Answer) -> str:
     """Say which oversized shape lacks least; empty if there is none."""
     nearest = answer.nearest
@@ -45,6 +49,6 @@ def no_plan(answer: Answer) -> NoReturn:
         f"{'fits' if proved else 'was found that fits'} {request.clusters} clusters of "
         f"{capacity_text(request.machine.whole('ddr_capacity'))}",
         notes=notes,
-        help=f"{'' if proved or request.exhaustive else more}use more clusters (--smallest finds the fewest), shorter "
-        "sequences, or another strategy",
+        help=f"{'' if proved or request.exhaustive else more}use more clusters ('--clusters {_MORE * request.clusters} "
+        "--smallest' in place of the batch finds the fewest that fit), shorter sequences, or another strategy",
     )

@@ -27,6 +27,14 @@ from ratrain.ratrain_ir.support.files import (
 )
 
 
+def test_a_folder_where_a_file_is_meant_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        read_text(str(tmp_path), "schedule")
+    (item,) = refused.value.diagnostics
+    assert (item.code, item.help) == ("RT002", "name a file in it")
+    assert item.message.endswith("it is a directory")
+
+
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     write_lines(str(target), ["one"])

@@ -82,6 +82,13 @@ def test_a_machine_that_is_not_there_is_refused(
     assert "nosuch.toml" in capsys.readouterr().err
 
 
+def test_the_only_machine_that_begins_so_is_suggested(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('base = "h100"\nname = "mine"\n')
+    for place in ("h100", str(tmp_path / "mine.toml")):
+        assert main(["machines", place]) == 1
+        assert "did you mean 'h100-node'?" in capsys.readouterr().err
+
+
 INPUTS = {
     *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
     *("--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),

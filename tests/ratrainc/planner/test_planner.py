@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import time
 from itertools import pairwise
@@ -761,6 +762,18 @@ def test_fewest_clusters(capsys, tmp_path):
     fewer[words.index("8")] = str(found["clusters"] - 1)
     assert main(fewer) == 1
     assert "RT053" in capsys.readouterr().err
+
+
+def test_the_advice_of_a_plan_that_does_not_fit_finds_the_fewest_clusters(capsys, tmp_path):
+    machine = tmp_path / "small.toml"
+    text = (ROOT / "targets/mt3000/machines/mt3000.toml").read_text()
+    machine.write_text(text.replace("20000000000", "12000000"))
+    of = ("--seq-len", "64", "--machine", str(machine))
+    assert main(["plan", *TINY, "--clusters", "1", "--global-batch", "8", *of, "--quick"]) == 1
+    advice = re.search(r"'(--clusters \d+ --smallest)'", " ".join(capsys.readouterr().err.split()))
+    assert advice is not None
+    assert main(["plan", *TINY, *advice[1].split(), *of]) == 0
+    assert "clusters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["curve.pdf", "curve"])

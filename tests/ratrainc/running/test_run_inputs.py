@@ -475,3 +475,12 @@ def test_data_shorter_than_a_step_are_said_to_be_used_twice(place: Path, capsys:
         run.close()
         wanted = f"it has {plan.global_batch - 1} sequences, and a step takes {plan.global_batch}"
         assert (wanted in " ".join(capsys.readouterr().out.split())) is said
+
+
+def test_lines_of_prompts_and_completions_lead_to_the_option_that_trains_on_them(place: Path) -> None:
+    path = place / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": "a" * 200, "completion": "b" * 200}) + "\n")
+    with pytest.raises(DiagnosticError) as refused:
+        begun(DataChoice((str(path),), tokenizer=BYTES))
+    assert refused.value.diagnostics[0].help == "--train-on completion trains on prompts and completions"
+    begun(DataChoice((str(path),), tokenizer=BYTES, train_on="completion")).close()
