@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 _MORE = 16
-"""How many times more clusters the advice lets `--smallest` try."""
+"""Factor of clusters that the advice lets `--smallest` try."""
 
 
 def nearest_text(answer: Answer) -> str:
