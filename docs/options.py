@@ -357,7 +357,8 @@ OPTIONS = {
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
             "--zero": Option("levels to choose from", "--zero 0", idle=(f"{_SEARCH} --quick --strategy zero3",)),
             "--tp": Option("numbers of tensor-parallel ranks to choose from", "--tp 2"),
-            "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
+            "--dtype": Option("the type of views and gradients", "--dtype bf16", f"{_SEARCH} --quick -o best.toml"),
+            "--like": Option("types, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
             "--schedules": Option("schedules to choose from", "--schedules zb-h1"),
             "--objective": Option(
                 "what is best",
@@ -494,8 +495,15 @@ OPTIONS = {
                 REQUEST,
                 ("--model m.json --clusters 2 --plan p.toml",),
             ),
+            "--dtype": Option(
+                "the type of views and gradients",
+                "--dtype f32",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
             "--like": Option(
-                "dtypes, chunks and the optimizer",
+                "types, chunks and the optimizer",
                 "--like p2.toml",
                 "--model m.json --clusters 2",
                 REQUEST,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import evolve, frozen
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 @frozen
 class MachineTarget:
     """Implementation of `ratrain.ratrain_ir.target.Target` for a machine file; other targets derive from it."""
+
+    usual_dtype: ClassVar[str] = "f16"
+    """type of views and gradients of plans for the machine where nothing says another"""
 
     machine: Machine
 

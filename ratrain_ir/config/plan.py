@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.config.plan_keys import (
     word,
     word_or_none,
 )
+from ratrain.ratrain_ir.config.plan_summary import sizes_text
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
@@ -541,22 +542,12 @@ class Plan:
     @property
     def summary(self) -> str:
         """Sizes, chunks, slices and ZeRO levels in a few words."""
-        chunks = "" if self.chunks == 1 else f" V{self.chunks}"
-        slices = f" k{len(self.slices)}" if self.slices else ""
-        each = " each" if self.reduce == "each-micro-batch" else ""
-        peers = "" if self.tp == 1 else f" T{self.tp}"
-        group = "" if self.shard_group is None else f" of {self.shard_group}"
-        group += "" if self.view_group is None else f" views of {self.view_group}"
-        levels = f"Z{self.zero}{group}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
         packed = "".join(
             f" {what} {name}"
             for what, name in (("gather", self.gather_quantised), ("reduce", self.reduce_quantised))
             if name is not None
         )
-        return (
-            f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} "
-            f"{levels}{each}{packed}"
-        )
+        return f"{sizes_text(self, len(self.slices))}{packed}"
 
     @property
     def shape(self) -> PipelineShape:

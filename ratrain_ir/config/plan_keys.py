@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from attrs import NOTHING, Attribute, Factory, fields, frozen
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report, Value
+from ratrain.ratrain_ir.config.made_for import SECTION
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.support.toml_text import toml_value
@@ -216,9 +217,9 @@ class Table(Generic[T]):
 
     def _report_section(self, section: str, content: object, report: Report) -> None:
         home = self.keys[section].section if section in self.keys else None
-        near = f"'{section}' belongs in [{home}]" if home else nearest(section, self.sections)
+        near = f"'{section}' belongs in [{home}]" if home else nearest(section, (*self.sections, SECTION))
         kind = "section" if isinstance(content, Mapping) else "key"
-        known = ", ".join(f"[{name}]" for name in self.sections)
+        known = ", ".join(f"[{name}]" for name in (*self.sections, SECTION))
         text = f"the {kind} {shown(section)} is not known at the top of a plan"
         report.error("RT063", section, text, help=near or f"the sections are {known}")
 

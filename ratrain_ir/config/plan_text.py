@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.balance import balance_cuts
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
+from ratrain.ratrain_ir.config.made_for import MadeFor, take_made_for
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_keys import table_of
@@ -64,7 +65,27 @@ def load_plan(
     shape: Mapping[str, object] | None = None,
 ) -> Plan:
     """Load the plan of a TOML file. Raises RT002 (cannot be read), RT063 (not a plan), RT064 (contradictory)."""
-    return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model, overlay=overlay, shape=shape)
+    text = _PEEKED.pop(str(path), None)
+    text = read_text(path, "RT063", _WHAT) if text is None else text
+    return parse_plan(text, file=str(path), model=model, overlay=overlay, shape=shape)
+
+
+def made_for(path: str | Path) -> MadeFor | None:
+    """Return the machine that the plan of a TOML file was made for, its path as the working directory sees it.
+
+    None if the file does not say. Raises RT002 and RT063 for the file, and for what it says of its machine.
+    """
+    source = Source(str(path), read_text(path, "RT063", _WHAT))
+    if not Path(path).is_file():
+        _PEEKED[str(path)] = source.text
+    report = Report(toml_places(source))
+    found = take_made_for(toml_data(source, "RT063"), report)
+    report.check()
+    return None if found is None else found.beside(path)
+
+
+_PEEKED: dict[str, str] = {}
+"""Texts that `made_for` read from pipes, which can be read once: the next `load_plan` of that path takes them."""
 
 
 def parse_plan(
@@ -87,9 +108,11 @@ def parse_plan(
     places = toml_places(source)
     data = toml_data(source, "RT063")
     if overlay is not None:
-        _lay_over(data, overlay)
         places = _places_under(overlay, places if text else overlay.places)
     report = Report(places)
+    take_made_for(data, report)
+    if overlay is not None:
+        _lay_over(data, overlay)
     values = with_slices(KEYS.flat(data, report), model)
     if shape is not None and all(_fits(values.get(name, value), value) for name, value in shape.items()):
         values = with_slices({**shape, **values}, model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -10,6 +12,7 @@ from attrs import evolve, frozen
 from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
 
 _NAMED_IN = ("GiB", "GB", "MiB", "MB", "B")
@@ -32,6 +35,42 @@ class MachineChoice:
         machine = given_machine(self.machine)
         return machine if self.capacity is None else resized(machine, self.capacity)
 
+    def for_plan(self, plan: str | Path | Plan | None, say: Callable[[str], None] | None = None) -> MachineChoice:
+        """Return the choice, or, if it names no machine, the one that the plan's file was made for.
+
+        `say` hears of a machine that differs from the file's, and of one that is taken from it and not the default.
+        Raises `DiagnosticError` RT002 or RT063 if the file cannot be read.
+        """
+        from ratrain.ratrain_ir.config.plan_text import made_for
+        from ratrain.targets.machine.machine import DEFAULT_MACHINE
+
+        meant = made_for(plan) if isinstance(plan, str | Path) else None
+        if meant is None:
+            return self
+        told = MachineChoice(meant.machine, meant.capacity)
+        if self.machine is None:
+            if say is not None and (meant.machine != DEFAULT_MACHINE or (meant.capacity and not self.capacity)):
+                say(f"the machine is {told.title}, which {plan} was made for")
+            return MachineChoice(meant.machine, meant.capacity if self.capacity is None else self.capacity)
+        if say is not None and not self.is_same(told):
+            say(f"the machine is {self.title}, of --machine; {plan} was made for {told.title}")
+        return self
+
+    def is_same(self, other: MachineChoice) -> bool:
+        """Tell whether both name one machine, by name or as one file, with the same capacity."""
+        mine, its = self.machine, other.machine
+        files = [Path(each) for each in (mine, its) if each is not None and Path(each).exists()]
+        one = mine == its or (len(files) == 2 and files[0].samefile(files[1]))
+        return one and self.capacity == other.capacity
+
+    @property
+    def title(self) -> str:
+        """The machine in a message, with its capacity if that is not its own."""
+        from ratrain.targets.machine.machine import DEFAULT_MACHINE
+
+        name = f"'{self.machine or DEFAULT_MACHINE}'"
+        return name if self.capacity is None else f"{name} with {_short(self.capacity)}"
+
     @property
     def words(self) -> list[str]:
         """The choice as options of a command line."""
@@ -42,6 +81,11 @@ class MachineChoice:
     def text(self) -> str:
         """The options as text with a leading blank; empty if nothing was chosen."""
         return f" {shlex.join(self.words)}" if self.words else ""
+
+
+def stated(text: str) -> None:
+    """Print a sentence about the machine on stderr."""
+    echo(text, err=True)
 
 
 def given_machine(name: str | None) -> Machine:

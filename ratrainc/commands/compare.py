@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
 from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
@@ -83,6 +83,7 @@ def command(
     from ratrain.ratrainc.console.console import bar, print_json
     from ratrain.ratrainc.console.parts import show
 
+    target = target if automatic else target.for_plan(plan, stated)
     chosen = [name.strip() for name in names.split(",")] if names else None
     with bar(None, "planning" if automatic else "comparing") as progress:
         if automatic:

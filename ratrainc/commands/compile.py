@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
@@ -133,6 +133,7 @@ def command(
     else:
         assert model is not None
         assert plan is not None
+        target = target.for_plan(plan, stated)
         with misuse_of_command(), spinner(f"compiling {model}", "lowering it") as progress:
             made = compiled(
                 model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
 from ratrain.ratrainc.commands.words.options import InputFile, json_option, machine_option, model_option, plan_option
 
 _EPILOG = """\b
@@ -42,7 +43,8 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
         if file is not None:
             program = api.load(file, machine=machine)
         elif model is not None and plan is not None:
-            program = api.emit(api.compile(model, plan, machine=machine), machine=machine)
+            chosen = MachineChoice(machine).for_plan(plan, stated).load()
+            program = api.emit(api.compile(model, plan, machine=chosen), machine=chosen)
     with status("looking around"):
         offer = api.doctor(program)
     if as_json:

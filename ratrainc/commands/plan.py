@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, ATTENTIONS, LOGITS
-from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
 from ratrain.ratrainc.choices.plan_choices import FrontChoice, Goal, PlanChoice, Questions, SearchEffort, StepSize
 from ratrain.ratrainc.commands.words.options import (
     Result,
@@ -139,7 +139,7 @@ Examples:
     type=click.Choice(LOGITS),
     help="What all plans hold of the head's logits. Default: as --like says, else chunked.",
 )
-@click.option("--quick", is_flag=True, help="Closed forms only: an estimate and its gap within seconds.")
+@click.option("--quick", is_flag=True, help="Simulate only the few plans that closed forms put first.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
 @exhaustive_option
 @seconds_option(25.0, "Time for the search.", "effort_seconds")
@@ -242,6 +242,7 @@ def command(
     from ratrain.ratrainc.planner.answer.what_if import machine_path
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
+    target = target.for_plan(plans.like, stated)
     if front.plot is not None:
         picture_kind(front.plot)
     if smallest:

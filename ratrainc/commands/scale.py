@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
@@ -97,13 +97,22 @@ def command(
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
-        idle = ("plans_zero_levels", "plans_peers", "plans_like", "effort_seconds", "effort_jobs", "effort_exhaustive")
+        idle = (
+            "plans_zero_levels",
+            "plans_peers",
+            "plans_dtype",
+            "plans_like",
+            "effort_seconds",
+            "effort_jobs",
+            "effort_exhaustive",
+        )
         refuse_idle("is for a search: with --plan there is none", *idle)
     if effort.exhaustive:
         refuse_idle("ends a search that --exhaustive does not end", "effort_seconds")
     if plot is not None:
         picture_kind(plot)
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
+    target = target.for_plan(plan or plans.like, stated)
     with bar(None, "scaling") as progress:
         scaling = api.scale(
             model,

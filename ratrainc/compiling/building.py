@@ -106,16 +106,22 @@ def compile(  # noqa: A001 - the name the documentation promises
 ) -> Module:
     """Lower a model and a plan, run a pipeline (a strategy's, or `passes`), verify the result.
 
-    `capacity` overrides the machine's bytes of DDR. `schedule_file` is a table (CSV) whose order is placed. With
+    Without `machine` it is the one that the plan's file was made for, else the default one. `capacity` overrides its
+    bytes of DDR. `schedule_file` is a table (CSV) whose order is placed. With
     `choose_levels`, simulated steps choose the blocks that keep their views whole under ZeRO 3. With `advice`, a
     refusal for bytes lists changes that would fit, each of which is tried. `progress` hears the pass at work. Raises
     `DiagnosticError` if the inputs are wrong or the plan does not fit the machine.
     """
-    chosen = MachineChoice(machine if isinstance(machine, str) else None, capacity)
+    if isinstance(machine, Machine):
+        chosen = MachineChoice(machine.name, capacity)
+        on = chosen_machine(machine, capacity)
+    else:
+        chosen = MachineChoice(machine, capacity).for_plan(plan)
+        on = chosen_machine(chosen.machine, chosen.capacity)
     return compiled(
         model,
         plan,
-        chosen_machine(machine, capacity),
+        on,
         strategy=strategy,
         passes=passes,
         schedule_file=schedule_file,

@@ -16,7 +16,7 @@ from ratrain.ratrainc.bridge import importing
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
-from ratrain.ratrainc.compiling.building import resolved
+from ratrain.ratrainc.compiling.building import chosen_machine, resolved
 from ratrain.ratrainc.console.progress import OnProgress, counting
 from ratrain.ratrainc.planner.answer import planned, strategy_comparison
 from ratrain.ratrainc.planner.answer import robust_links as links
@@ -25,7 +25,7 @@ from ratrain.ratrainc.planner.answer.fewest_clusters import FewestClusters, fewe
 from ratrain.ratrainc.planner.answer.pareto_front import ParetoFront, pareto_front
 from ratrain.ratrainc.planner.answer.scaling import Scaling, fixed_points, planned_points
 from ratrain.ratrainc.planner.search.plan_request import planning_request
-from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.machine.machine import Machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer.what_if import WhatIf
 
 MachineLike = str | Machine | MachineChoice | None
-"""A machine: its name or path, a `Machine`, or a choice with another capacity. None is the default machine."""
+"""A machine: its name or path, a `Machine`, or a choice with another capacity.
+
+None is the machine that a plan's file was made for, if there is a plan's file, else the default one.
+"""
 
 
 def plan(
@@ -63,7 +66,8 @@ def plan(
     searched. Raises `DiagnosticError` RT053 if no plan that fits was found.
     """
     tick = counting(progress)
-    config, chosen, named = _model(model), _loaded(machine), _named(machine)
+    config = _model(model)
+    chosen, named = _machine(machine, _like(plans))
     request = planning_request(
         config,
         clusters,
@@ -99,10 +103,10 @@ def pareto(
     `against` chooses between the two; `clusters` is the most. If `plans` names neither a strategy nor schedules, all
     usual schedules are searched. Raises `DiagnosticError` RT053 if nothing fits.
     """
+    chosen, named = _machine(machine, _like(plans))
     request = planning_request(
-        _model(model), clusters, global_batch, seq_len, machine=_loaded(machine), plans=plans, effort=effort, whole=True
+        _model(model), clusters, global_batch, seq_len, machine=chosen, plans=plans, effort=effort, whole=True
     )
-    named = _named(machine)
     return pareto_front(
         request, against, counting(progress), quick=quick, tokens=tokens, model=_words(model), machine=named
     )
@@ -135,10 +139,9 @@ def smallest(
     If `plans` names neither a strategy nor schedules, plans may use the memories that the machine has in addition to
     DDR. Raises `DiagnosticError` RT053 if none was found.
     """
-    request = planning_request(
-        _model(model), clusters, clusters, seq_len, machine=_loaded(machine), plans=plans, fewest=True
-    )
-    return fewest_clusters(request, _words(model), _named(machine), counting(progress, clusters))
+    chosen, named = _machine(machine, _like(plans))
+    request = planning_request(_model(model), clusters, clusters, seq_len, machine=chosen, plans=plans, fewest=True)
+    return fewest_clusters(request, _words(model), named, counting(progress, clusters))
 
 
 def scale(
@@ -169,7 +172,7 @@ def scale(
         first,
         first * sequences_per_cluster,
         seq_len,
-        machine=_loaded(machine),
+        machine=_machine(machine, plan or _like(plans))[0],
         plans=plans,
         effort=effort,
     )
@@ -199,7 +202,7 @@ def compare(
     config, known = resolved(model, plan)
     total = len(strategy_comparison.chosen_strategies(strategies))
     return strategy_comparison.compare_on_plan(
-        config, known, strategies, _loaded(machine), counting(progress, total), _place(plan)
+        config, known, strategies, _machine(machine, plan)[0], counting(progress, total), _place(plan)
     )
 
 
@@ -221,7 +224,7 @@ def compare_best(
     fits the default strategy, a note replaces the first comparison. Raises `DiagnosticError` for an unknown name or
     machine, and for a named strategy without any shape to search.
     """
-    chosen, effort = _loaded(machine), effort or SearchEffort(seconds=20.0)
+    chosen, effort = _machine(machine)[0], effort or SearchEffort(seconds=20.0)
     request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
     return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress))
 
@@ -283,17 +286,22 @@ def _words(model: str | ModelConfig) -> str:
     return model if isinstance(model, str) else model.name
 
 
-def _loaded(machine: MachineLike) -> Machine:
+def _machine(machine: MachineLike, plan: str | Plan | None = None) -> tuple[Machine, MachineChoice]:
+    """Load the machine; return it and its name in commands.
+
+    Without one, it is the machine that a plan's file was made for, else the default one.
+    """
+    if isinstance(machine, Machine):
+        return machine, MachineChoice(machine.name)
     if isinstance(machine, MachineChoice):
-        return machine.load()
-    return machine if isinstance(machine, Machine) else load_machine(machine)
+        chosen = machine.for_plan(plan)
+        return chosen.load(), chosen
+    chosen = MachineChoice(machine).for_plan(plan)
+    return chosen_machine(chosen.machine, chosen.capacity), chosen
 
 
-def _named(machine: MachineLike) -> MachineChoice:
-    """Return the machine as commands name it."""
-    if isinstance(machine, MachineChoice):
-        return machine
-    return MachineChoice(machine.name if isinstance(machine, Machine) else machine)
+def _like(plans: PlanChoice | None) -> str | None:
+    return None if plans is None else plans.like
 
 
 def _place(plan: str | Plan) -> Callable[[], Place]:

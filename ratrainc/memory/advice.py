@@ -25,7 +25,7 @@ from ratrain.ratrainc.planner.answer.no_plan import nearest_text
 from ratrain.ratrainc.planner.answer.plan_files import plan_text
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest, without_schedule
-from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.quick import estimated
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Suggestion:
     def save(self, path: str, model: str, machine: MachineChoice) -> None:
         """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 if it cannot be written."""
         head = [f"In place of a plan that does not fit: {self.how}."]
-        write_text(path, plan_text(self.plan, self.pipeline, self.model, model, head, machine))
+        write_text(path, plan_text(self.plan, self.pipeline, self.model, model, head, machine, path))
 
 
 @frozen
@@ -113,7 +113,7 @@ def _planned(
     empty = []
     for chosen, searched, asking in asked:
         try:
-            answer = quick_answer(_request(setting, chosen, searched))
+            answer = estimated(_request(setting, chosen, searched))
         except DiagnosticError:  # the machine has too few clusters, or there is no such shape
             continue
         empty.append(answer.proven_empty)

@@ -65,7 +65,7 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
     )
     yield TextTable(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
     if capacity is not None:
-        yield f"capacity of a stage: {capacity_text(capacity)}"
+        yield f"capacity of a stage on {machine.name}: {capacity_text(capacity)}"
         account = capacity_of(machine, module.topology).account
         if account is not None:
             yield f"  {account}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,7 @@ from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
-from ratrain.ratrain_ir.config.plan_text import Overlay, load_plan, parse_plan
+from ratrain.ratrain_ir.config.plan_text import Overlay, load_plan, made_for, parse_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.text import Place
@@ -292,7 +293,13 @@ class _RowReader:
                 self.attempt(key, partial(self.refuse_with_times, key))
             return _roomy_machine()
         capacity = self.attempt("capacity", lambda: self.bytes("capacity")) if cells.text("capacity") else None
-        machine = self.machine or self.attempt("machine", lambda: self.load(self.machine_name()))
+        meant = None
+        if self.machine is None and not cells.text("machine") and (path := cells.text("plan")):
+            with suppress(DiagnosticError):  # `plan` reports what is wrong with the file
+                meant = made_for(cells.path_of(path))
+            capacity = meant.capacity if meant is not None and capacity is None else capacity
+        name = self.machine_name() if meant is None else meant.machine
+        machine = self.machine or self.attempt("machine", lambda: self.load(name))
         return machine if capacity is None or machine is None else resized(machine, capacity)
 
     def refuse_with_times(self, key: str) -> None:

@@ -400,13 +400,13 @@ def schedule_names(_context: click.Context, _parameter: click.Parameter, text: s
 
 
 def plan_choice_options(function: F) -> F:
-    """`--strategy`, `--zero`, `--tp` and `--like`, the group `plans`: a `PlanChoice`."""
+    """`--strategy`, `--zero`, `--tp`, `--dtype` and `--like`, the group `plans`: a `PlanChoice`."""
     like = click.option(
         "--like",
         "plans_like",
         type=InputFile("plan"),
         metavar="P.toml",
-        help="Take dtypes, chunks, the optimizer and several tensor-parallel ranks from this plan.",
+        help="Take types, chunks, the optimizer and several tensor-parallel ranks from this plan.",
     )
     zero = click.option(
         "--zero",
@@ -431,7 +431,13 @@ def plan_choice_options(function: F) -> F:
         shell_complete=completing.strategy,
         help="Plan for this strategy alone. Default: ratrain.",
     )
-    return name(zero(peers(like(function))))
+    dtype = click.option(
+        "--dtype",
+        "plans_dtype",
+        type=click.Choice(("bf16", "f16", "f32")),
+        help="Type of views and gradients. Default: as --like says, else f16 on the mt3000 and bf16 on GPUs.",
+    )
+    return name(zero(peers(dtype(like(function)))))
 
 
 def refuse_idle_levels(strategy: Strategy) -> None:

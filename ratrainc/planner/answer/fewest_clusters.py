@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -62,6 +63,7 @@ class FewestClusters(Shown):
         yield from summary(model_facts(model, self.request.seq_len))
         shape = f"{best.plan.summary}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
         yield f"{model.name} fits {self.clusters} clusters: {shape}"
+        yield legend([best.plan.summary])
         if self._of_fewer:
             yield self._of_fewer
 
@@ -79,7 +81,7 @@ class FewestClusters(Shown):
         model, machine, best = self.request.model, self.request.machine.name, self.best
         head = [f"The fewest clusters on which {model.name} was found to fit {machine}: {self.clusters}."]
         head += [f"{self._of_fewer}."] if self._of_fewer else []
-        write_text(path, plan_text(best.plan, best.pipeline, model, self.model, head, self.machine))
+        write_text(path, plan_text(best.plan, best.pipeline, model, self.model, head, self.machine, path))
 
 
 def fewest_clusters(

@@ -21,9 +21,8 @@ def nearest_text(answer: Answer) -> str:
     if nearest is None:
         return ""
     shape, family = nearest.shape, f"{nearest.family} " if answer.request.families else ""
-    peers = f" T={shape.tp}" if shape.tp > 1 else ""
-    sizes = f"P={shape.pp} D={shape.dp}{peers} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}"
-    return f"nearest: {family}{sizes}: stage @{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
+    lacking = size_text(int(nearest.short_bytes))
+    return f"nearest: {family}{shape.summary}: stage @{nearest.stage} lacks at least {lacking}"
 
 
 def no_plan(answer: Answer) -> NoReturn:

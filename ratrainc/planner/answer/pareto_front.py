@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
+from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -25,20 +26,19 @@ from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.pictures import new_figure, write_figure
 from ratrain.ratrainc.planner.answer.plan_files import numbered, plan_text
-from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
-from ratrain.ratrainc.planner.search.answer import Candidate
+from ratrain.ratrainc.planner.search.answer import Answer, Candidate
 from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
-from ratrain.ratrainc.planner.search.quick import quick_answer_of
+from ratrain.ratrainc.planner.search.quick import estimated_answer, tried
 
 _POINTS = 12
 """Most points of a front."""
-_CUT = 8
-"""Shapes of a number of clusters whose cuts are chosen."""
 _TRIED = 3
 """Plans of a point to compile, if the first are refused."""
+_SECONDS = 0.5
+"""Computing time for the cuts of a limit: there are many limits."""
 _STEP = 2**-0.25
 """Factor from one number of bytes to the next."""
 
@@ -59,7 +59,7 @@ class _Limit:
     """The plans of level one within a limit, by estimate."""
 
     limit: float
-    candidates: list[Candidate]
+    answer: Answer
     bound_seconds: float
 
 
@@ -92,6 +92,7 @@ class ParetoFront(Shown):
         columns = [limit, "plan", "schedule", "step", *rates, "peak", "no plan within takes less than", "how"]
         rows = [self._row(point) for point in self.points]
         yield TextTable(f"{self.title} (all times simulated or estimates)", columns, rows)
+        yield legend(point.candidate.plan.summary for point in self.points)
 
     def _row(self, point: FrontPoint) -> list[str]:
         candidate = point.candidate
@@ -129,7 +130,9 @@ class ParetoFront(Shown):
             limit, found = _limit_text(self.against, point.limit), point.candidate
             within = f"{limit} clusters" if self.against == "clusters" else f"{limit} of a rank"
             head = [f"Planned for {self.title}: the fastest found within {within}."]
-            write_text(name, plan_text(found.plan, found.pipeline, self.request.model, self.model, head, self.machine))
+            model = self.request.model
+            text = plan_text(found.plan, found.pipeline, model, self.model, head, self.machine, name)
+            write_text(name, text)
         return names
 
     def draw(self, path: str) -> None:
@@ -160,7 +163,10 @@ def pareto_front(
     model: str,
     machine: MachineChoice,
 ) -> ParetoFront:
-    """Find the front of a request; `quick` stays with estimates.
+    """Find the front of a request.
+
+    With `quick`, plans of a number of clusters are tried as for a quick answer, and those of a number of bytes stay
+    estimates.
 
     Raises `DiagnosticError` RT053 if nothing fits, RT064 if the space is empty.
     """
@@ -168,9 +174,15 @@ def pareto_front(
     spaces = family_spaces(request, Profiles(request.setting))
     of_clusters = against == "clusters"
     points: list[FrontPoint] = []
-    for each in _thinned(list(_of_clusters(spaces) if of_clusters else _of_bytes(request, spaces))):
-        late = quick or (points and time.monotonic() - begin > request.seconds)
-        candidate = each.candidates[0] if late else _first_placed(request, each, of_bytes=not of_clusters)
+    for each in _thinned(list(_of_clusters(request, spaces) if of_clusters else _of_bytes(request, spaces))):
+        late = bool(points) and time.monotonic() - begin > request.seconds
+        if (quick and not of_clusters) or (late and not quick):
+            candidate = each.answer.best
+        elif of_clusters:
+            tried(each.answer, tick)
+            candidate = each.answer.best
+        else:
+            candidate = _first_placed(request, each)
         if candidate is not None:
             points.append(FrontPoint(each.limit, candidate, each.bound_seconds))
         tick(_limit_text(against, each.limit))
@@ -192,41 +204,16 @@ def _limit_text(against: str, limit: float) -> str:
     return f"{limit:.0f}" if against == "clusters" else size_text(int(limit))
 
 
-def _candidate(space: FamilySpace, row: int) -> tuple[Candidate | None, float]:
-    """Return a shape's best cuts as a candidate, None if nothing fits, and the lower bound under any cuts."""
-    shape = space.shapes[row]
-    cuts = space.best_cuts(shape)
-    if not isfinite(cuts.seconds):
-        return None, inf
-    estimate = cuts_estimate(space.columns_of(shape), cuts.layers)
-    found = space.candidate(shape, cuts, estimate=estimate) if isfinite(estimate) else None
-    return found, cuts.seconds
-
-
-def _of_clusters(spaces: Sequence[FamilySpace]) -> Iterator[_Limit]:
+def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_Limit]:
     """Yield the numbers of clusters on the front of estimates, ascending."""
-    rows: dict[int, list[tuple[float, int, int]]] = {}
-    for number, space in enumerate(spaces):
-        for row in space.order:
-            rows.setdefault(space.shapes[row].clusters, []).append((float(space.seconds[row]), number, row))
-    least, bound = inf, inf
-    for clusters in sorted(rows):
-        ordered = sorted(rows[clusters])
-        found: list[Candidate] = []
-        taken = 0
-        for seconds, number, row in ordered:
-            if seconds >= least or taken >= _CUT:
-                bound = min(bound, seconds)
-                break
-            candidate, at_least = _candidate(spaces[number], row)
-            bound = min(bound, at_least)
-            taken += isfinite(at_least)
-            if candidate is not None:
-                found.append(candidate)
-        found.sort(key=lambda each: each.seconds)
-        if found and found[0].seconds < least:
-            least = found[0].seconds
-            yield _Limit(clusters, found, min(bound, least))
+    least = bound = inf
+    for clusters in sorted({count for space in spaces for count in np.unique(space.clusters)}):
+        own = [space.of_clusters(int(clusters)) for space in spaces]
+        answer = estimated_answer(request, own, time.monotonic(), least, _SECONDS)
+        bound = min(bound, answer.bound_seconds)
+        if answer.best is not None and answer.best.seconds < least:
+            least = answer.best.seconds
+            yield _Limit(float(clusters), answer, min(bound, least))
 
 
 def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_Limit]:
@@ -234,15 +221,18 @@ def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_
     capacity = max(float(space.columns.capacity.max()) for space in spaces)
     choices = []
     while True:
-        answer = quick_answer_of(request, [space.within(capacity) for space in spaces], time.monotonic())
+        answer = estimated_answer(
+            request, [space.within(capacity) for space in spaces], time.monotonic(), seconds=_SECONDS
+        )
         if answer.best is None:
             break
-        choices.append(_Limit(capacity, answer.candidates, answer.bound_seconds))
+        choices.append(_Limit(capacity, answer, answer.bound_seconds))
         capacity = float(int(capacity * _STEP))
     least = inf
     for choice in reversed(choices):
-        if choice.candidates[0].seconds < least:
-            least = choice.candidates[0].seconds
+        assert choice.answer.best is not None, "kept if there is one"
+        if choice.answer.best.seconds < least:
+            least = choice.answer.best.seconds
             yield choice
 
 
@@ -255,16 +245,15 @@ def _thinned(choices: list[_Limit]) -> list[_Limit]:
     return [choices[at] for at in sorted({int(np.abs(limits - each).argmin()) for each in wanted})]
 
 
-def _first_placed(request: PlanRequest, choice: _Limit, *, of_bytes: bool) -> Candidate | None:
-    """Return the first plan that compiles and stays within the limit; None if none of those tried does."""
-    for candidate in choice.candidates[:_TRIED]:
-        budgets = (int(choice.limit), int(choice.limit * 0.95)) if of_bytes else (None,)
-        for budget in budgets:
-            pipeline = candidate.pipeline if budget is None else _within(candidate.pipeline, budget)
+def _first_placed(request: PlanRequest, choice: _Limit) -> Candidate | None:
+    """Return the first plan that compiles and stays within the bytes; None if none of those tried does."""
+    for candidate in choice.answer.best_plans[:_TRIED]:
+        for budget in (int(choice.limit), int(choice.limit * 0.95)):
+            pipeline = _within(candidate.pipeline, budget)
             evaluation = evaluate(request.task(candidate.plan, pipeline))
             if evaluation.step_seconds is None:
                 break
-            if not of_bytes or max(evaluation.peak_bytes) <= choice.limit:
+            if max(evaluation.peak_bytes) <= choice.limit:
                 return evolve(candidate, pipeline=pipeline, evaluation=evaluation)
     return None
 

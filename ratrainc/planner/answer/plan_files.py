@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.placed_by import placed_by
+from ratrain.ratrain_ir.config.made_for import MadeFor
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
 from ratrain.ratrain_ir.support.toml_text import toml_comment
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.space.objective import TIME
+from ratrain.targets.machine.machine import DEFAULT_MACHINE, machine_names
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-    from ratrain.ratrainc.choices.machine_choice import MachineChoice
     from ratrain.ratrainc.planner.search.answer import Answer, Candidate
 
 
@@ -27,10 +31,13 @@ def numbered(path: str, number: int) -> list[str]:
     return [f"{path.removesuffix('.toml')}-{at}.toml" for at in range(1, number + 1)]
 
 
-def plan_file(answer: Answer, candidate: Candidate, model: str, target: MachineChoice | None = None) -> str:
+def plan_file(
+    answer: Answer, candidate: Candidate, model: str, target: MachineChoice | None = None, path: str | None = None
+) -> str:
     """Return the text of a plan of an answer, with its prediction and the bounds on all other plans in comments.
 
-    `model` and `target` are named as commands name them; without `target` the plan is for the default machine.
+    `model` and `target` are named as commands name them; without `target` the plan is for the default machine. `path`
+    is the file that the text is for.
     """
     request = answer.request
     sequences = f"{request.global_batch} sequences of {request.seq_len} tokens a step"
@@ -42,7 +49,7 @@ def plan_file(answer: Answer, candidate: Candidate, model: str, target: MachineC
         *_bounds_lines(answer),
         *(_mapping_lines(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
-    return plan_text(candidate.plan, candidate.pipeline, request.model, model, head, target)
+    return plan_text(candidate.plan, candidate.pipeline, request.model, model, head, target, path)
 
 
 def _bounds_lines(answer: Answer) -> Iterator[str]:
@@ -71,21 +78,32 @@ def _mapping_lines(answer: Answer, candidate: Candidate) -> Iterator[str]:
 
 
 def plan_text(
-    plan: Plan, pipeline: str, config: ModelConfig, model: str, head: Sequence[str], target: MachineChoice | None = None
+    plan: Plan,
+    pipeline: str,
+    config: ModelConfig,
+    model: str,
+    head: Sequence[str],
+    target: MachineChoice | None = None,
+    path: str | None = None,
 ) -> str:
-    """Return the text of a plan for a pipeline, under comment lines `head` and how to compile it.
+    """Return the text of a plan for a pipeline, with its machine, under comment lines `head` and how to compile it.
 
-    `config` is the model, `model` its name in commands. Raises `DiagnosticError` RT011 if the text would not be read as
-    the plan.
+    `config` is the model, `model` its name in commands, `path` the file that the text is for. A machine that is neither
+    built in nor a file stands only in the command. Raises `DiagnosticError` RT011 if the text would not be read as the
+    plan.
     """
-    words = "" if target is None else target.text
+    file = path or "THIS.toml"
+    chosen = target or MachineChoice()
+    name = chosen.machine or DEFAULT_MACHINE
+    known = name in machine_names() or Path(name).is_file()
     compiling = [
         "Compile it with:",
-        f"  ratrainc compile --model {model} --plan THIS.toml{words} \\",
+        f"  ratrainc compile --model {shlex.quote(model)} --plan {shlex.quote(file)}{'' if known else chosen.text} \\",
         f'    --passes "{without_idle_options(pipeline, plan, config)}"',
     ]
+    table = f"{MadeFor(name, chosen.capacity).text(file)}\n" if known else ""
     said = evolve(plan, schedule=placed_by(pipeline))
-    text = "".join(f"{toml_comment(line)}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(said)
+    text = "".join(f"{toml_comment(line)}\n" for line in [*head, *compiling]) + f"\n{table}{plan_to_toml(said)}"
     lines = text.split("\n")
     for key, comment in _COMMENTS.items():
         lines = [f"{line}  # {comment}" if line.startswith(f"{key} = ") else line for line in lines]

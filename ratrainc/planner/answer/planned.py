@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 Tick = Callable[[str], None]
 
+_TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
 _SHOWN = 5
 """Plans of the table, unless more are wanted."""
 
 
 def answer_to(request: PlanRequest, tick: Tick, *, quick: bool) -> Answer:
-    """Answer a request by a search, or by closed forms alone if `quick`."""
-    return quick_answer(request) if quick else Search(request, tick).run()
+    """Answer a request by a search, or if `quick` by the plans that closed forms put first."""
+    return quick_answer(request, tick) if quick else Search(request, tick).run()
 
 
 @frozen(repr=False)
@@ -47,7 +49,7 @@ class Planned(Shown):
 
     answer: Answer = field(eq=False)
     quick: bool
-    """True for an answer of closed forms alone"""
+    """True for an answer whose plans closed forms chose"""
     tokens: float | None
     """tokens of a training whose cost to show"""
     model: str
@@ -75,20 +77,20 @@ class Planned(Shown):
         """The pipeline that the plan was timed with."""
         return self.best.pipeline
 
-    def text(self) -> str:
-        """Return the plan's file."""
-        return plan_file(self.answer, self.best, self.model, self.machine)
+    def text(self, path: str | None = None) -> str:
+        """Return the text of the plan's file, `path`."""
+        return plan_file(self.answer, self.best, self.model, self.machine, path)
 
     def save(self, path: str) -> None:
         """Write the plan. Raises `DiagnosticError` RT002 if the file cannot be written."""
-        write_text(path, self.text())
+        write_text(path, self.text(path))
 
     def save_kept(self, path: str) -> list[str]:
         """Write each of the wanted best plans to a numbered file; return the names."""
         kept = self.answer.best_plans[: self.answer.request.keep]
         names = numbered(path, len(kept))
         for name, candidate in zip(names, kept, strict=True):
-            write_text(name, plan_file(self.answer, candidate, self.model, self.machine))
+            write_text(name, plan_file(self.answer, candidate, self.model, self.machine, name))
         return names
 
     def parts(self) -> Iterator[Part]:
@@ -111,6 +113,9 @@ class Planned(Shown):
             f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} (all times simulated)"
         )
         yield TextTable(title, columns, [self._row(c, mapped="mapping" in columns) for c in shown])
+        yield legend(candidate.plan.summary for candidate in shown)
+        if any(candidate.evaluation for candidate in shown):
+            yield _TAIL
         if crossed := self._crossings:
             columns = ["what", "stays within a", "way, and bytes over the links of"]
             rows = [[each.what, each.group, each.way] for each in crossed]
@@ -160,6 +165,8 @@ class Planned(Shown):
         if objective is not TIME:
             measured = f"{objective.text(best.cost(objective)[0], best.plan.tokens_per_step)}, "
         yield f"best found {measured}{seconds_text(best.seconds)} a step ({best.how}), passes {best.pipeline}"
+        used = f"{100 * best.utilisation(answer.request):.1f} % of the machine's 16-bit peak"
+        yield f"model-flops utilisation {used}; views and gradients in {best.plan.view_dtype}"
         yield from self._bounds_text()
         yield (
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
@@ -205,7 +212,9 @@ class Planned(Shown):
             "clusters": request.clusters,
             "global_batch": request.global_batch,
             "seq_len": request.seq_len,
-            "plans": [c.to_json(request.clusters, self.tokens) for c in answer.best_plans],
+            "plans": [
+                c.to_json(request.clusters, self.tokens) | {"mfu": c.utilisation(request)} for c in answer.best_plans
+            ],
             "bound": answer.bound[0],
             "bound_step_seconds": answer.bound_seconds if of_time else None,
             "gap": answer.gap,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
@@ -116,13 +117,15 @@ class Scaling(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a table with a row for each number of clusters."""
-        title = f"{self.model}: weak scaling (simulated; efficiency over the first row)"
+        title = f"{self.model} on {self.machine}: weak scaling (simulated; efficiency over the first row)"
         columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
         yield TextTable(title, columns, [_row(point) for point in self.points])
+        yield legend(point.plan.summary for point in self.points if point.plan is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the points as `--json` prints them."""
-        return {"model": self.model, "strategy": self.strategy, "points": [_point_json(each) for each in self.points]}
+        head = {"model": self.model, "machine": self.machine, "strategy": self.strategy}
+        return {**head, "points": [_point_json(each) for each in self.points]}
 
 
 def _row(point: Point) -> list[str]:

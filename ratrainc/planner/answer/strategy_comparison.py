@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Place
@@ -35,6 +36,8 @@ class Comparison(Shown):
 
     rows: tuple[dict[str, Any], ...]
     """figures of each strategy on one plan, or on its own best plan"""
+    machine: str
+    """name of the machine"""
     left_out: tuple[str, ...]
     """sentences: which strategies cannot have the plan, and why"""
     is_planned: bool = False
@@ -46,16 +49,18 @@ class Comparison(Shown):
     def parts(self) -> Iterator[Part]:
         """Yield a table of all on one plan, a table of each on its own, and notes."""
         if self.common:
-            where = f"all on the best plan of {self.common['best_for']}, {_plan_text(self.common['plan'])}"
-            yield from _rows_parts(self.common["strategies"], where)
-        yield from _rows_parts(self.rows, "each on its best plan" if self.is_planned else "on one plan")
+            where = f"all on the best plan of {self.common['best_for']}, {self.common['plan']['summary']}"
+            yield from _rows_parts(self.common["strategies"], where, self.machine)
+        where = "each on its best plan" if self.is_planned else "on one plan"
+        yield from _rows_parts(self.rows, where, self.machine)
         yield from self.notes
 
     def to_json(self) -> dict[str, Any]:
         """Return the rows as `--json` prints them."""
         common = {"on_one_plan": self.common} if self.is_planned else {}
         least = min(row["capacity_bytes"] for row in self.rows)
-        return {"strategies": list(self.rows), **common, "capacity_bytes": least}
+        of_machine = {"machine": self.machine, "capacity_bytes": least}
+        return {"strategies": list(self.rows), **common, **of_machine}
 
 
 def chosen_strategies(names: Sequence[str] | None) -> list[Strategy]:
@@ -88,7 +93,7 @@ def compare_on_plan(
         left.append(f'left out, as the plan says schedule = "{plan.schedule}": {others}')
     possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
     rows = rows_on_one_plan(config, plan, possible, machine, tick)
-    return Comparison(tuple(rows), tuple(left), notes=tuple(item.note for item in possible if item.note))
+    return Comparison(tuple(rows), machine.name, tuple(left), notes=tuple(item.note for item in possible if item.note))
 
 
 def compare_on_best(
@@ -105,7 +110,7 @@ def compare_on_best(
     rows = tuple(rows_on_best_plans(chosen, answers))
     if best.best is None:
         note = f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"
-        return Comparison(rows, tuple(left), is_planned=True, notes=(note,))
+        return Comparison(rows, machine.name, tuple(left), is_planned=True, notes=(note,))
     plan = best.best.plan
     possible = _where(chosen, lambda item: item.adapted(plan, request.model, machine), left, named=False)
     common = {
@@ -113,7 +118,7 @@ def compare_on_best(
         "plan": best.best.to_json(request.clusters),
         "strategies": rows_on_one_plan(request.model, plan, possible, machine, tick),
     }
-    return Comparison(rows, tuple(left), is_planned=True, common=common)
+    return Comparison(rows, machine.name, tuple(left), is_planned=True, common=common)
 
 
 def _where(
@@ -214,7 +219,7 @@ def rows_on_best_plans(strategies: Sequence[Strategy], answers: Sequence[Answer]
     return rows
 
 
-def _rows_parts(rows: Sequence[dict[str, Any]], where: str) -> Iterator[Part]:
+def _rows_parts(rows: Sequence[dict[str, Any]], where: str, machine: str) -> Iterator[Part]:
     planned = any("plan" in row for row in rows)
     shown = []
     for row in rows:
@@ -226,21 +231,17 @@ def _rows_parts(rows: Sequence[dict[str, Any]], where: str) -> Iterator[Part]:
             lacking = row["peak_bytes"] - row["capacity_bytes"]
             # live bytes may fit though no placement of them was found
             times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
-        plan = [_plan_text(row["plan"]) if row["plan"] else "-"] if planned else []
+        plan = [row["plan"]["summary"] if row["plan"] else "-"] if planned else []
         shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
     figures = ("highest peak", "step", "tokens/s", "exposed tail", "speed-up")
     columns = ("strategy", *(["plan"] if planned else []), *figures)
-    yield TextTable(f"strategies {where} (simulated; speed-up over the first that is named)", columns, shown)
+    yield TextTable(
+        f"strategies {where}, on {machine} (simulated; speed-up over the first that is named)", columns, shown
+    )
+    if meaning := legend(row["plan"]["summary"] for row in rows if row.get("plan")):
+        yield meaning
     for row in rows:
         if "changes" in row:
             yield f"{row['name']} gives the plan {row['changes']}"
     if len(rows) > 1 and not rows[0]["fits"]:
         yield f"{rows[0]['name']} does not fit, so there is nothing to be faster than"
-
-
-def _plan_text(plan: dict[str, Any]) -> str:
-    each = " each" if plan["reduce"] == "each-micro-batch" else ""
-    sizes = f"P{plan['pp']} D{plan['dp']} b{plan['micro_batch_size']} M{plan['micro_batches']}"
-    chunks = "" if plan["chunks"] == 1 else f" V{plan['chunks']}"
-    slices = f" k{len(plan['slices'])}" if plan["slices"] else ""
-    return f"{sizes}{chunks}{slices} Z{plan['zero']}{each}"

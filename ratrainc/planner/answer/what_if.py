@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrainc.choices.machine_changes import changed_machine, parse_changes
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -61,6 +62,7 @@ class WhatIf(Shown):
         columns = ["machine", "best plan", "step", "change", "with the same plan"]
         columns += ["days", "cluster-h"] if tokens is not None else []
         yield TextTable("what if (simulated)", columns, rows)
+        yield legend(row[1] for row in rows)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the scenarios as `--json` prints them."""
@@ -84,7 +86,7 @@ class WhatIf(Shown):
         if answer.best is None:
             no_plan(answer)
         write_machine(answer.request.machine, machine_file)
-        write_text(path, plan_file(answer, answer.best, self.planned.model, MachineChoice(machine_file)))
+        write_text(path, plan_file(answer, answer.best, self.planned.model, MachineChoice(machine_file), path))
         return machine_file
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
+from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
@@ -82,6 +83,11 @@ class Candidate:
         """Tokens of a step over its seconds."""
         return self.plan.tokens_per_step / self.seconds
 
+    def utilisation(self, request: PlanRequest) -> float:
+        """Return its model operations a second, without recovery, as a fraction of the peak of its clusters."""
+        operations = model_flops_per_token(request.model, self.plan.seq_len) * self.tokens_per_second
+        return operations / (request.machine["fp16_peak"] * self.plan.clusters)
+
     def training_cost(self, clusters: int, tokens: float) -> tuple[float, float]:
         """Return the days, and the hours of all clusters together (idle ones too), of training on `tokens` tokens."""
         seconds = tokens / self.tokens_per_second
@@ -92,6 +98,7 @@ class Candidate:
         """Return the plan as `--json` prints it, with the cost of a training if `tokens` are given."""
         plan = self.plan
         data: dict[str, Any] = {
+            "summary": plan.summary,
             "pp": plan.pp,
             "dp": plan.dp,
             "tp": plan.tp,
@@ -174,6 +181,11 @@ class Answer:
     def best(self) -> Candidate | None:
         """The best plan, or None if none fits."""
         return self.candidates[0] if self.candidates else None
+
+    @property
+    def evaluated(self) -> list[Candidate]:
+        """The candidates that were compiled and simulated."""
+        return [candidate for candidate in self.candidates if candidate.evaluation is not None]
 
     @property
     def best_plans(self) -> list[Candidate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,6 +110,15 @@ class FamilySpace:
         """Return the space with at most `capacity` bytes of a rank for tensors."""
         columns = self.columns.with_capacity(np.minimum(self.columns.capacity, capacity))
         return FamilySpace(self.family, self.request, self.shapes, columns, shape_bounds(columns))
+
+    def of_clusters(self, clusters: int) -> FamilySpace:
+        """Return the space with the shapes of a number of clusters alone, whose bounds are known."""
+        own = copy(self)  # the constructor would compute bounds and order anew
+        chosen = self.clusters == clusters
+        own.seconds = np.where(chosen, self.seconds, np.inf)
+        own.order = [row for row in self.order if chosen[row]]
+        own.taken, own.position = set(), {False: 0, True: 0}
+        return own
 
     def next_row(self, is_out: Callable[[Cost], bool], *, of_tp_1: bool = False) -> int | None:
         """Return the row of the most promising shape that is neither taken nor out; None if there is none."""

@@ -3,9 +3,10 @@
 Under 1F1B, also with slices, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P)
 of M micro-batches (3P + (M mod P) if P is small), and the pace of its last P backwards on the first stage stands for
 the others. With k slices, P is replaced by the micro-batches of the P + k - 1 slices that the first stage holds.
-Example: P = 16, M = 100 is simulated with 36 micro-batches, and 64 times the pace is added. A folded time is an
-estimate and is called so; the answer of a search is always simulated whole. Plans of several chunks a stage have a
-longer cool-down and are not folded.
+Example: P = 16, M = 100 is simulated with 36 micro-batches, and 64 times the pace is added. Plans of several chunks a
+stage, whose backwards do not end evenly, are simulated with 4P + (M mod P) micro-batches and with 2P fewer: the
+difference is the pace. Example: P = 4, M = 256 costs 16 + 8 micro-batches. A folded time is an estimate and is called
+so.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.timeline import Timeline
 
 _SMALL_PIPELINE = 8
+_TURNS_OF_CHUNKS = 4
+"""Turns of the pipeline in the longer of the two steps that stand for one of several chunks."""
+_WORTH_FOLDING = 0.7
+"""Share of the micro-batches that these two steps may have together."""
 
 
 @frozen
@@ -93,9 +98,10 @@ class PlanEvaluation:
 
 
 def folded_micro_batches(plan: Plan) -> int:
-    """Return the micro-batches of the folded plan; all if folding saves nothing, or a stage has several chunks."""
+    """Return the micro-batches of the folded plan; all if folding saves nothing."""
     if plan.chunks > 1:
-        return plan.micro_batches
+        longer = _TURNS_OF_CHUNKS * plan.pp + plan.micro_batches % plan.pp
+        return longer if 2 * longer - 2 * plan.pp <= _WORTH_FOLDING * plan.micro_batches else plan.micro_batches
     depth = _depth(plan)
     turns = 3 if depth <= _SMALL_PIPELINE else 2
     # the remainder is kept, so that the last group of micro-batches is as full as in the whole step
@@ -116,6 +122,8 @@ def _depth(plan: Plan) -> int:
 def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) -> float:
     """Estimate the work of an evaluation: passes of micro-batches or slices through layers, halves and peer parts."""
     micro_batches = folded_micro_batches(plan) if folded else plan.micro_batches
+    if plan.chunks > 1 and micro_batches < plan.micro_batches:
+        micro_batches += micro_batches - 2 * plan.pp
     return layers * micro_batches * max(1, len(plan.slices)) * (1 + in_halves) * (2 if plan.tp > 1 else 1)
 
 
@@ -158,7 +166,14 @@ def _evaluated(task: Task) -> PlanEvaluation:
         figures = step_figures(timeline)
     # the micro-batches that were left out would have passed at the steady pace
     left_out = task.plan.micro_batches - plan.micro_batches
-    seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
+    seconds = figures.step_seconds
+    if left_out and plan.chunks > 1:
+        shorter = _evaluated(attrs.evolve(task, plan=_shorter(plan), folded=False, checked_below=0.0, with_tail=False))
+        if shorter.step_seconds is None:
+            return shorter
+        seconds += left_out * (seconds - shorter.step_seconds) / (2 * plan.pp)
+    elif left_out:
+        seconds += left_out * _pace(timeline, plan)
     return PlanEvaluation(
         seconds,
         timed.peak_bytes,
@@ -183,6 +198,11 @@ def _verify(module: Module, program: Program, machine: Machine) -> None:
     verify(module, diagnostics)
     diagnostics.check()
     check_program(program, machine)
+
+
+def _shorter(plan: Plan) -> Plan:
+    """Return the plan with the micro-batches of two turns of the pipeline fewer."""
+    return attrs.evolve(plan, micro_batches=plan.micro_batches - 2 * plan.pp)
 
 
 def _pace(timeline: Timeline, plan: Plan) -> float:

@@ -23,10 +23,11 @@ from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
-from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes
+from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes, with_dtype
 from ratrain.ratrainc.planner.space.space import template as usual_template
 from ratrain.ratrainc.planner.space.tensor_ranks import choose_tp, with_whole_rows
 from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.target import target_of
 
 
 @frozen
@@ -115,13 +116,16 @@ class PlanRequest:
         return Task(self.model, plan, pipeline, self.machine, is_folded(plan))
 
 
-def _computing(given: Plan | None, plans: PlanChoice, seq_len: int) -> Plan | None:
-    """Return the template with the chosen attention and logits; None if nothing is chosen and none was given."""
+def _computing(given: Plan | None, plans: PlanChoice, seq_len: int, usual_dtype: str) -> Plan:
+    """Return the template, of a plan file if one is given, with the chosen type, attention and logits."""
+    dtype = plans.dtype or (usual_dtype if given is None else None)
+    plan = given or usual_template(seq_len)
+    plan = plan if dtype is None else with_dtype(plan, dtype)
     said = {"attention": plans.attention, "attention_mask": plans.attention_mask, "logits": plans.logits}
     chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if not chosen:
-        return given
-    plan = evolve(given or usual_template(seq_len), **chosen)
+        return plan
+    plan = evolve(plan, **chosen)
     return evolve(plan, head_chunk=DEFAULT_HEAD_CHUNK) if plan.holds_logits else plan
 
 
@@ -160,7 +164,7 @@ def planning_request(
         template = load_plan(plans.like, model)
         template = _without_schedule(template, chosen, plans.like, searched)
         template = evolve(template, seq_len=seq_len)
-    template = _computing(template, plans, seq_len)
+    template = _computing(template, plans, seq_len, target_of(machine).usual_dtype)
     searched = _with_attention(searched, template, named=plans.schedules is not None)
     request = PlanRequest(
         model,
@@ -175,7 +179,7 @@ def planning_request(
         robust=robust,
         zero_levels=plans.zero_levels,
         # a template with tensor-parallel ranks asks for as many in every plan
-        peers=plans.peers or ((template.tp,) if template is not None and template.tp > 1 else None),
+        peers=plans.peers or ((template.tp,) if template.tp > 1 else None),
         plan_template=template,
         families=searched,
         # levels of single blocks are for searches over families, unless the strategy fixes the level

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import asdict, frozen
 
+from ratrain.ratrain_ir.config.plan_summary import state_text
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.planner.search.answer import Candidate, RejectedPlan
 from ratrain.ratrainc.planner.search.mechanisms import Mechanisms, mechanisms
@@ -50,26 +51,19 @@ def rejected_plans(
     lost = [row(space.family.name, space, space.shapes) for space in spaces if space is not own]
     near = {best.shape.pp - 1, best.shape.pp + 1, *(1 << power for power in range(12))} - {best.shape.pp}
     stages, peers = {shape.pp for shape in own.shapes}, {shape.tp for shape in own.shapes}
-    lost += [row(f"P = {pp}", own, [s for s in own.shapes if s.pp == pp]) for pp in sorted(stages & near)]
+    lost += [row(f"P{pp}", own, [s for s in own.shapes if s.pp == pp]) for pp in sorted(stages & near)]
     others = sorted(peers - {best.shape.tp})
-    lost += [row(f"T = {tp}", own, [s for s in own.shapes if s.tp == tp], explained=True) for tp in others]
+    lost += [row(f"T{tp}", own, [s for s in own.shapes if s.tp == tp], explained=True) for tp in others]
     as_deep = [shape for shape in own.shapes if shape.pp == best.shape.pp]
     for mode in sorted({_mode(shape) for shape in as_deep} - {_mode(best.shape)}):
         shapes = [shape for shape in as_deep if _mode(shape) == mode]
-        lost.append(row(f"P = {best.shape.pp}, {_state_text(shapes[0])}", own, shapes))
+        lost.append(row(f"P{best.shape.pp} {state_text(shapes[0])}", own, shapes))
     return lost if explain else lost[:_SHOWN]
 
 
 def _mode(shape: Shape) -> tuple[int, str, int, int, int]:
     ends = -1 if shape.ends is None else shape.ends
     return shape.zero, shape.reduce, ends, shape.shard_group or 0, shape.view_group or 0
-
-
-def _state_text(shape: Shape) -> str:
-    ends = "" if shape.ends is None else f", embedding and head {shape.ends}"
-    group = "" if shape.shard_group is None else f", groups of {shape.shard_group}"
-    group += "" if shape.view_group is None else f", views in groups of {shape.view_group}"
-    return f"ZeRO {shape.zero}{ends}{group}, reduce {shape.reduce}"
 
 
 @frozen
@@ -103,9 +97,8 @@ class _Rows:
         if tried:
             nearest = min(tried, key=lambda c: c.cost(objective))
             how = "simulated" if nearest.is_exact else "simulated, folded"
-            text = (
-                f"{self.worse(nearest.cost(objective))}: {seconds_text(nearest.seconds)} {how} ({_text(nearest.shape)})"
-            )
+            worse, taken = self.worse(nearest.cost(objective)), seconds_text(nearest.seconds)
+            text = f"{worse}: {taken} {how} ({nearest.shape.summary})"
             return text, nearest.shape, nearest.seconds
         rows = [space.row[shape] for shape in shapes]
         # by cost, then by bytes: among shapes that cannot fit, the smallest come first
@@ -130,11 +123,11 @@ class _Rows:
         refused = [c for c in self.refused if c.shape in members and c.family == name]
         if least is not None and not refused:
             cost = min(least[0], rest)  # `rest` bounds the shapes that were not looked at
-            return f"{self.worse(cost)}: at least {seconds_text(cost[1])} ({_text(least[1])})", least[1], None
+            return f"{self.worse(cost)}: at least {seconds_text(cost[1])} ({least[1].summary})", least[1], None
         if refused and refused[0].evaluation is not None:
-            return f"not placed: {refused[0].evaluation.refusal} ({_text(refused[0].shape)})", None, None
+            return f"not placed: {refused[0].evaluation.refusal} ({refused[0].shape.summary})", None, None
         assert short is not None, "a shape either has cuts that fit or lacks bytes"
-        lacking = f"stage @{short[1]} lacks at least {size_text(int(short[0]))} ({_text(short[2])})"
+        lacking = f"stage @{short[1]} lacks at least {size_text(int(short[0]))} ({short[2].summary})"
         if np.isfinite([cost[0] for cost, _, _ in costs[_TRIED:]]).any():
             return f"none of {_TRIED} shapes that were looked at fits: {lacking}", None, None
         return f"does not fit: {lacking}", None, None
@@ -152,18 +145,3 @@ class _Rows:
 
 def _signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
-
-
-def _text(shape: Shape) -> str:
-    chunks = "" if shape.chunks == 1 else f" V={shape.chunks}"
-    slices = "" if shape.slices == 1 else f" k={shape.slices}"
-    peers = "" if shape.tp == 1 else f" T={shape.tp}"
-    sizes = f"P={shape.pp} D={shape.dp}{peers} b={shape.micro_batch_size} M={shape.micro_batches}"
-    return f"{sizes}{chunks}{slices}, {_short_state(shape)}"
-
-
-def _short_state(shape: Shape) -> str:
-    ends = "" if shape.ends is None else f" (ends {shape.ends})"
-    group = "" if shape.shard_group is None else f" of {shape.shard_group}"
-    group += "" if shape.view_group is None else f" views of {shape.view_group}"
-    return f"ZeRO {shape.zero}{group}{ends} {shape.reduce}"

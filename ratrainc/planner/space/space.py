@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_summary import sizes_text
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -66,6 +67,11 @@ class Shape:
     def clusters(self) -> int:
         """Clusters that it occupies."""
         return self.pp * self.dp * self.tp
+
+    @property
+    def summary(self) -> str:
+        """Sizes and levels in the words of a plan's summary."""
+        return sizes_text(self, self.slices)
 
     @property
     def pipeline(self) -> PipelineShape:
@@ -236,3 +242,9 @@ def _groups_near(shape: Shape) -> list[int]:
 def template(seq_len: int) -> Plan:
     """Return the plan template without a plan file: f16 views, the usual AdamW, no clipping."""
     return Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=seq_len, zero=0)
+
+
+def with_dtype(plan: Plan, dtype: str) -> Plan:
+    """Return the plan with views and gradients of one type; losses are scaled for f16 alone."""
+    scale = None if dtype == "f16" else 1.0
+    return evolve(plan, view_dtype=dtype, grad_dtype=dtype, grad_shard_dtype=dtype, loss_scale=scale)

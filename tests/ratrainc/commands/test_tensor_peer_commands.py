@@ -179,7 +179,7 @@ def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: 
     assert "tp = 2  # tensor-parallel ranks" in text
     assert "overlap-tensor" in first["passes"]
     assert f'--passes "{first["passes"]}"' in text
-    assert any(loser["plan"].startswith("P = ") for loser in found["rejected"])
+    assert any(loser["plan"].startswith("P") for loser in found["rejected"])
     words = ("--model", folder / "m.json", "--plan", folder / "best.toml", "--passes", first["passes"])
     stages = json.loads(printed(capsys, "compile", *words, "-o", folder / "best.rtx", "--json"))["stages"]
     assert max(stage["peak_live_bytes"] for stage in stages) == first["peak_bytes"]

@@ -13,6 +13,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_summary import state_text
 from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.levers import CompileSetting, try_setting
@@ -27,7 +28,7 @@ from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.plan_search import Search
-from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.quick import estimated, quick_answer
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.planner.test_planner import MODEL, SLOW, every_candidate
@@ -137,7 +138,7 @@ def test_an_empty_answer_that_left_plans_untried_is_no_proof() -> None:
 
 
 def test_words_about_idle_clusters_and_other_plans_are_those_of_what_was_proved() -> None:
-    answer = quick_answer(request_of(CAPACITIES[-1]))
+    answer = estimated(request_of(CAPACITIES[-1]))
     answer.request = evolve(answer.request, clusters=5)
     assert not answer.proven
     planned = Planned(answer, False, None, "small.json", MachineChoice())
@@ -152,7 +153,7 @@ def test_words_about_idle_clusters_and_other_plans_are_those_of_what_was_proved(
 
 
 def families_of(plan: Plan) -> tuple[str, str, str]:
-    return f"P = {plan.pp}", f"T = {plan.tp}", f"P = {plan.pp}, ZeRO {plan.zero}, reduce {plan.reduce}"
+    return f"P{plan.pp}", f"T{plan.tp}", f"P{plan.pp} {state_text(plan)}"
 
 
 @pytest.mark.parametrize("peers", [(1,), pytest.param((1, 2), marks=pytest.mark.full)])
@@ -238,7 +239,7 @@ def test_more_clusters_are_needed_only_where_no_schedule_fits(
     said = "\n".join(note.message for note in found.notes)
     assert words in said
     assert ("needs more clusters" in said) == (capacity == 1.6e6)
-    assert quick_answer(request).proven_empty == (capacity < 2e6)
+    assert estimated(request).proven_empty == (capacity < 2e6)
     if found.suggestion is not None:
         outcome = try_setting(
             CompileSetting(MODEL, found.suggestion.plan, found.suggestion.pipeline, request.machine), ""

@@ -21,7 +21,7 @@ from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
 from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.ratrainc.planner.search.plan_search import Search
-from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.quick import estimated
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space.plan_families import USUAL, families, with_memories
 from ratrain.targets.machine.machine import load_machine
@@ -65,7 +65,7 @@ def test_what_does_not_fit_without_a_memory_fits_with_it():
     request = request_with("1f1b", "1f1b+host", capacity=1.4e6)
     answer = Search(evolve(request, explain=True, objective=OBJECTIVES["clusters"])).run()
     assert (answer.best.family, answer.best.plan.clusters) == ("1f1b+host", 1)
-    alone, with_host = (next(p for p in answer.rejected_plans if p.text == text) for text in ("1f1b", "P = 2"))
+    alone, with_host = (next(p for p in answer.rejected_plans if p.text == text) for text in ("1f1b", "P2"))
     assert "does not fit: stage @0 lacks at least" in alone.reason
     assert with_host.mechanisms["transfers"] < 0
     assert "transfers -" in with_host.reason
@@ -73,7 +73,7 @@ def test_what_does_not_fit_without_a_memory_fits_with_it():
     assert without.best is None
     fewest = fewest_clusters(evolve(request, clusters=2), MODEL.name, MachineChoice(), lambda _text: None)
     assert (fewest.clusters, fewest.best.family) == (1, "1f1b+host")
-    assert quick_answer(request).best.family == "1f1b+host"
+    assert estimated(request).best.family == "1f1b+host"
 
 
 def test_the_least_bytes_are_those_with_all_state_elsewhere():

@@ -35,7 +35,7 @@ from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search import quick
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
-from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, compiled_units, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
@@ -190,7 +190,7 @@ def test_views_stay_in_near_groups_where_that_is_best():
     found = evaluate(Task(request.model, plan, answer.best.pipeline, request.machine, checked_below=math.inf))
     assert found.step_seconds == answer.best.seconds
     roomier = Search(grouped_request(capacity=1.15e6)).run()
-    assert any("views in groups of 2" in each.text for each in roomier.rejected_plans)
+    assert any("views of 2" in each.text for each in roomier.rejected_plans)
 
 
 def test_a_search_without_time_tries_a_plan_of_one_peer_too():
@@ -294,10 +294,34 @@ def test_a_folded_step_says_what_the_whole_one_does(name, micro_batches):
     assert folded.peak_bytes == whole.peak_bytes
 
 
-def test_steps_of_chunks_are_not_folded():
+@pytest.mark.parametrize("micro_batches", [18, 40])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("interleaved", "loop"), ("zb-v", "vee"), ("v-half", "vee"), ("v-min", "vee")]
+)
+def test_a_folded_step_of_chunks_says_what_the_whole_one_does(name, layout, micro_batches):
     request = small_request(name="interleaved")
-    shape = Shape(2, 1, 1, 40, 0, "last", chunks=2)
-    assert folded_micro_batches(shape.plan(request.setting, cuts_of((2, 3), shape))) == 40
+    shape = Shape(2, 1, 1, micro_batches, 0, "last", chunks=2, layout=layout)
+    plan = shape.plan(request.setting, (1, 2, 3))
+    assert folded_micro_batches(plan) == 8
+    pipeline = f"place-schedule{{kind={name}}},joint-order,allocate-ddr"
+    folded, whole = (evaluate(Task(request.model, plan, pipeline, request.machine, fold)) for fold in (True, False))
+    assert folded.estimated
+    assert not whole.estimated
+    assert folded.step_seconds == pytest.approx(whole.step_seconds, rel=0.005)
+    assert folded.peak_bytes == whole.peak_bytes
+
+
+def test_steps_of_chunks_are_folded_where_that_saves_work():
+    """Two steps are simulated in place of one: of 4 and of 2 turns of the pipeline."""
+    request = small_request(name="interleaved")
+
+    def of(micro_batches):
+        shape = Shape(2, 1, 1, micro_batches, 0, "last", chunks=2)
+        return shape.plan(request.setting, cuts_of((2, 3), shape))
+
+    assert [folded_micro_batches(of(m)) for m in (8, 14, 16, 18, 40)] == [8, 14, 16, 8, 8]
+    units = [compiled_units(of(40), 4, folded=fold, in_halves=False) for fold in (True, False)]
+    assert units == [4 * (8 + 4), 4 * 40]
 
 
 def test_shapes_have_the_chunks_and_slices_of_the_schedule():
@@ -442,7 +466,26 @@ def test_the_quick_answer_brackets_the_full_one():
     assert full.best is not None
     assert short.bound_seconds <= full.best.seconds
     assert short.gap >= 0
-    assert short.best.seconds == pytest.approx(full.best.seconds, rel=0.5)
+    assert full.best.seconds <= short.best.seconds <= 1.5 * full.best.seconds
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("capacity", [8e6, 2.6e6])
+def test_the_quick_answer_is_the_best_of_the_plans_that_it_simulates(monkeypatch, objective, capacity):
+    """No estimate comes before a simulated plan, however little time there is; what is refused is passed over."""
+    request = evolve(small_request(capacity=capacity), exhaustive=False, objective=OBJECTIVES[objective])
+    for seconds in (1e9, 0.0):
+        monkeypatch.setattr(quick, "TRIAL_SECONDS", seconds)
+        heard = []
+        answer = quick_answer(request, heard.append)
+        tried = answer.evaluated
+        assert answer.candidates[: len(tried)] == tried
+        assert len(tried) == 1 if seconds == 0 else 1 <= len(tried) <= 5
+        assert answer.evaluations == len(heard) == len(tried) + len(answer.refused)
+        assert answer.best.cost(request.objective) == min(each.cost(request.objective) for each in tried)
+        again = evaluate(request.task(answer.best.plan, answer.best.pipeline))
+        assert again.step_seconds == answer.best.seconds
+        assert answer.bound <= answer.best.cost(request.objective)
 
 
 @pytest.mark.parametrize(
@@ -539,8 +582,9 @@ def test_quick_ends_within_its_time(capsys):
         main(["plan", "--model", "llama-2-7b", "--clusters", "32", "--global-batch", "256", "--quick", "--json"]) == 0
     )
     found = json.loads(capsys.readouterr().out)
-    assert found["considered"]["evaluations"] == 0
-    assert found["gap"] < 0.2
+    assert found["considered"]["evaluations"] >= 1
+    assert found["plans"][0]["how"] in {"folded", "simulated"}
+    assert found["gap"] < 0.3
     assert time.monotonic() - start < 60  # seconds here; the limit only guards against a search that runs away
 
 
@@ -824,7 +868,7 @@ def test_the_plan_that_is_written_is_that_of_the_machine_asked_about(capsys, tmp
     assert found["output"] == "P.toml"
     beside = Path("P.machine.toml")
     assert beside.exists() == bool(change) == ("machine_output" in found)
-    assert ("--machine P.machine.toml" in text) == bool(change)
+    assert ('machine = "P.machine.toml"' in text) == bool(change)
     assert f"highest peak {'at least ' if level else ''}" in text
     if change:
         machine = load_machine(str(beside))
@@ -836,7 +880,7 @@ def test_the_plan_that_is_written_is_that_of_the_machine_asked_about(capsys, tmp
         }
     if not level:
         words = ["compile", *TINY, "--plan", "P.toml", "--passes", told["passes"], "-o", "best.rtx", "--json"]
-        assert main([*words, *(("--machine", str(beside)) if change else ())]) == 0
+        assert main(words) == 0, "the plan's file names its machine"
         stages = json.loads(capsys.readouterr().out)["stages"]
         assert max(stage["peak_live_bytes"] for stage in stages) == told["peak_bytes"]
 

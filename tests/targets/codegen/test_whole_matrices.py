@@ -17,7 +17,7 @@ from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.planner.search.plan_request import planning_request
-from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.quick import estimated
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine
@@ -183,7 +183,7 @@ def test_the_planner_plans_with_them(tmp_path: Path) -> None:
         ("scores-kept", "whole", 256, 6),
         ("scores-recomputed", "chunked", 256, None),
     ]
-    best = quick_answer(changed).best
+    best = estimated(changed).best
     assert best is not None
     check_plan(best.plan, MODEL)
     assert (best.plan.attention, best.plan.logits) == ("scores-kept", "whole")

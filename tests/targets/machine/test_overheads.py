@@ -21,7 +21,7 @@ from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.answer.no_plan import no_plan
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
-from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.quick import estimated
 from ratrain.targets.machine.capacity import capacity_of, mesh_capacity
 from ratrain.targets.machine.machine import Constant, Machine, load_machine, parse_machine
 from ratrain.targets.machine.record import check_carried
@@ -203,16 +203,16 @@ def request(on: Machine) -> PlanRequest:
 
 
 def test_the_planner_bounds_by_what_is_left() -> None:
-    free = quick_answer(request(load_machine(None)))
+    free = estimated(request(load_machine(None)))
     assert free.best is not None
     peak = free.best.peak_bytes
     crowded = machine(ddr_capacity=2 * peak, runtime_overhead=peak + peak // 2)
-    answer = quick_answer(request(crowded))
+    answer = estimated(request(crowded))
     assert all(
         c.peak_bytes <= mesh_capacity(crowded, grid(c.shape.pp, c.shape.dp), tied=False).left for c in answer.candidates
     )
     assert not any(c.shape == free.best.shape for c in answer.candidates)
-    full = quick_answer(request(machine(ddr_capacity=2 * peak, runtime_overhead=2 * peak - 64)))
+    full = estimated(request(machine(ddr_capacity=2 * peak, runtime_overhead=2 * peak - 64)))
     assert full.proven_empty
     with pytest.raises(
         DiagnosticError, match=f"of a rank 64 of {2 * peak} bytes are left .* runtime_overhead {2 * peak - 64}"
@@ -222,10 +222,10 @@ def test_the_planner_bounds_by_what_is_left() -> None:
 
 def test_each_shape_has_what_its_communicators_leave() -> None:
     """Of one cluster nothing is taken, of four more than there is: the bounds know, and find the plan of one."""
-    free = quick_answer(evolve(request(load_machine(None)), clusters=1))
+    free = estimated(evolve(request(load_machine(None)), clusters=1))
     assert free.best is not None
     capacity = 2 * free.best.peak_bytes
-    answer = quick_answer(request(machine(ddr_capacity=capacity, transport_overhead=capacity)))
+    answer = estimated(request(machine(ddr_capacity=capacity, transport_overhead=capacity)))
     assert {c.plan.clusters for c in answer.candidates} == {1}
 
 
