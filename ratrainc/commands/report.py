@@ -27,7 +27,8 @@ _EPILOG = """\b
 Examples:
   ratrainc report 7b.rtx -o 7b.html
   ratrainc report 7b.rtir -o 7b.html --machine my-machine.toml
-  ratrainc report before.rtx --against after.rtx -o both.html  both on one page, with their differences
+  ratrainc report new.rtx --against old.rtx -o both.html       both on one page; old.rtx is the baseline, and every
+                                                               change is new.rtx minus old.rtx
   ratrainc report 7b.rtx -o 7b.svg                             a still picture of the first step, for a page or a slide
   ratrainc report 7b.rtx -o 7b.svg --times 1,1,1,0             the same with textbook times
 """
@@ -51,7 +52,8 @@ _ENDINGS = (".html", ".htm", ".svg")
     "--against",
     type=InputFile("program"),
     metavar="FILE.rtx|FILE.rtir",
-    help="Compare with this program: one page of both, side by side on common axes, with what differs.",
+    help="Compare with this program, the baseline: one page of both, side by side on common axes, and every change as "
+    "FILE minus baseline (negative: FILE has less; of seconds: FILE is faster).",
 )
 @machine_option
 @rendezvous_option
@@ -110,7 +112,7 @@ def command(
 def _compare(
     file: str, against: str, output: str, machine: str | None, *, rendezvous: bool, sharing: bool, as_json: bool
 ) -> None:
-    """Write the page of two programs, and print their differences."""
+    """Write the page of a program and its baseline, and print the differences."""
     ending = Path(output).suffix.lower()
     if ending not in ("", *_ENDINGS):
         raise click.UsageError(f"no page is written as {ending}: name a {' or '.join(_ENDINGS)}")

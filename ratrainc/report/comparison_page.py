@@ -1,4 +1,12 @@
-"""The page that compares two programs: differences, then both charts on common axes, in one file without network."""
+"""The page that compares a program with a baseline: differences, then both charts on common axes, in one file.
+
+Wherever a change stands, it is the program's figure minus the baseline's, and the page says so; in words it is "more"
+or "less" than the baseline. In a narrow window each row of a comparison becomes a block whose values carry their names:
+
+    step                                step
+      a.rtx     b.rtx    change           a.rtx              10.15 ms
+      10.15 ms  13.30 ms  ...             b.rtx (baseline)   13.30 ms
+"""
 
 from __future__ import annotations
 
@@ -46,40 +54,41 @@ _FIGURES = {
 """Names of figures as shown."""
 
 
-def write_comparison(one: Side, other: Side, differences: Differences, path: str) -> int:
+def write_comparison(program: Side, baseline: Side, differences: Differences, path: str) -> int:
     """Write the page, atomically; return its bytes. Raises `DiagnosticError` RT002 if the file cannot be written."""
     written = 0
     with replacing(path) as stream:
-        for part in _parts(one, other, differences):
+        for part in _parts(program, baseline, differences):
             written += stream.write(part.encode())
     return written
 
 
-def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
-    sides = (one, other)
-    head, tail = split_page(f"{one.name} against {other.name}")
+def _parts(program: Side, baseline: Side, found: Differences) -> Iterator[str]:
+    sides = (program, baseline)
+    title = f"{program.name} compared with {baseline.name} (baseline)"
+    head, tail = split_page(title)
     yield head
-    yield f"<h1>{escape(one.name)} against {escape(other.name)}</h1>\n"
+    yield f'<h1>{escape(title)}</h1>\n<p class="verdict">{escape(found.verdict)}.</p>\n'
     yield (
-        "<p>All times are simulated, none is measured. Both are drawn on the same axes of seconds and bytes: "
-        "what is chosen, zoomed or searched in one is in the other too.</p>\n"
+        f"<p>{escape(_sign(found))} All times are simulated, none is measured. Both are drawn on the same axes of "
+        "seconds and bytes: what is chosen, zoomed or searched in one is in the other too.</p>\n"
     )
     yield _first(found)
     # controls are common to both charts; each chart has a finder of its own
     yield f"{page_file('controls.html').replace(FINDER, '')}"
     yield '<div class="sides">\n'
-    for side, prefix in zip(sides, _PREFIXES, strict=True):
+    for name, prefix in zip(_heads(found), _PREFIXES, strict=True):
         yield (
-            f'<section id="{prefix}charts" aria-label="Charts of {escape(side.name)}">\n<h2 '
-            f'id="{prefix}name">{escape(side.name)}</h2>\n'
+            f'<section id="{prefix}charts" aria-label="Charts of {escape(name)}">\n<h2 '
+            f'id="{prefix}name">{escape(name)}</h2>\n'
         )
         yield _prefixed(page_file("finder.html") + page_file("charts.html"), prefix) + "</section>\n"
     yield "</div>\n"
     yield _stage_tables(found)
     yield _op_tables(found)
-    for side in sides:
+    for side, name in zip(sides, _heads(found), strict=True):
         bubbles = page_tables.bubble_tables(side.program, side.bubbles)
-        yield f"<details><summary>Stages and bubbles of {escape(side.name)}</summary>\n"
+        yield f"<details><summary>Stages and bubbles of {escape(name)}</summary>\n"
         yield page_tables.stage_table(side.timeline, side.figures) + bubbles + "</details>\n"
     # Both charts run the same scripts. Each copy is inside a function, so that its variables are its own; prefixes keep
     # the ids of elements apart, and each copy gets the other as a peer, whose choices it follows.
@@ -122,21 +131,40 @@ def _limits(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return most, max([most, *(capacity for _, capacity in sizes if capacity < 1.5 * most)])
 
 
+def _heads(found: Differences) -> tuple[str, str]:
+    """Return the names of program and baseline as they stand over columns and charts."""
+    return found.names[0], f"{found.names[1]} (baseline)"
+
+
+def _columns(found: Differences) -> tuple[str, str, str]:
+    """Return the heads of the columns of values: the program, the baseline, and the change from the baseline."""
+    return *_heads(found), f"{found.names[0]} minus baseline"
+
+
+def _sign(found: Differences) -> str:
+    """Say what a change is, and what its sign means."""
+    program, baseline = found.names
+    return (
+        f"{baseline} is the baseline. Every change is {program} minus {baseline}: more (+) means that {program} has "
+        f"more of it than the baseline, less (-) that it has less."
+    )
+
+
 def _first(found: Differences) -> str:
     """Return the summary of differences as HTML."""
     cannot = "".join(f'<p class="problem">{escape(words)}.</p>\n' for words in found.cannot)
     named = [(_whole(key), pair, _form(key)) for key, pair in found.figures.items()]
-    figures = _pair_table("Figures of the steady step (seconds are simulated)", found.names, named)
+    figures = _pair_table("Figures of the steady step (seconds are simulated)", found, named)
     causes = [(cause, pair, seconds_text) for cause, pair in found.causes.items()]
     causes.sort(key=lambda row: -abs(row[1].change or 0.0))
-    idle = _pair_table("Idle seconds of all compute engines, by cause", found.names, causes)
-    settings = [[key, before or "-", after or "-"] for key, (before, after) in found.settings.items()]
-    told = (
-        page_tables.table("Settings that differ", ("setting", *found.names), settings, words=True) if settings else ""
-    )
+    idle = _pair_table("Idle seconds of all compute engines, by cause", found, causes)
+    settings = [[key, own or "-", other or "-"] for key, (own, other) in found.settings.items()]
+    heads = ("setting", *_heads(found))
+    told = page_tables.table("Settings that differ", heads, settings, words=True, stacks=True) if settings else ""
     ops = "".join(f"<li>{escape(_in_short(stage))}</li>\n" for stage in found.ops if not stage.is_empty)
     same = "<p>Ops, their order, tensors and addresses are the same.</p>\n" if found.ops and not ops else ""
-    listed = f'<ul class="ops">\n{ops}</ul>\n' if ops else same
+    from_baseline = f"<p>Ops and tensors of {escape(found.names[0])}, compared with the baseline:</p>\n"
+    listed = f'{from_baseline}<ul class="ops">\n{ops}</ul>\n' if ops else same
     return f'<h2>What differs</h2>\n{cannot}<div class="first">\n{figures}<div>{idle}{listed}{told}</div></div>\n'
 
 
@@ -154,22 +182,22 @@ def _form(key: str) -> Callable[[float], str]:
     return (lambda share: f"{100 * share:.1f}") if key == "mfu" else (lambda count: f"{count:,.0f}")
 
 
-def _pair_table(caption: str, names: tuple[str, str], rows: Sequence[tuple[str, Pair, Callable[[float], str]]]) -> str:
+def _pair_table(caption: str, found: Differences, rows: Sequence[tuple[str, Pair, Callable[[float], str]]]) -> str:
     cells = [
-        [name, *("-" if value is None else form(value) for value in (pair.before, pair.after)), _change(pair, form)]
+        [name, *("-" if value is None else form(value) for value in (pair.program, pair.baseline)), _change(pair, form)]
         for name, pair, form in rows
     ]
-    return page_tables.table(caption, ("", *names, "change"), cells)
+    return page_tables.table(caption, ("", *_columns(found)), cells, stacks=True)
 
 
 def _change(pair: Pair, form: Callable[[float], str]) -> str:
-    if pair.change is None or pair.before is None:
+    """Say how much more or less than the baseline the program has, with its share of the baseline."""
+    if pair.change is None or pair.baseline is None:
         return "-"
     if pair.change == 0:
         return "same"
-    sign = "+" if pair.change > 0 else "-"
-    share = f" ({100 * pair.change / pair.before:+.1f} %)" if pair.before else ""
-    return f"{sign}{form(abs(pair.change))}{share}"
+    share = f" ({100 * pair.change / pair.baseline:+.1f} %)" if pair.baseline else ""
+    return f"{form(abs(pair.change))} {'more' if pair.change > 0 else 'less'}{share}"
 
 
 def _in_short(stage: StageDiff) -> str:
@@ -190,17 +218,16 @@ def _in_short(stage: StageDiff) -> str:
 
 
 def _stage_tables(found: Differences) -> str:
-    rows = []
+    rows: list[tuple[str, Pair, Callable[[float], str]]] = []
     for index, stage in enumerate(found.stages):
         for key, pair in stage.items():
             if pair.change != 0:
                 form = _form(key)
-                values = ["-" if value is None else form(value) for value in (pair.before, pair.after)]
-                rows.append([f"@{index} {_FIGURES.get(key, key)}", *values, _change(pair, form)])
+                rows.append((f"@{index} {_FIGURES.get(key, key)}", pair, form))
     if not rows:
         return "<h2>Stages</h2>\n<p>All figures of all stages are the same.</p>\n"
-    return "<h2>Stages</h2>\n" + page_tables.table(
-        "What differs of each stage in the steady step (seconds are simulated)", ("", *found.names, "change"), rows
+    return "<h2>Stages</h2>\n" + _pair_table(
+        "What differs of each stage in the steady step (seconds are simulated)", found, rows
     )
 
 
@@ -212,16 +239,17 @@ def _op_tables(found: Differences) -> str:
         rows = [
             *_some("op added", stage.added),
             *_some("op removed", stage.dropped),
-            *_some("op moved", [f"{move.op}: place {move.before} to {move.after}" for move in stage.moved]),
+            *_some("op moved", [f"{move.op}: from place {move.before} to {move.after}" for move in stage.moved]),
             *_some("other operands", stage.changed),
             *_some(
-                "tensor resized", [f"%{item.tensor}: {item.before:,} to {item.after:,} bytes" for item in stage.resized]
+                "tensor resized",
+                [f"%{item.tensor}: from {item.before:,} to {item.after:,} bytes" for item in stage.resized],
             ),
             *_some("tensor new", stage.new_tensors),
             *_some("tensor gone", stage.gone_tensors),
         ]
-        caption = f"Stage @{stage.stage}; places are counted in list order, without releases"
-        listed = page_tables.table(caption, ("what", "which"), rows, words=True)
+        caption = f"Stage @{stage.stage}, from the baseline; places are counted in list order, without releases"
+        listed = page_tables.table(caption, ("what", "which"), rows, words=True, stacks=True)
         parts.append(f"<details><summary>{escape(_in_short(stage))}</summary>\n{listed}</details>\n")
     return "<h2>Ops and tensors</h2>\n" + "".join(parts) if parts else ""
 
@@ -233,21 +261,24 @@ def _some(what: str, items: Sequence[str]) -> list[list[str]]:
 
 def in_words(found: Differences) -> Iterator[str]:
     """Yield the differences, one a line."""
-    yield f"{found.names[0]} -> {found.names[1]}, seconds are simulated"
+    program, baseline = found.names
+    yield f"{program} compared with {baseline} (baseline); changes are {program} minus {baseline}, seconds simulated"
+    yield found.verdict
     lines = list(_lines(found))
     yield from lines or ["nothing differs"]
 
 
 def _lines(found: Differences) -> Iterator[str]:
     yield from (f"cannot be compared: {words}" for words in found.cannot)
-    for key, (before, after) in found.settings.items():
-        yield f"{key}: {before or '-'} -> {after or '-'}"
+    for key, (own, other) in found.settings.items():
+        yield f"{key}: {own or '-'}; baseline: {other or '-'}"
     for key, pair in found.figures.items():
-        form = _form(key)
-        if pair.before is not None and pair.after is not None and pair.change != 0:
-            yield f"{_whole(key)}: {form(pair.before)} -> {form(pair.after)}, {_change(pair, form)}"
+        yield from _line(_whole(key), pair, _form(key))
     for cause, pair in sorted(found.causes.items(), key=lambda item: -abs(item[1].change or 0.0)):
-        if pair.before is not None and pair.after is not None and pair.change != 0:
-            change = _change(pair, seconds_text)
-            yield f"idle, {cause}: {seconds_text(pair.before)} -> {seconds_text(pair.after)}, {change}"
-    yield from (_in_short(stage) for stage in found.ops if not stage.is_empty)
+        yield from _line(f"idle, {cause}", pair, seconds_text)
+    yield from (f"from the baseline, {_in_short(stage)}" for stage in found.ops if not stage.is_empty)
+
+
+def _line(name: str, pair: Pair, form: Callable[[float], str]) -> Iterator[str]:
+    if pair.program is not None and pair.baseline is not None and pair.change != 0:
+        yield f"{name}: {form(pair.program)}, baseline {form(pair.baseline)}: {_change(pair, form)}"

@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.timeline import Timeline
 
 
-def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
-    """Return a table; the first cell of a row names it. With `words`, cells are texts and stand to the left."""
+def table(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False, stacks: bool = False
+) -> str:
+    """Return a table; the first cell of a row names it. With `words`, cells are texts and stand to the left.
+
+    With `stacks`, every cell carries the name of its column too: in a narrow window a row becomes a block of values
+    below each other, each with its name, and nothing has to be scrolled sideways.
+    """
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    names = [f' data-label="{escape(column)}"' if stacks else "" for column in columns[1:]]
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{name}>{escape(cell)}</td>" for name, cell in zip(names, row[1:], strict=True))
         + "</tr>\n"
         for row in rows
     )
-    style = "words" if words else "numbers"
+    style = ("words" if words else "numbers") + " stacks" * stacks
     return (
         f'<div class="{style}" tabindex="0"><table><caption>{escape(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"

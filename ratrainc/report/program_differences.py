@@ -1,4 +1,8 @@
-"""The differences between two programs: figures of step, bytes and idle time, and, if comparable, ops and tensors."""
+"""The differences of a program from a baseline: figures of step, bytes and idle time, and, if comparable, its ops.
+
+Every change is the program's figure minus the baseline's: a negative one means that the program has less. In the
+differences of ops and tensors the baseline comes before, the program after.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from ratrain.ratrain_ir.analysis.module_diff import StageDiff, diff_modules
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrainc.console.console import seconds_text
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.lifting import lift
 from ratrain.targets.simulator.bubbles import Bubbles
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
 
 @define(eq=False, slots=False)
 class Side:
-    """One of the two programs that are compared, with its timeline."""
+    """The program or the baseline of a comparison, with its timeline."""
 
     name: str
     """the shortest end of its file's path that tells it from the other"""
@@ -47,21 +52,22 @@ class Side:
 
 @frozen
 class Pair:
-    """A figure of both programs; None for a program that has no such figure."""
+    """A figure of the program and of the baseline; None for one that has no such figure."""
 
-    before: float | None
-    after: float | None
+    program: float | None
+    baseline: float | None
 
     @property
     def change(self) -> float | None:
-        """The difference after - before; 0 if it is within the rounding of sums, None if a figure is missing."""
-        if self.before is None or self.after is None:
+        """The program's figure minus the baseline's; 0 within the rounding of sums, None if a figure is missing."""
+        if self.program is None or self.baseline is None:
             return None
-        return 0 if isclose(self.before, self.after, rel_tol=1e-9, abs_tol=1e-9) else self.after - self.before
+        same = isclose(self.program, self.baseline, rel_tol=1e-9, abs_tol=1e-9)
+        return 0 if same else self.program - self.baseline
 
     def to_json(self) -> dict[str, float | None]:
         """Return both figures and the change as plain data."""
-        return {"before": self.before, "after": self.after, "change": self.change}
+        return {"program": self.program, "baseline": self.baseline, "change": self.change}
 
 
 @frozen
@@ -69,25 +75,29 @@ class Differences:
     """The differences; seconds are simulated, of the steady step."""
 
     names: tuple[str, str]
+    """of the program, and of the baseline"""
+    verdict: str
+    """which of the two is faster, and by how much, in a sentence"""
     cannot: tuple[str, ...]
     """sentences: what cannot be compared, and why"""
     settings: dict[str, tuple[str | None, str | None]]
-    """differing keys of plan and model, passes and machine, with the texts of both"""
+    """differing keys of plan and model, passes and machine, with the texts of program and baseline"""
     figures: dict[str, Pair]
     causes: dict[str, Pair]
     """idle seconds of all compute engines by cause"""
     stages: tuple[dict[str, Pair], ...]
     """figures of each stage that either program has, with the idle seconds of its compute engine by cause"""
     ops: tuple[StageDiff, ...]
-    """differences of ops and tensors by stage; empty if they cannot be compared"""
+    """differences of ops and tensors by stage, from baseline to program; empty if they cannot be compared"""
 
     def to_json(self) -> dict[str, Any]:
         """Return the differences as plain data."""
         return {
-            "before": self.names[0],
-            "after": self.names[1],
+            "program": self.names[0],
+            "baseline": self.names[1],
+            "verdict": self.verdict,
             "cannot_compare": list(self.cannot),
-            "settings": {key: {"before": a, "after": b} for key, (a, b) in self.settings.items()},
+            "settings": {key: {"program": a, "baseline": b} for key, (a, b) in self.settings.items()},
             "figures": {key: pair.to_json() for key, pair in self.figures.items()},
             "idle_by_cause": {key: pair.to_json() for key, pair in self.causes.items()},
             "stages": [{key: pair.to_json() for key, pair in stage.items()} for stage in self.stages],
@@ -105,22 +115,52 @@ def names_of(one: str, other: str) -> tuple[str, str]:
     return "/".join(parts[0][-length:]), "/".join(parts[1][-length:])
 
 
-def differences_of(one: Side, other: Side) -> Differences:
-    """Compare two programs and their timelines."""
-    cannot = _cannot(one, other)
-    comparable = one.program.model == other.program.model and one.program.plan.pp == other.program.plan.pp
-    ops = diff_modules(_module(one.program), _module(other.program)) if comparable else []
-    stages = [[_stage(side, index) for index in range(len(side.program.stages))] for side in (one, other)]
+def differences_of(program: Side, baseline: Side) -> Differences:
+    """Compare a program with a baseline: figures of both timelines, settings, ops and tensors."""
+    sides = (program, baseline)
+    comparable = program.program.model == baseline.program.model and program.program.plan.pp == baseline.program.plan.pp
+    ops = diff_modules(_module(baseline.program), _module(program.program)) if comparable else []
+    stages = [[_stage(side, index) for index in range(len(side.program.stages))] for side in sides]
     count = max(map(len, stages))
     return Differences(
-        (one.name, other.name),
-        tuple(cannot),
-        _settings(one, other),
-        _pairs(_figures(one), _figures(other)),
-        _pairs(_idle(one), _idle(other), absent=0.0),
+        (program.name, baseline.name),
+        _verdict(program, baseline),
+        tuple(_cannot(program, baseline)),
+        _settings(program, baseline),
+        _pairs(_figures(program), _figures(baseline)),
+        _pairs(_idle(program), _idle(baseline), absent=0.0),
         tuple(_pairs(_of(stages[0], index), _of(stages[1], index)) for index in range(count)),
         tuple(ops),
     )
+
+
+def _verdict(one: Side, other: Side) -> str:
+    """Say which is faster: by the seconds of a step, or by tokens a second where steps have different tokens."""
+    a, b = one.program, other.program
+    names = f"{one.name} is {{}} {other.name} (the baseline): "
+    if a.model != b.model:
+        return f"{one.name} and {other.name} (the baseline) train different models, so neither is called faster"
+    if a.plan.tokens_per_step == b.plan.tokens_per_step:
+        step = Pair(one.figures.step_seconds, other.figures.step_seconds)
+        if not step.change:
+            return names.format("as fast as") + f"a step takes {seconds_text(one.figures.step_seconds)} in both"
+        return names.format("slower than" if step.change > 0 else "faster than") + (
+            f"its step takes {_share(step)} time, {seconds_text(one.figures.step_seconds)} instead of "
+            f"{seconds_text(other.figures.step_seconds)}"
+        )
+    rate = Pair(one.figures.tokens_per_second, other.figures.tokens_per_second)
+    if not rate.change:
+        return names.format("as fast as") + f"{one.figures.tokens_per_second:,.0f} tokens/s in both"
+    return names.format("faster than" if rate.change > 0 else "slower than") + (
+        f"it trains {_share(rate)} tokens/s, {one.figures.tokens_per_second:,.0f} instead of "
+        f"{other.figures.tokens_per_second:,.0f}"
+    )
+
+
+def _share(pair: Pair) -> str:
+    assert pair.change is not None
+    assert pair.baseline
+    return f"{100 * abs(pair.change) / pair.baseline:.1f} % {'more' if pair.change > 0 else 'less'}"
 
 
 def _cannot(one: Side, other: Side) -> list[str]:
@@ -217,11 +257,11 @@ def _of(stages: list[dict[str, float]], index: int) -> dict[str, float]:
     return stages[index] if index < len(stages) else {}
 
 
-def _pairs(before: dict[str, float], after: dict[str, float], absent: float | None = None) -> dict[str, Pair]:
-    """Pair the figures of both by name; a cause of idle time that only one program has counts 0 s for the other."""
+def _pairs(program: dict[str, float], baseline: dict[str, float], absent: float | None = None) -> dict[str, Pair]:
+    """Pair the figures of both by name; a cause of idle time that only one of them has counts 0 s for the other."""
     found = {}
-    for key in {**before, **after}:
-        # an empty dictionary is a stage that one program does not have: its figures are missing, not zero
-        missing = 0.0 if key.startswith("idle: ") and before and after else absent
-        found[key] = Pair(before.get(key, missing), after.get(key, missing))
+    for key in {**program, **baseline}:
+        # an empty dictionary is a stage that one of them does not have: its figures are missing, not zero
+        missing = 0.0 if key.startswith("idle: ") and program and baseline else absent
+        found[key] = Pair(program.get(key, missing), baseline.get(key, missing))
     return found

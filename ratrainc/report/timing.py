@@ -159,7 +159,7 @@ def report(simulation: StepSimulation, path: str) -> WrittenReport:
 
 @frozen
 class WrittenComparison:
-    """A page about two programs that was written, and its bytes."""
+    """A page that compares a program with a baseline, as written, and its bytes."""
 
     differences: Differences
     size: int
@@ -171,19 +171,20 @@ class WrittenComparison:
 
 
 def report_against(
-    one: Simulation, other: Simulation, path: str, *, names: tuple[str, str] = ("one", "other")
+    simulation: Simulation, baseline: Simulation, path: str, *, names: tuple[str, str] = ("first", "second")
 ) -> WrittenComparison:
-    """Write an HTML page with two simulations on common axes, and their differences.
+    """Write an HTML page with a simulation and its baseline on common axes, and their differences.
 
+    Every change is the simulation's figure minus the baseline's. `names` are those of the simulation and the baseline.
     Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     from ratrain.ratrainc.report.comparison_page import write_comparison
     from ratrain.ratrainc.report.program_differences import Side, differences_of
 
-    first = Side(names[0], one.timeline, one.figures, one.machine)
-    second = Side(names[1], other.timeline, other.figures, other.machine)
-    differences = differences_of(first, second)
-    return WrittenComparison(differences, write_comparison(first, second, differences, path))
+    own = Side(names[0], simulation.timeline, simulation.figures, simulation.machine)
+    other = Side(names[1], baseline.timeline, baseline.figures, baseline.machine)
+    differences = differences_of(own, other)
+    return WrittenComparison(differences, write_comparison(own, other, differences, path))
 
 
 def program_and_machine(program: Program | str, machine: str | Machine | None) -> tuple[Program, Machine]:

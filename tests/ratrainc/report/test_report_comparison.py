@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ def facts(page: Page, prefix: str) -> dict[str, Any]:
 
 def test_figures_are_those_of_each_program(sides: tuple[Side, Side]) -> None:
     found = differences_of(*sides)
-    for which, each in (("before", sides[0]), ("after", sides[1])):
+    for which, each in (("program", sides[0]), ("baseline", sides[1])):
         told = {key: getattr(pair, which) for key, pair in found.figures.items()}
         figures = each.figures
         assert told["step_seconds"] == figures.step_seconds
@@ -81,18 +82,48 @@ def test_figures_are_those_of_each_program(sides: tuple[Side, Side]) -> None:
     assert list(found.settings) == ["passes"]
 
 
+def test_a_change_is_the_program_minus_the_baseline_and_the_page_says_so(page: tuple[Page, str]) -> None:
+    """The slower one of the two is the program here: it has more seconds than the baseline."""
+    text = page[1]
+    slow, fast = NAMES
+    assert page[0].heading == f"{slow} compared with {fast} (baseline)"
+    assert f"<title>{page[0].heading}</title>" in text
+    assert f"{slow} is slower than {fast} (the baseline): its step takes " in text
+    assert f"Every change is {slow} minus {fast}: more (+) means that {slow} has more of it" in text
+    heads = re.findall("<thead><tr>(.*?)</tr></thead>", text)
+    columns = (
+        f'<th scope="col">{slow}</th><th scope="col">{fast} (baseline)</th><th scope="col">{slow} minus baseline</th>'
+    )
+    assert sum(columns in head for head in heads) == 3, "figures, idle seconds, stages"
+    (step,) = re.findall('<tr><th scope="row">step</th>(.*?)</tr>', text)
+    cells = re.findall('<td data-label="(.*?)">(.*?)</td>', step)
+    assert [label for label, _ in cells] == [slow, f"{fast} (baseline)", f"{slow} minus baseline"]
+    assert re.fullmatch(r"[\d.]+ ms more \(\+[\d.]+ %\)", cells[2][1])
+
+
+def test_which_one_is_faster_is_said_by_what_can_be_compared(sides: tuple[Side, Side]) -> None:
+    slow, fast = sides
+    share = 1 - fast.figures.step_seconds / slow.figures.step_seconds
+    verdict = differences_of(fast, slow).verdict
+    assert verdict.startswith("ratrain is faster than baseline-1f1b (the baseline): its step takes ")
+    assert f"{100 * share:.1f} % less time" in verdict
+    assert differences_of(slow, slow).verdict.startswith("baseline-1f1b is as fast as baseline-1f1b (the baseline)")
+    longer = side("longer", KEPT, micro_batches=8)
+    assert "% more tokens/s" in differences_of(longer, side("shorter", KEPT)).verdict
+
+
 def test_ops_and_tensors_that_differ_are_those_of_the_schedules(sides: tuple[Side, Side]) -> None:
     found = differences_of(*sides)
-    expected = diff_modules(*(module_of(strategy(name).passes) for name in NAMES))
+    expected = diff_modules(*(module_of(strategy(name).passes) for name in reversed(NAMES)))
     for told, wanted in zip(found.ops, expected, strict=True):
         assert sorted(told.added) == sorted(wanted.added) != []
         assert sorted(told.dropped) == sorted(wanted.dropped) != []
-        assert sorted(told.gone_tensors) == sorted(wanted.gone_tensors) != []
+        assert sorted(told.new_tensors) == sorted(wanted.new_tensors) != []
         assert told.readdressed == wanted.readdressed > 0
 
 
 def test_a_pass_alone_shows_as_what_it_did() -> None:
-    found = differences_of(side("before", KEPT), side("after", RECOMPUTED))
+    found = differences_of(side("recomputed", RECOMPUTED), side("kept", KEPT))
     assert {op.split()[0] for stage in found.ops for op in stage.added} == {"recompute"}
     assert not any(stage.dropped for stage in found.ops)
     assert found.figures["busy_seconds"].change > 0
@@ -120,7 +151,7 @@ def test_of_one_program_nothing_differs(sides: tuple[Side, Side], tmp_path: Path
     found = differences_of(sides[0], sides[0])
     assert all(pair.change == 0 for pair in (*found.figures.values(), *found.causes.values()))
     assert all(stage.is_empty for stage in found.ops)
-    assert list(in_words(found))[1:] == ["nothing differs"]
+    assert list(in_words(found))[2:] == ["nothing differs"]
     write_comparison(sides[0], sides[0], found, str(tmp_path / "p.html"))
     text = (tmp_path / "p.html").read_text("utf-8")
     assert "Ops, their order, tensors and addresses are the same." in text
@@ -139,6 +170,7 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(tmp_path: Path
         ),
         "another model": (Side("wider", timeline, figures, load_machine(None)), ["different models"]),
     }
+    assert "neither is called faster" in differences_of(one, others["another model"][0]).verdict
     for other, words in others.values():
         found = differences_of(one, other)
         assert found.ops == ()
@@ -149,7 +181,7 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(tmp_path: Path
         write_comparison(one, other, found, str(tmp_path / "p.html"))
         page = Page((tmp_path / "p.html").read_text("utf-8"))
         assert len(facts(page, "b-")["stages"]) == len(other.program.stages)
-    assert differences_of(one, others["3 stages"][0]).stages[2]["peak_bytes"].before is None
+    assert differences_of(one, others["3 stages"][0]).stages[2]["peak_bytes"].program is None
 
 
 def test_both_reports_are_there_whole(page: tuple[Page, str], sides: tuple[Side, Side], tmp_path: Path) -> None:
@@ -193,7 +225,7 @@ def test_names_are_escaped_and_told_apart(sides: tuple[Side, Side], tmp_path: Pa
     nasty = Side("<b onclick='x'>", sides[0].timeline, sides[0].figures, sides[0].machine)
     write_comparison(nasty, sides[1], differences_of(nasty, sides[1]), str(tmp_path / "p.html"))
     page = Page((tmp_path / "p.html").read_text("utf-8"))
-    assert page.heading == "<b onclick='x'> against ratrain"
+    assert page.heading == "<b onclick='x'> compared with ratrain (baseline)"
     assert not any("onclick" in values for _, values in page.tags)
     assert names_of("x/a.rtx", "y/b.rtx") == ("a.rtx", "b.rtx")
     assert names_of("x/a.rtx", "y/a.rtx") == ("x/a.rtx", "y/a.rtx")
@@ -204,16 +236,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     one, other, page = (str(tmp_path / name) for name in ("a.rtx", "b.rtx", "p.html"))
     write_program(api.emit(module_of(KEPT)), one)
     write_program(api.emit(module_of(RECOMPUTED)), other)
-    assert main(["report", one, "--against", other, "-o", page, "--json"]) == 0
+    assert main(["report", other, "--against", one, "-o", page, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["before"], told["after"]) == ("comparison", "a.rtx", "b.rtx")
+    assert (told["kind"], told["program"], told["baseline"]) == ("comparison", "b.rtx", "a.rtx")
     assert told["bytes"] == Path(page).stat().st_size
     assert told["figures"]["busy_seconds"]["change"] > 0
     assert told["ops"][0]["added"][0].startswith("recompute ")
-    assert main(["report", one, "--against", other, "-o", page]) == 0
+    assert main(["report", other, "--against", one, "-o", page]) == 0
     said = capsys.readouterr().out
-    assert "step: " in said
+    assert said.startswith("b.rtx compared with a.rtx (baseline)")
+    assert "changes are b.rtx minus a.rtx" in said
+    assert "b.rtx is slower than a.rtx (the baseline): its step takes " in said
+    assert "more time" in said
+    assert any(line.startswith("step: ") and " more (+" in line for line in said.splitlines())
     assert "ops added" in said
+    assert main(["report", "-h"]) == 0
+    assert "the baseline" in capsys.readouterr().out
     assert main(["report", one, "--against", other, "-o", str(tmp_path / "p.svg")]) == 2
     assert main(["report", one, "--against", other, "-o", page, "--times", "1,1,1,0"]) == 2
     assert main(["report", one, "--against", str(tmp_path / "none.rtx"), "-o", page]) == 1

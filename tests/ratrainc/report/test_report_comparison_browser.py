@@ -151,3 +151,21 @@ def test_nothing_is_wider_than_the_window_and_both_are_painted(
     drawn = browser.tell("['a-', 'b-'].map((p) => Number(document.getElementById(p + 'map').dataset.drawn))")
     assert min(drawn) > 100
     assert browser.tell("['a-', 'b-'].map((p) => document.getElementById(p + 'problem').hidden)") == [True, True]
+
+
+def test_in_a_narrow_window_each_value_of_a_comparison_has_its_name_and_nothing_is_scrolled_sideways(
+    browser: Tab, address: str
+) -> None:
+    browser.open(address, 400)
+    browser.tell("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    boxes = browser.tell("[...document.querySelectorAll('.stacks')].map((b) => [b.scrollWidth, b.clientWidth])")
+    assert len(boxes) >= 5
+    assert all(wide <= shown <= 400 for wide, shown in boxes)
+    cells = browser.tell(
+        "[...document.querySelectorAll('.stacks td')].map((cell) => [getComputedStyle(cell, '::before').content,"
+        "cell.dataset.label, cell.getBoundingClientRect().right])"
+    )
+    assert all(shown == f'"{label}"' and right <= 400 for shown, label, right in cells)
+    assert browser.tell("getComputedStyle(document.querySelector('.stacks thead')).display") == "none"
+    browser.open(address, 1400)
+    assert browser.tell("getComputedStyle(document.querySelector('.stacks td'), '::before').content") == "none"
