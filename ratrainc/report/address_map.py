@@ -15,13 +15,15 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.types import StateKind, aligned
+from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.console.console import size_text
+from ratrain.ratrainc.report.colours import KIND_COLOURS
 from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.types import StateKind
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -31,21 +33,6 @@ MOST = 4000
 """Most lives that are drawn; those with the largest product of bytes and ops come first."""
 _LETTER = 6.2
 """Pixels of a letter in the legend."""
-
-COLOURS = {
-    StateKind.MASTER: "#1f4e79",
-    StateKind.MOMENT: "#5b7fa6",
-    StateKind.VIEW: "#3b82c4",
-    StateKind.GRAD: "#2f9e62",
-    StateKind.GRAD_SHARD: "#7fc79a",
-    StateKind.BOUNDARY: "#d9822b",
-    StateKind.ACTIVATION: "#e9b872",
-    StateKind.CHECKPOINT: "#b5651d",
-    StateKind.SAVED: "#8a63b8",
-    StateKind.PARTIAL: "#c9b3e3",
-}
-"""Colours by state kind; other kinds are grey."""
-_OTHER = "#8c8c8c"
 
 Life = tuple["Tensor", int, int]
 """A tensor with an interval of ops in which it is live: first op, exclusive end."""
@@ -97,7 +84,7 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
         yield (
             f'<rect x="{LEFT + start * across:.2f}" y="{top:.2f}" width="{(stop - start) * across:.2f}" '
             f'height="{height:.2f}" '
-            f'fill="{COLOURS.get(tensor.kind, _OTHER)}" stroke="#ffffff" '
+            f'fill="{KIND_COLOURS[tensor.kind]}" stroke="#ffffff" '
             f'stroke-width="0.3"><title>{escape(name)}</title></rect>'
         )
     for share in (0.0, 0.5, 1.0):
@@ -107,13 +94,17 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
         )
     yield f'<text x="{LEFT}" y="{TOP + HEIGHT + 14}" fill="#222222">ops of the step, in order</text>'
     # kinds in the order of their largest life, each once
-    yield from _legend(list(dict.fromkeys(tensor.kind for tensor, _, _ in shown)), total - 14)
+    yield from _legend(list(dict.fromkeys(tensor.kind for tensor, _, _ in shown)), total - 28)
     yield "</svg>\n"
 
 
 def _legend(kinds: list[StateKind], y: int) -> Iterator[str]:
+    """Yield an entry for each kind, in a second row where the first is full."""
     left = LEFT
     for kind in kinds:
-        yield f'<rect x="{left}" y="{y - 9}" width="11" height="11" fill="{COLOURS.get(kind, _OTHER)}"/>'
+        wide = 30 + int(_LETTER * len(kind.value))
+        if left + wide > WIDTH:
+            left, y = LEFT, y + 16
+        yield f'<rect x="{left}" y="{y - 9}" width="11" height="11" fill="{KIND_COLOURS[kind]}"/>'
         yield f'<text x="{left + 16}" y="{y}" fill="#222222">{kind.value}</text>'
-        left += 30 + int(_LETTER * len(kind.value))
+        left += wide

@@ -4,17 +4,15 @@
 const GUTTER = 92, AXIS = 22, GAP = 2;
 const OP_COLOURS = {
   forward: "blue", backward: "teal", backward_input: "teal", backward_weight: "mint", recompute: "amber", send: "violet", recv: "lilac",
+  store: "slate", peer_offload: "slate", donor_accept: "slate", fetch: "steel", donor_return: "steel", peer_reload: "steel",
   reduce_scatter: "red", all_reduce: "red", all_gather: "rose", update: "brown",
   add_branch: "blue", add_branch_backward: "teal", gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
   project: "blue", backward_heads: "teal", reduce_sums: "moss",
 };
-const KIND_COLOURS = {
-  master: "slate", moment: "steel", view: "blue", grad: "red", grad_shard: "rose", boundary: "violet", activation: "lilac",
-  checkpoint: "teal", saved: "amber", input: "brown", partial: "moss", workspace: "olive", scalar: "grey",
-};
-
-const opColours = () => FACTS.keywords.map((keyword) => colour(OP_COLOURS[keyword] ?? "grey"));
-const kindColours = () => FACTS.kinds.map((kind) => colour(KIND_COLOURS[kind] ?? "grey"));
+const opColour = (keyword) => OP_COLOURS[keyword] ?? "grey";
+const opColours = () => FACTS.keywords.map((keyword) => colour(opColour(keyword)));
+const kindColour = (kind) => `kind-${kind}`; // the style sheet has one of that name for each kind
+const kindColours = () => FACTS.kinds.map((kind) => colour(kindColour(kind)));
 
 // A canvas of the size it is shown at, sharp on any screen, cleared, with the time axis above.
 function prepared(canvas, state, height) {

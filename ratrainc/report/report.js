@@ -278,10 +278,10 @@ function complain(error) {
   at("problem").textContent = `The charts cannot be drawn by this browser (${error}). The tables below hold the figures.`;
 }
 
-function legend(list, names, colours) {
+function legend(list, names, colourOf) {
   for (const name of names) {
     const item = document.createElement("li"), mark = document.createElement("i");
-    mark.style.background = `var(--${colours[name] ?? "grey"})`;
+    mark.style.background = `var(--${colourOf(name)})`;
     item.append(mark, name.replaceAll("_", " "));
     list.append(item);
   }
@@ -297,8 +297,8 @@ function start() {
   offer(at("stage"), FACTS.stages.map((_, index) => [`@${index}`, String(index)]));
   offer(at("memory"), MEMORIES.map((memory) => [MEMORY_WORDS[memory], memory]));
   at("memory-choice").hidden = at("memory").options.length === 1;
-  legend(at("op-legend"), FACTS.keywords, OP_COLOURS);
-  legend(at("kind-legend"), FACTS.kinds, KIND_COLOURS);
+  legend(at("op-legend"), FACTS.keywords, opColour);
+  legend(at("kind-legend"), FACTS.held, kindColour);
   at("controls").addEventListener("submit", (event) => event.preventDefault());
   at("view").addEventListener("change", () => { state.view = at("view").value; wholeStep(); refresh().catch(complain); });
   at("stage").addEventListener("change", () => chooseStage(Number(at("stage").value)));

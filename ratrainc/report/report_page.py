@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.report import page_tables
+from ratrain.ratrainc.report.colours import kind_styles
 from ratrain.ratrainc.report.page_columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
 from ratrain.ratrainc.report.summary_tables import in_slices
 from ratrain.targets.program.columns import KEYWORD
@@ -74,7 +75,8 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
 
 def split_page(title: str) -> tuple[str, str]:
     """Return the page before and after its body."""
-    page = page_file("report.html").replace(_TITLE, escape(title)).replace("/*ratrain-style*/", page_file("report.css"))
+    page = page_file("report.html").replace(_TITLE, escape(title))
+    page = page.replace("/*ratrain-style*/", kind_styles() + page_file("report.css"))
     # in parts, so that a large page need not be one string in memory
     head, tail = page.split(_BODY)
     return head, tail
@@ -129,6 +131,7 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
         "engines": [engine.value for engine in ENGINES],
         "keywords": keywords,
         "kinds": [kind.value for kind in KINDS],
+        "held": [kind.value for kind in KINDS if kind in {form.kind for form in columns.forms}],
         "causes": [cause.value for cause in CAUSES],
         "stages": [
             {
