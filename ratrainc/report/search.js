@@ -47,9 +47,34 @@ async function matchingTensors({ stage, batch, parts }) {
   return hits;
 }
 
+// How well a name fits: 0 it is what was typed, 1 and 2 it begins with that, 3 and 4 it has that elsewhere. The lower of the two
+// is for names that have it as whole words: w.mlp.1 has mlp.1 as words, w.mlp.10 has not.
+function rankOf(name, parts) {
+  const low = name.toLowerCase(), wanted = parts.join(" ");
+  if (low === wanted) return 0;
+  const edge = (letter) => letter === undefined || " .+".includes(letter);
+  const whole = parts.every((part) => {
+    for (let at = low.indexOf(part); at >= 0; at = low.indexOf(part, at + 1)) if (edge(low[at - 1]) && edge(low[at + part.length])) return true;
+    return false;
+  });
+  return (low.startsWith(wanted) ? 1 : 3) + (whole ? 0 : 1);
+}
+
+// The best first; those that fit equally well stay in their order: ops by time, then tensors by stage and number.
+function ranked(hits, { parts, batch }) {
+  if (!parts.length) return hits;
+  const ranks = new Map(), own = new RegExp(`\\.m${batch}(?![0-9])`);
+  const nameOf = ({ op, name }) => (op === undefined ? (batch === null ? name : name.replace(own, "")) : shown.titles[shown.ops.title[op]]);
+  const rank = (name) => {
+    if (!ranks.has(name)) ranks.set(name, rankOf(name, parts));
+    return ranks.get(name);
+  };
+  return hits.map((hit) => [hit.name?.toLowerCase() === parts.join(" ") ? 0 : rank(nameOf(hit)), hit]).sort((a, b) => a[0] - b[0]).map(([, hit]) => hit);
+}
+
 async function search(text) {
   const turn = ++asked, query = queryOf(text), empty = !text.trim();
-  const hits = empty ? [] : [...matchingOps(query), ...(await matchingTensors(query))];
+  const hits = empty ? [] : ranked([...matchingOps(query), ...(await matchingTensors(query))], query);
   if (turn !== asked) return; // more was typed meanwhile
   found = { text, hits, at: -1, ops: new Set(hits.filter((hit) => hit.op !== undefined).map((hit) => hit.op)),
     tensors: new Set(hits.filter((hit) => hit.tensor !== undefined).map((hit) => `${hit.stage} ${hit.tensor}`)) };

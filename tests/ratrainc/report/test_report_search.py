@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 from xml.etree import ElementTree as ET
@@ -17,7 +18,7 @@ from tests.ratrainc.report.browser import NEEDS_BROWSER, Tab, tab
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratrain.targets.program.program import Program
+    from ratrain.targets.program.program import Program, ProgramStage
 
 pytestmark = [*NEEDS_BROWSER, pytest.mark.full]
 CTRL, SHIFT = 2, 8
@@ -53,6 +54,10 @@ def search(browser: Tab, text: str) -> list[str]:
     browser.call("Input.insertText", text=text)
     browser.until(f"found.text === {text!r}")
     return browser.tell("found.hits.map(hitText)")
+
+
+def tensor_names(stage: ProgramStage) -> set[str]:
+    return {tensor.name for tensor in stage.tensors}
 
 
 def titles(program: Program, stage: int) -> list[str]:
@@ -97,6 +102,33 @@ def test_a_search_finds_what_the_program_has(browser: Tab, address: str, program
     assert all(".m1" in each for each in shared), "a moment m1.mlp.0 belongs to no micro-batch"
     assert search(browser, "no such thing") == []
     assert browser.tell("document.getElementById('count').textContent") == "no match"
+
+
+def test_the_exact_name_is_first_then_those_that_begin_with_it_then_those_that_contain_it(
+    browser: Tab, address: str, program: Program
+) -> None:
+    browser.open(address)
+    for typed in ("embed", "w.mlp", "w.mlp.1", "%w.mlp.0", "forward", "FORWARD mlp.0", "mlp.1"):
+        wanted = typed.lower().removeprefix("%")
+        names = [hit.partition(" ")[2].removeprefix("%") for hit in search(browser, typed)]
+        assert names
+        kinds = [0 if name == wanted else 1 if name.startswith(wanted) else 2 for name in names]
+        bare = [0 if name.rsplit(" m", 1)[0] == wanted else kind for name, kind in zip(names, kinds, strict=True)]
+        assert bare == sorted(bare), typed
+    exact = [f"@{number} %w.mlp.1" for number, held in enumerate(program.stages) if "w.mlp.1" in tensor_names(held)]
+    assert search(browser, "w.mlp.1")[: len(exact)] == exact != []
+    assert search(browser, "FORWARD mlp.0 m1")[0].endswith(" forward mlp.0 m1")
+    assert all(re.search(r"[.%]mlp\.1($|[.])", hit) for hit in search(browser, "%mlp.1"))
+
+
+def test_names_rank_by_how_well_they_fit(browser: Tab, address: str) -> None:
+    """A name that has what was typed as whole words comes before one in which it is a part of a word."""
+    browser.open(address)
+    names = ["x.w.mlp.10", "w.mlp.10", "w.mlp.1.m0", "x.w.mlp.1", "w.mlp.1", "forward mlp.1+w.mlp.1 m3"]
+    ranks = browser.tell(f"{names}.map((name) => rankOf(name, ['w.mlp.1']))")
+    assert ranks == [4, 2, 1, 3, 0, 3]
+    assert browser.tell("rankOf('forward attention.3+mlp.16', ['mlp.16', 'forward'])") == 3
+    assert browser.tell("rankOf('forward mlp.16', ['forward', 'mlp.16'])") == 0
 
 
 def test_keys_step_through_the_hits_and_centre_them(browser: Tab, address: str) -> None:
