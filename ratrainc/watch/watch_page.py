@@ -27,6 +27,15 @@ MARK = "ratrainc watch"
 _HINT = """<p class="hint">Drag over a chart to zoom in; a double click shows all. Keys on a chart: + - and arrows, 0
 shows all. With many steps, a line is the mean of neighbouring steps, and the shade behind it their range.</p>
 """
+_LOOK = """<form id="look" class="look" aria-label="How lines are drawn" hidden="hidden">
+<span class="choice"><label for="smooth">smoothing</label> <input type="range" id="smooth" min="0" max="0.99"
+step="0.01" value="0" aria-describedby="look-hint" /> <output id="smooth-value" for="smooth">none</output></span>
+<span class="choice"><input type="checkbox" role="switch" id="log" aria-describedby="look-hint" />
+<label for="log">log axis</label></span>
+<span id="look-hint" class="hint">The smooth line is a moving average, the raw one stays faint behind it; loss scale and
+memory stay as they are. A log axis is for charts whose values are all above zero. The address keeps both.</span>
+</form>
+"""
 _MOST_POINTS = 800
 _SLOW = 1.2
 """Factor over the median of its stage from which a rank is slow in a step."""
@@ -90,6 +99,7 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
         *(f'<p class="problem">{escape(line)}</p>\n' for line in problems(names, logs)),
         f'<dl class="figures">{_figures(logs[0])}</dl>\n' if len(logs) == 1 else "",
         _HINT,
+        _LOOK,
         (
             "<noscript><p>The charts need JavaScript. The tables below hold the last "
             'figures.</p></noscript>\n<section id="charts" aria-label="Charts">\n'
@@ -194,7 +204,8 @@ def _figure(name: str, title: str, keys: Sequence[str], names: Sequence[str], lo
             missing.append(f"{whose} no {WORDS[key]}{why}")
     notes = "".join(f'<p class="lacks">{escape(line)}</p>\n' for line in missing)
     return (
-        f'<figure id="{name}"><figcaption>{escape(title)} <ul class="legend"></ul></figcaption>\n'
+        f'<figure id="{name}"><figcaption>{escape(title)} <span class="axis"></span> '
+        '<ul class="legend"></ul></figcaption>\n'
         f'<div class="chart" tabindex="0" role="img" aria-label="{escape(title)} by step"></div>\n{notes}</figure>\n'
     )
 

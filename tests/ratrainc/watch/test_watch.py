@@ -97,6 +97,22 @@ def test_the_page_is_whole_asks_for_nothing_and_says_what_is_lacking(tmp_path: P
     assert page.facts["reload"] is None
 
 
+def test_smoothing_and_the_log_axis_have_labels_and_need_no_library(tmp_path: Path) -> None:
+    """The controls are hidden until the script shows them: without it they would do nothing."""
+    path = tmp_path / "l.jsonl"
+    path.write_text("".join(map(line, range(3))))
+    assert main(["watch", str(path)]) == 0
+    page = Page((tmp_path / "l.html").read_text("utf-8"))
+    named = {values["id"]: (tag, values) for tag, values in page.tags if "id" in values}
+    assert named["smooth"][1]["type"] == "range"
+    assert (named["log"][1]["type"], named["log"][1]["role"]) == ("checkbox", "switch")
+    assert "hidden" in named["look"][1]
+    labels = {values["for"] for tag, values in page.tags if tag == "label"}
+    assert labels == {"smooth", "log"}
+    for control in ("smooth", "log"):
+        assert named[control][1]["aria-describedby"] in named
+
+
 def test_ranks_that_are_slow_are_counted_without_the_first_step(tmp_path: Path) -> None:
     def of(most: float) -> dict[str, Any]:
         return {"compute_seconds": [{"least": 1.0, "median": 1.0, "most": most, "slowest": "stage @0 replica 3"}]}
