@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Group
 from ratrain.ratrain_ir.support.files import write_lines
-from ratrain.ratrainc.report.trace import MICROSECONDS, instruction_event
+from ratrain.ratrainc.report.trace import MICROSECONDS, instruction_event, track_names
 from ratrain.targets.machine.timing import op_key
 from ratrain.targets.program.rtx import program_bytes
 from ratrain.targets.simulator.figures import timed_instruction
@@ -50,11 +50,7 @@ def write_profile(
 
 def _names(program: Program) -> Iterator[dict[str, Any]]:
     for pid, rank in enumerate(program.topology.ranks):
-        name = f"{program.topology.name(rank)} (measured)"
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-        for engine in ENGINES:
-            track = {"pid": pid, "tid": ENGINES.index(engine)}
-            yield {"ph": "M", "name": "thread_name", **track, "args": {"name": engine.value}}
+        yield from track_names(pid, f"{program.topology.name(rank)} (measured)", list(ENGINES))
 
 
 def _spans(program: Program, profile: Profile) -> Iterator[dict[str, Any]]:
