@@ -27,8 +27,8 @@ _EPILOG = """\b
 Examples:
   ratrainc report 7b.rtx -o 7b.html
   ratrainc report 7b.rtir -o 7b.html --machine my-machine.toml
-  ratrainc report new.rtx --against old.rtx -o both.html       both on one page; old.rtx is the baseline, and every
-                                                               change is new.rtx minus old.rtx
+  ratrainc report after.rtx --against before.rtx -o both.html  both on one page; before.rtx is the baseline: every
+                                                               change is after.rtx minus before.rtx
   ratrainc report 7b.rtx -o 7b.svg                             a still picture of the first step, for a page or a slide
   ratrainc report 7b.rtx -o 7b.svg --times 1,1,1,0             the same with textbook times
 """
