@@ -292,6 +292,11 @@ window, and held against it.
 """
 
 
+_MADE_FOR = """A plan's file may have a table `[made_for]` too: `machine` and `capacity` say what it is for where a command is given no
+`--machine` ([machines travel](machine.md#it-travels-with-what-is-compiled)).
+"""
+
+
 def page() -> str:
     """The text of `docs/keys.md`."""
     options = runpy.run_path(str(DOCS / "options.py"))
@@ -302,6 +307,7 @@ def page() -> str:
             "an option that would change nothing where it stands is refused.\n\n<!-- written by docs/generate.py from docs/keys.py and docs/options.py -->\n"
         ),
         _table("A plan", PLAN),
+        _MADE_FOR,
         _table("A model's config.json", MODEL),
         _refused(llama.neutral.items()),
         _kept(llama.harmless),

@@ -212,6 +212,18 @@ class DiagnosticError(Exception):
         return type(self), (self.diagnostics,)
 
 
+class ToldError(DiagnosticError):
+    """Error whose diagnostics were shown when they were found; `notes` were added later and are left to show."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic], notes: Sequence[Note]) -> None:
+        self.notes = tuple(notes)
+        super().__init__(diagnostics)
+
+    def __reduce__(self) -> tuple[type[ToldError], tuple[list[Diagnostic], tuple[Note, ...]]]:  # type: ignore[override]
+        """Pickle the diagnostics and the notes."""
+        return type(self), (self.diagnostics, self.notes)
+
+
 @define
 class Diagnostics:
     """Collector of diagnostics. `check()` raises if an error has been reported."""

@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, time_limit
 from ratrain.ratrainc.choices.timed_plan import RefusedPlan, time_plan
 from ratrain.targets.machine.machine import Machine
 
@@ -101,16 +102,29 @@ def levers_of(heaviest: int) -> list[Lever]:
     ]
 
 
-def outcomes(setting: CompileSetting, heaviest: int, seconds: float, *, together: int = 2) -> Iterator[LeverOutcome]:
+def outcomes(
+    setting: CompileSetting,
+    heaviest: int,
+    seconds: float,
+    *,
+    together: int = 2,
+    tick: Callable[[str], None] = lambda _name: None,
+) -> Iterator[LeverOutcome]:
     """Try every lever alone, then combinations of up to `together`, until `seconds` have passed.
 
-    Yield the outcome of each setting that is allowed, whether it fits or not.
+    Yield the outcome of each setting that is allowed, whether it fits or not; `tick` hears of each before.
     """
     deadline = time.monotonic() + seconds
     for name, changed in changes(setting, heaviest, together=together):
-        if time.monotonic() > deadline:
+        left = deadline - time.monotonic()
+        if left <= 0:
             return
-        outcome = try_setting(changed, name)
+        tick(name)
+        try:
+            with time_limit(left):
+                outcome = try_setting(changed, name)
+        except OutOfTime:
+            return
         if outcome is not None:
             yield outcome
 

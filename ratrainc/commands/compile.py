@@ -114,7 +114,7 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_schedule
     from ratrain.ratrainc.compiling.building import compiled
-    from ratrain.ratrainc.console.console import print_json, spinner, status
+    from ratrain.ratrainc.console.console import print_json, show_refusal, spinner, status
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.facts.module_figures import module_figures
     from ratrain.ratrainc.report.summary_tables import module_parts, show_inserted
@@ -147,6 +147,7 @@ def command(
                 asking=target if advice else None,
                 suggest=suggest,
                 progress=progress,
+                refused=None if as_json else show_refusal,
             )
         module, runs = made.module, made.runs
         if made.given:

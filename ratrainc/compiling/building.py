@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,14 @@ from ratrain.passes.placed_by import placed_by, placement_in
 from ratrain.passes.placement.foreign_table import read_foreign_table, shape_keys, shape_of_table
 from ratrain.passes.placement.place_from_file import PlaceFromFilePass
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import changes_text, check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Note, fail, misuse
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Note, ToldError, fail, misuse
 from ratrain.ratrain_ir.support.files import read_bytes
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.text import Place
@@ -147,9 +149,12 @@ def compiled(
     suggest: str | None = None,
     after_pass: AfterPass | None = None,
     progress: OnProgress | None = None,
+    refused: Callable[[DiagnosticError], None] | None = None,
     said: bool = True,
 ) -> Compiled:
     """Compile as `compile` does, and return the pass runs and adaptations too.
+
+    `refused` hears of a plan that does not fit before advice is looked for.
 
     `asking` is the machine as commands in the advice name it; None: no advice. `suggest` is the file to which advice
     writes a plan that fits. With `said`, options of `passes` that change nothing are refused.
@@ -197,7 +202,7 @@ def compiled(
         named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
         setting = CompileSetting(config, adapted, pipeline, machine)
         where = None if suggest is None else (suggest, str(model), asking)
-        raise _advised(error, setting, named_or_own, (planner, whole), where, progress) from None
+        raise _advised(error, module, setting, named_or_own, (planner, whole), where, progress, refused) from None
     return Compiled(module, machine, runs, given, levels)
 
 
@@ -247,21 +252,32 @@ def _check_schedule(plan: Plan, path: str | Path | Plan, chosen: Strategy, passe
 
 def _advised(
     error: DiagnosticError,
+    module: Module,
     setting: CompileSetting,
     strategy: Strategy,
     commands: tuple[str | None, str | None],
     suggest: tuple[str, str, MachineChoice] | None,
     progress: OnProgress | None,
+    refused: Callable[[DiagnosticError], None] | None,
 ) -> DiagnosticError:
-    """Add notes about changes that fit to a refusal for bytes; write the best of them if `suggest` names a file."""
+    """Add notes about changes that fit to a refusal for bytes; write the best of them if `suggest` names a file.
+
+    `refused` hears of the refusal before anything is tried.
+    """
     from ratrain.ratrainc.choices.timed_plan import DOES_NOT_FIT
     from ratrain.ratrainc.memory.advice import advice
 
     *others, last = error.diagnostics
     if not {problem.code for problem in error.diagnostics} & DOES_NOT_FIT:
         return error
-    (progress or unheard)(Progress(0, None, "it does not fit: trying changes that do"))
-    found = advice(setting, strategy, *commands)
+    if refused is not None:
+        refused(error)
+    hear = progress or unheard
+
+    def tick(text: str) -> None:
+        hear(Progress(0, None, f"it does not fit; trying {text}"))
+
+    found = advice(setting, strategy, [lifetimes(stage).peak_bytes for stage in module.stages], commands, tick)
     notes = list(found.notes)
     if suggest is not None:
         path, model, machine = suggest
@@ -270,7 +286,8 @@ def _advised(
         else:
             found.suggestion.save(path, model, machine)
             notes.append(Note(f"wrote {path}, a plan that fits: {found.suggestion.how}"))
-    return DiagnosticError([*others, evolve(last, notes=(*last.notes, *notes))])
+    advised = [*others, evolve(last, notes=(*last.notes, *notes))]
+    return DiagnosticError(advised) if refused is None else ToldError(advised, notes)
 
 
 def _planner_command(model: str, plan: str, resolved: Plan, strategy: str | None, machine: MachineChoice) -> str:

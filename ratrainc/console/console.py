@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity, printable
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Note, Severity, printable
 from ratrain.ratrainc.console.heartbeat import said_while_working
 from ratrain.ratrainc.console.terminal import above_what_moves, columns_of, echo, moving
 from ratrain.ratrainc.console.wrapping import records, wrapped
@@ -87,6 +87,18 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
     count = sum(d.severity is Severity.ERROR for d in diagnostics)
     if count > 1:
         echo(f"{count} errors", err=True)
+
+
+def show_refusal(error: DiagnosticError) -> None:
+    """Print the diagnostics of an error on stderr at once, before the work goes on."""
+    show_diagnostics(error.diagnostics, as_json=False)
+
+
+def show_notes(notes: Sequence[Note]) -> None:
+    """Print notes that were added to diagnostics that are on stderr already."""
+    width = columns_of(err=True)
+    for note in notes:
+        echo(wrapped(printable(f"  note: {note.message}"), width), err=True, wrap=False)
 
 
 class _Drawn:

@@ -18,7 +18,7 @@ SIGTERM and after SIGHUP without it.
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:
     """Print on stderr why a command failed, with `as_json` as one object on stdout too; return the exit code."""
-    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, ToldError
     from ratrain.ratrainc.console.terminal import echo, leave_lost_readers
 
     if isinstance(error, click.ClickException):
@@ -29,9 +29,12 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         echo(shown.getvalue(), err=True, nl=False)
         return EXIT_USAGE
     if isinstance(error, DiagnosticError):
-        from ratrain.ratrainc.console.console import show_diagnostics
+        from ratrain.ratrainc.console.console import show_diagnostics, show_notes
 
-        show_diagnostics(error.diagnostics, as_json=as_json)
+        if isinstance(error, ToldError) and not as_json:
+            show_notes(error.notes)
+        else:
+            show_diagnostics(error.diagnostics, as_json=as_json)
         return EXIT_DIAGNOSED
     if isinstance(error, KeyboardInterrupt | click.Abort):
         said = str(error.__cause__ or error)  # click raises an Abort from a KeyboardInterrupt

@@ -20,7 +20,7 @@ class StopAsked:
     """The signal that asked for an end, or 0; a second Ctrl-C stops at once, and further ones change nothing."""
 
     signal: int = 0
-    answer: str = "ending after this step; Ctrl-C again stops at once"
+    answer: str = "ending after this step"
     """text that is printed after the signal"""
     is_at_once: bool = False
     """True if it stops at once: the unfinished step is dropped, and the saved state is named"""
@@ -33,8 +33,12 @@ class StopAsked:
         if self.signal and number == signal.SIGINT:
             self.is_at_once = True
             raise KeyboardInterrupt
+        # a launcher sends SIGTERM to all ranks at once, and maybe again: of these no terminal waits for an answer
+        if number == signal.SIGINT:
+            _say_at_once(f"{self.answer}; Ctrl-C again stops at once")
+        elif not self.signal:
+            _say_at_once(self.answer)
         self.signal = number
-        _say_at_once(self.answer)
 
 
 def ending_signals() -> list[signal.Signals]:

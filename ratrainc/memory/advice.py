@@ -7,9 +7,10 @@ only if bounds on bytes rule out every plan of both searches.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -17,7 +18,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
 from ratrain.ratrain_ir.support.files import write_text
-from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, outcomes, try_setting
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, outcomes
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -66,32 +67,33 @@ class Advice:
 
 
 def advice(
-    setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None = None
+    setting: CompileSetting,
+    strategy: Strategy,
+    peak_bytes: Sequence[int],
+    commands: tuple[str | None, str | None],
+    tick: Callable[[str], None] = lambda _text: None,
 ) -> Advice:
-    """Find what fits in place of a setting that does not.
+    """Find what fits in place of a setting that does not, whose stages hold `peak_bytes` at most.
 
-    `command` is a command line that plans for the setting's passes, if there is one; `whole_command` plans for any
-    schedule. Both are only quoted. The result is empty if the setting is not allowed, or refused for another reason
-    than bytes.
+    `commands` are command lines that plan for the setting's passes, and for any schedule, if there are any; they are
+    only quoted. `tick` hears what is tried. Nothing new is tried after `SECONDS`, and nothing that was begun goes on
+    much longer, but for one plan of the planner.
     """
     begin = time.monotonic()
-    now = try_setting(setting, "unchanged")
-    if now is None:
-        return Advice()
-    heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)
-    fitting = _fitting_changes(setting, heaviest)
+    heaviest = max(range(len(peak_bytes)), key=peak_bytes.__getitem__)
+    fitting = _fitting_changes(setting, heaviest, tick)
     if fitting:
         notes = [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in fitting]
         first = fitting[0]
         how = f"{first.name}: {_figures(first.step_seconds, first.peak_bytes)}"
         return Advice(notes, Suggestion(setting.model, first.setting.plan, first.setting.pipeline, how))
-    return _planned(setting, strategy, command, whole_command, begin + SECONDS)
+    return _planned(setting, strategy, commands, begin + SECONDS, tick)
 
 
-def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcome]:
+def _fitting_changes(setting: CompileSetting, heaviest: int, tick: Callable[[str], None]) -> list[LeverOutcome]:
     """Return the changes that fit, fastest first, at most `_SHOWN`; pairs are tried only until something fits."""
     fitting: list[LeverOutcome] = []
-    for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
+    for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS, tick=tick):
         if outcome.fits:
             fitting.append(outcome)
         if len(fitting) >= _SHOWN or (fitting and " and " in outcome.name):
@@ -100,11 +102,15 @@ def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcom
 
 
 def _planned(
-    setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
+    setting: CompileSetting,
+    strategy: Strategy,
+    commands: tuple[str | None, str | None],
+    deadline: float,
+    tick: Callable[[str], None],
 ) -> Advice:
     """Suggest the planner's plan for the same passes, else for any schedule of the default strategy."""
     notes = [Note("no single change and no pair of changes that was tried fits")]
-    plan = setting.plan
+    plan, (command, whole_command) = setting.plan, commands
     schedule = plan.schedule or default_schedule(plan.shape)
     # a strategy without a schedule of its own takes the plan's; plain 1F1B needs no family to say so
     own = families(strategy, (schedule,)) if strategy.schedule is None and schedule != "1f1b" else ()
@@ -112,6 +118,7 @@ def _planned(
     asked = [(strategy, own, command), (usual, families(usual, with_memories(USUAL, setting.machine)), whole_command)]
     empty = []
     for chosen, searched, asking in asked:
+        tick(f"the planner's plans for {_same(plan)}")
         try:
             answer = estimated(_request(setting, chosen, searched))
         except DiagnosticError:  # the machine has too few clusters, or there is no such shape
@@ -119,7 +126,7 @@ def _planned(
         empty.append(answer.proven_empty)
         words = "" if chosen is strategy else f" with other passes than these, '{chosen.name}'"
         ask = f"; ask for it with: {asking}" if asking else ""
-        placed = None if answer.proven_empty else _first_placed(answer, deadline)
+        placed = None if answer.proven_empty else _first_placed(answer, deadline, tick)
         if placed is not None:
             candidate, evaluation = placed
             how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
@@ -164,16 +171,21 @@ def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFa
     )
 
 
-def _first_placed(answer: Answer, deadline: float) -> tuple[Candidate, PlanEvaluation] | None:
+def _first_placed(
+    answer: Answer, deadline: float, tick: Callable[[str], None]
+) -> tuple[Candidate, PlanEvaluation] | None:
     """Return the first candidate that compiles and fits, with its evaluation; None if none does in time.
 
     The first candidate is tried even after the deadline.
     """
     request = answer.request
     for number, candidate in enumerate(answer.candidates):
-        if number and time.monotonic() > deadline:
+        left = deadline - time.monotonic()
+        if number and left < 0:
             return None
-        evaluation = evaluate(request.task(candidate.plan, candidate.pipeline))
+        tick(f"{candidate.plan.summary}, {candidate.family}")
+        task = request.task(candidate.plan, candidate.pipeline)
+        evaluation = evaluate(evolve(task, seconds=max(left, _PLANNER_SECONDS)))
         if evaluation.step_seconds is not None:
             return candidate, evaluation
     return None

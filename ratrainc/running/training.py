@@ -101,7 +101,7 @@ def run_training(
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
                 with saved_first(run):
                     run_steps(run, should_stop, writers, messages, display)
-                stop.answer = "no step is left: ending when everything is written; Ctrl-C again stops at once"
+                stop.answer = "no step is left: ending when everything is written"
                 with status("saving the state") if settings.saving.directory is not None else nullcontext():
                     saved = run.save()
                 stop_signal = should_stop()

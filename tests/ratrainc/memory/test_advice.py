@@ -60,6 +60,13 @@ def truth() -> dict[float, bool]:
     return {capacity: fitting(request_of(capacity)) for capacity in CAPACITIES}
 
 
+def peaks_of(setting: CompileSetting) -> tuple[int, ...]:
+    """Most live bytes of each stage of a setting, which does not fit."""
+    refused = try_setting(setting, "")
+    assert refused is not None
+    return refused.peak_bytes
+
+
 def test_the_capacities_are_on_both_sides(truth: dict[float, bool]) -> None:
     assert not truth[CAPACITIES[0]]
     assert truth[CAPACITIES[-1]]
@@ -76,7 +83,9 @@ def test_advice_says_only_what_is_known(
     refused = try_setting(setting, "")
     assert refused is not None
     assert not refused.fits
-    notes = [note.message for note in advice(setting, request.strategy, "ratrainc plan ...").notes]
+    notes = [
+        note.message for note in advice(setting, request.strategy, peaks_of(setting), ("ratrainc plan ...", None)).notes
+    ]
     said = "\n".join(notes)
     if NEEDS_MORE.search(said):
         assert not truth[capacity]
@@ -235,7 +244,7 @@ def test_more_clusters_are_needed_only_where_no_schedule_fits(
     monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
     request = request_of(capacity, "full-save")
     setting = CompileSetting(MODEL, GIVEN, request.strategy.passes, request.machine)
-    found = advice(setting, request.strategy, "ratrainc plan ...", "ratrainc plan ...")
+    found = advice(setting, request.strategy, peaks_of(setting), ("ratrainc plan ...",) * 2)
     said = "\n".join(note.message for note in found.notes)
     assert words in said
     assert ("needs more clusters" in said) == (capacity == 1.6e6)
