@@ -49,6 +49,9 @@ left out because they change nothing here, and which are refused.
 - Numbers differ as kernels differ: logits are computed by rows here (`head_chunk`).
 - `export` writes what the settings can say and names each key that reading them back would give another value. An order of
   actions that has no name there is a table: `export --format torch-csv`.
+- Megatron-LM's arguments have the model too: its sizes, norms, biases, positions, windows and vocabulary. A part of a model
+  that no argument says is named with the reason. torchtitan's models are its code: no setting has their sizes. What to add is
+  said at the head of the file, and on stderr.
 """
 
 

@@ -55,9 +55,9 @@ def _rope(model: ModelConfig) -> dict[str, Any]:
     if model.local_rope_theta is not None:
         keys["rope_local_base_freq"] = model.local_rope_theta
     if of_neox:
-        keys["rotary_pct"] = _share(model.rotary_dim or model.head_dim, model.head_dim)
+        keys["rotary_pct"] = rotary_share(model.rotary_dim or model.head_dim, model.head_dim)
     elif model.rotary_dim is not None:
-        keys["partial_rotary_factor"] = _share(model.rotary_dim, model.head_dim)
+        keys["partial_rotary_factor"] = rotary_share(model.rotary_dim, model.head_dim)
     scaling = parse_scaling(model.rope_scaling) if model.rope_scaling else None
     if scaling is not None:
         values = dict(zip(PARAMETERS[scaling.kind], scaling.values, strict=True))
@@ -72,7 +72,7 @@ def _rope(model: ModelConfig) -> dict[str, Any]:
     return keys
 
 
-def _share(width: int, of: int) -> float:
+def rotary_share(width: int, of: int) -> float:
     """Return the share that gives `width` again when multiplied by `of` and truncated, as `transformers` does."""
     share = width / of
     return share if int(of * share) == width else nextafter(share, 1)

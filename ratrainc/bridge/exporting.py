@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.importing import imported
 from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron import MEGATRON
-from ratrain.ratrainc.bridge.settings import Asked, Framework
+from ratrain.ratrainc.bridge.megatron_model import model_flags
+from ratrain.ratrainc.bridge.settings import Asked, Framework, Missing
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ratrain.ratrain_ir.config.plan import Plan
 
 _TABLE = "'ratrainc export X.rtir --format torch-csv' writes the order as a table"
 _WHY = {
@@ -35,40 +33,31 @@ _WHY = {
 
 
 @frozen
-class Missing:
-    """A key of a plan that the settings cannot express."""
-
-    key: str
-    value: str
-    instead: str | None
-    """value that the settings have in its place; None: they have none"""
-    why: str
-
-    def __str__(self) -> str:
-        instead = "" if self.instead is None else f", there it is {self.instead}"
-        return f"{self.key} = {self.value}{instead}: {self.why}"
-
-
-@frozen
 class Exported:
-    """The settings of a framework, and the plan's keys that they cannot express."""
+    """The settings of a framework, and what they cannot express of a plan and its model."""
 
     text: str
     missing: tuple[Missing, ...]
+    to_add: str = ""
+    """settings that the framework needs and neither plan nor model says, with the reason; empty: none"""
 
 
-def export_plan(name: str, plan: Plan, layers: int) -> Exported:
-    """Write a plan as settings of `megatron` or `torchtitan`; `layers` is the model's number of layers.
+def export_plan(name: str, plan: Plan, model: ModelConfig) -> Exported:
+    """Write a plan and its model as settings of `megatron` or `torchtitan`.
 
-    The text is read back. Keys that come back with another value are listed at its head, and in the result.
+    The text is read back. Keys of the plan that come back with another value, and fields of the model that no argument
+    says, are listed at its head, and in the result.
     """
-    framework, lines = _WRITERS[name]
-    body = "\n".join(lines(plan, layers)) + "\n"
-    missing = _missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework)
-    head = [f"Settings of {framework.title}, of a plan."] + [f"Not expressed: {each}" for each in missing]
+    writer = _WRITERS[name]
+    framework = writer.framework
+    lines, of_model = writer.lines(plan, model)
+    body = "\n".join(lines) + "\n"
+    missing = (*_missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework), *of_model)
+    to_add = writer.to_add(plan)
+    head = [writer.head] + [f"Not expressed: {each}" for each in missing] + [f"To add: {to_add}"]
     text = "\n".join([*map(toml_comment, head), "", body])
     return Exported(
-        checked(text, "file of settings", lambda text: imported(framework, "settings", text, Asked())), missing
+        checked(text, "file of settings", lambda text: imported(framework, "settings", text, Asked())), missing, to_add
     )
 
 
@@ -87,26 +76,41 @@ def _idle(plan: Plan, name: str) -> bool:
     return (name in ("schedule", "layout") and plan.pp == 1) or (name == "max_norm" and plan.optimizer.clip == "none")
 
 
-def _counts(plan: Plan, layers: int) -> list[int]:
+def _counts(plan: Plan, model: ModelConfig) -> list[int]:
     """Return the layers of each chunk, in forward order."""
-    ends = (0, *plan.cuts, layers)
+    ends = (0, *plan.cuts, model.layers)
     return [after - before for before, after in pairwise(ends)]
 
 
-def _megatron(plan: Plan, layers: int) -> list[str]:
+def _megatron(plan: Plan, model: ModelConfig) -> tuple[list[str], tuple[Missing, ...]]:
+    of_model, missing = model_flags(model, plan)
     flags = [
-        *_megatron_shape(plan, layers),
+        *of_model,
+        *_megatron_shape(plan, model),
         *_megatron_state(plan),
         *_megatron_optimizer(plan),
         *_megatron_attention(plan),
     ]
-    return [f"{WORLD}={plan.clusters}", "ARGUMENTS=(", *[f"    --{flag}" for flag in flags], ")"]
+    return [f"{WORLD}={plan.clusters}", "ARGUMENTS=(", *[f"    --{flag}" for flag in flags], ")"], missing
 
 
-def _megatron_shape(plan: Plan, layers: int) -> list[str]:
+def _megatron_to_add(plan: Plan) -> str:
+    length = [] if plan.optimizer.total_steps is not None else ["--train-iters (how long it trains)"]
+    data = "--tokenizer-type, --data-path and --save (the data and the places of a run)"
+    return " and ".join([*length, data]) + ", which neither plan nor model says"
+
+
+def _megatron_shape(plan: Plan, model: ModelConfig) -> list[str]:
     flags = [f"tensor-model-parallel-size {plan.tp}", f"pipeline-model-parallel-size {plan.pp}"]
-    if plan.pp > 1 and plan.layout == "loop":
-        parts = ["t" * count for count in _counts(plan, layers)]
+    if plan.pp > 1:
+        counts = _counts(plan, model)
+        if plan.layout != "loop":  # there a stage's layers follow one another: they are as many as it has here
+            places = [(at, plan.pp - 1 - at)[turn % 2] for turn in range(plan.chunks) for at in range(plan.pp)]
+            counts = [
+                sum(count for count, at in zip(counts, places, strict=True) if at == stage)
+                for stage in places[: plan.pp]
+            ]
+        parts = ["t" * count for count in counts]
         flags.append(f"pipeline-model-parallel-layout 'E{'|'.join(parts)}L'")
     if plan.tp > 1 and plan.sequence_sharding:
         flags.append("sequence-parallel")
@@ -155,7 +159,7 @@ def _megatron_attention(plan: Plan) -> list[str]:
     return flags + ["reset-position-ids", "reset-attention-mask"] * plan.keeps_documents_apart
 
 
-def _torchtitan(plan: Plan, layers: int) -> list[str]:
+def _torchtitan(plan: Plan, model: ModelConfig) -> tuple[list[str], tuple[Missing, ...]]:
     shard = 1 if plan.zero == 0 else plan.shard_group or plan.dp
     lines = ["[parallelism]"]
     lines += [
@@ -167,23 +171,32 @@ def _torchtitan(plan: Plan, layers: int) -> list[str]:
     if shard > 1:
         lines.append(f'fsdp_reshard_after_forward = "{"always" if plan.zero == 3 else "never"}"')
     if plan.pp > 1:
-        lines += _torchtitan_pipeline(plan, layers)
+        lines += _torchtitan_pipeline(plan, model)
     names = {ours: theirs for theirs, ours in TYPES.items()}
     local = plan.micro_batch_size * (plan.micro_batches if plan.pp > 1 else 1)
     lines += ["", "[training]", f"local_batch_size = {local}", f"global_batch_size = {plan.global_batch}"]
     lines += [f"seq_len = {plan.seq_len}", f'mixed_precision_param = "{names[plan.view_dtype]}"']
     lines += [f'mixed_precision_reduce = "{names[plan.grad_shard_dtype]}"'] if shard > 1 else []
-    return [*lines, *_torchtitan_optimizer(plan), "", "[debug]", f"seed = {plan.seed}"]
+    return [*lines, *_torchtitan_optimizer(plan), "", "[debug]", f"seed = {plan.seed}"], ()
 
 
-def _torchtitan_pipeline(plan: Plan, layers: int) -> list[str]:
+def _torchtitan_to_add(plan: Plan) -> str:
+    length = [] if plan.optimizer.total_steps is not None else ["steps of [training]"]
+    return (
+        "name, flavor and hf_assets_path of [model] (its sizes are in torchtitan's code, and no setting says them), "
+        + "".join(f"{each}, " for each in length)
+        + "and dataset of [training], which a plan does not say"
+    )
+
+
+def _torchtitan_pipeline(plan: Plan, model: ModelConfig) -> list[str]:
     known = {ours: theirs for theirs, ours in SCHEDULES.items()}
     lines = [f"pipeline_parallel_microbatch_size = {plan.micro_batch_size}"]
     if plan.schedule in known:
         lines.append(f'pipeline_parallel_schedule = "{known[plan.schedule]}"')
     starts = (0, *plan.cuts)
     parts = []
-    for number, (start, count) in enumerate(zip(starts, _counts(plan, layers), strict=True)):
+    for number, (start, count) in enumerate(zip(starts, _counts(plan, model), strict=True)):
         first = ["tok_embeddings"] * (number == 0)
         last = ["norm", "output"] * (number == len(starts) - 1)
         modules = [*first, *[f"layers.{layer}" for layer in range(start, start + count)], *last]
@@ -213,7 +226,19 @@ def _factor(part: float, whole: float) -> float:
     return next((each for each in around if each * whole == part), near)
 
 
-_WRITERS: dict[str, tuple[Framework, Callable[[Plan, int], list[str]]]] = {
-    "megatron": (MEGATRON, _megatron),
-    "torchtitan": (TORCHTITAN, _torchtitan),
+@frozen
+class _Writer:
+    """A framework, and what writes its settings."""
+
+    framework: Framework
+    head: str
+    """first line of its file"""
+    lines: Callable[[Plan, ModelConfig], tuple[list[str], tuple[Missing, ...]]]
+    """writes the settings; returns with them the fields of the model that they cannot express"""
+    to_add: Callable[[Plan], str]
+
+
+_WRITERS = {
+    "megatron": _Writer(MEGATRON, "Settings of Megatron-LM, of a model and a plan.", _megatron, _megatron_to_add),
+    "torchtitan": _Writer(TORCHTITAN, "Settings of torchtitan, of a plan.", _torchtitan, _torchtitan_to_add),
 }

@@ -66,6 +66,21 @@ class Left:
 
 
 @frozen
+class Missing:
+    """A key of a plan, or of its model, that the settings of a framework cannot express."""
+
+    key: str
+    value: str
+    instead: str | None
+    """value that the settings have in its place; None: they have none"""
+    why: str
+
+    def __str__(self) -> str:
+        instead = "" if self.instead is None else f", there it is {self.instead}"
+        return f"{self.key} = {self.value}{instead}: {self.why}"
+
+
+@frozen
 class Framework:
     """A framework whose settings can be read."""
 

@@ -33,7 +33,8 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
     type=click.Choice([*_ENDINGS]),
     default="torch-csv",
     show_default=True,
-    help="The CSV of torch.distributed.pipelining, or the plan as settings of Megatron-LM or torchtitan.",
+    help="The CSV of torch.distributed.pipelining, the plan and its model as arguments of Megatron-LM, or the plan as "
+    "settings of torchtitan.",
 )
 @click.option(
     "-o",
@@ -51,7 +52,8 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
 
     In a table, stage s runs on rank s. The schedule is checked as a module, and the table by the rules of 'ratrainc
     lint'. That runtime takes a rank's actions one by one, so a lowered schedule that needs concurrent engines is
-    refused. Keys that the settings of another framework cannot express are listed on stderr.
+    refused. Listed on stderr are the keys of the plan and the fields of the model that another framework's settings
+    cannot express, and the settings to add, which neither plan nor model says.
     """
     _check_ending(table_format, output)
     if table_format != "torch-csv":
@@ -69,6 +71,8 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
         echo(f"wrote {output}", err=True)
     for each in exported.missing:
         echo(f"not expressed: {each}", err=True)
+    if exported.to_add:
+        echo(f"to add: {exported.to_add}", err=True)
 
 
 def _check_ending(table_format: str, output: str | None) -> None:

@@ -27,7 +27,10 @@ from ratrain.ratrainc.cli import main
 FOLDER = Path(__file__).parents[2] / "data" / "bridge"
 FILES = {"megatron": "pretrain.sh", "deepspeed": "ds_config.json", "torchtitan": "job.toml"}
 ASKED = {"megatron": Asked(), "deepspeed": Asked(seq_len=2048, pp=1), "torchtitan": Asked()}
+REASONS = {name: rule.says for name, rule in FRAMEWORKS["megatron"].rules.items()}
+DROPOUT = REASONS["hidden-dropout"]
 LAYERS = 8
+MODEL = evolve(load_model("llama-2-7b"), layers=LAYERS)
 
 
 def read(framework: str, text: str, asked: Asked | None = None) -> Imported:
@@ -222,11 +225,15 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
 @given(st.data(), st.sampled_from(["megatron", "torchtitan"]))
 def test_what_is_exported_reads_back_as_an_equal_plan(data: st.DataObject, framework: str) -> None:
     plan = data.draw(plans(framework))
-    exported = export_plan(framework, plan, LAYERS)
+    exported = export_plan(framework, plan, MODEL)
     assert not exported.missing
     back = read(framework, exported.text, Asked())
     assert back.plan == plan
-    assert {each.key for each in back.left} <= {"activation_checkpoint.mode"}  # of which no plan says anything
+    # of recomputation no plan says anything, and the model is in its own file
+    assert {each.why for each in back.left if each.key != "activation_checkpoint.mode"} <= {
+        REASONS["hidden-size"],
+        DROPOUT,
+    }
 
 
 OUTSIDE = {
@@ -243,8 +250,8 @@ OUTSIDE = {
 def test_what_settings_cannot_express_is_named(framework: str, key: str) -> None:
     plan = Plan(pp=2, dp=2, cuts=(3,), micro_batch_size=1, micro_batches=4, seq_len=128, view_dtype="bf16")
     plan = evolve(plan, schedule="1f1b", grad_dtype="f32", grad_shard_dtype="f32", loss_scale=1.0)
-    assert not export_plan(framework, plan, LAYERS).missing
-    exported = export_plan(framework, evolve(plan, **OUTSIDE[key]), LAYERS)
+    assert not export_plan(framework, plan, MODEL).missing
+    exported = export_plan(framework, evolve(plan, **OUTSIDE[key]), MODEL)
     assert key in [each.key for each in exported.missing]
     assert f"# Not expressed: {key} = " in exported.text
 
