@@ -15,6 +15,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     FORBIDDEN,
     FP16,
     GROUP,
+    IDLE,
     LOSS_SCALE,
     MAY_BE_AUTO,
     MICRO,
@@ -262,12 +263,13 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
     if group is not None and group > 0 and zero == 3 and group != dp:
         reader.put("shard_group", group, GROUP)
     elif group is not None:
-        reader.leave(GROUP, "all replicas share out state")
+        reader.leave(GROUP, "all replicas share out state" if zero == 3 else f"only {STAGE} 3 reads it")
     views = reader.integer(VIEWS)
     if views is not None and views > 1 and zero == 3 and views != (reader.values.get("shard_group") or dp):
         reader.put("view_group", views, VIEWS)
     elif views is not None:
-        reader.leave(VIEWS, "views are gathered from all that have shards")
+        why = "views are gathered from all that have shards" if zero == 3 else f"only {STAGE} 3 reads it"
+        reader.leave(VIEWS, why)
     view = _view(reader)
     if view is None:
         return
@@ -506,4 +508,6 @@ def _check_asked(reader: SettingsReader, dp: int | None) -> None:
             reader.wrong("", text, way_out=f"leave {option} out, or change the file")
 
 
-DEEPSPEED = Framework("DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops)
+DEEPSPEED = Framework(
+    "DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE
+)

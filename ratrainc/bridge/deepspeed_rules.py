@@ -269,6 +269,7 @@ TABLES: dict[str, str] = {
     **dict.fromkeys(["amp", "torch_autocast"], "it is off"),
     **dict.fromkeys(["elasticity", "curriculum_learning", "data_efficiency", "progressive_layer_drop"], "it is off"),
     "sparse_attention": "the model's config.json says its attention (--model)",
+    **dict.fromkeys(["fp8", "float8"], "float8 is no type of a plan, and no table of DeepSpeed"),
     "expert_parallel": "experts, which the models here do not have",
 }
 """Tables that are not carried over, with the reason."""
@@ -285,3 +286,14 @@ STRICT = (
     "data_types",
 )
 """Tables that decide what is trained: an unknown name in them stops the import, as it mostly does in DeepSpeed."""
+
+IDLE: dict[str, str] = {
+    LOSS_SCALE: f"a plan scales the loss of f16 alone: {FP16} is not true",
+    **{
+        name: f"DeepSpeed reads it only where {kind} is said"
+        for prefix, kind in ((PARAMS, OPTIMIZER), (TIMING, SCHEDULER))
+        for name in RULES
+        if name.startswith(prefix)
+    },
+}
+"""Reasons why settings have no effect where nothing reads them."""

@@ -19,6 +19,8 @@ EXPECTED: dict[type, str] = {
     str: "a word",
     list: "a list",
 }
+UNREAD = "no other setting needs it here"
+"""Reason for a setting that nothing read; the frameworks have better ones (`Framework.idle`)."""
 MOST = 1 << 40
 """Largest whole number that is accepted: far above any run's sizes, and small enough to multiply."""
 
@@ -100,6 +102,8 @@ class Framework:
     """tells whether an unknown setting of this name stops the import for another reason"""
     others: Callable[[str], str | None] = lambda _name: None
     """returns why a setting without a rule is not carried over; None if it is unknown"""
+    idle: Mapping[str, str] = field(factory=dict)
+    """reasons why settings that set keys have no effect where nothing reads them"""
     script: bool = False
     """true if its file is a script, with variables"""
 
@@ -262,7 +266,7 @@ class SettingsReader:
                 else:
                     self.leave(name, f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else ""))
             else:
-                self.leave(name, rules[name].says if not rules[name].keys else "has no effect with the other settings")
+                self.leave(name, rules[name].says if not rules[name].keys else self.framework.idle.get(name, UNREAD))
 
     def _table_above(self, name: str) -> str | None:
         """Return why the table around a setting is not carried over; None if the table is read."""

@@ -26,6 +26,7 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     DECAY,
     EACH,
     END,
+    IDLE,
     KIND,
     LAYERS_EACH,
     LEAST,
@@ -97,7 +98,7 @@ def _read(reader: SettingsReader) -> None:
     put_seq_len(reader, "training.seq_len")
     _clip(reader)
     seeds = [name for name in SEEDS if reader.has(name)]
-    if len({reader.settings[name].value for name in seeds}) > 1:
+    if len(seeds) > 1 and reader.settings[seeds[0]].value != reader.settings[seeds[1]].value:
         reader.wrong(seeds[1], f"{seeds[1]} contradicts {seeds[0]}")
     for name in seeds:
         reader.carry("seed", reader.integer(name), name)
@@ -415,4 +416,6 @@ def _recompute(reader: SettingsReader) -> None:
         reader.wrong("activation_checkpoint.mode", text, code="RT063")
 
 
-TORCHTITAN = Framework("torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read, TABLES, STRICT, _stops)
+TORCHTITAN = Framework(
+    "torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE
+)

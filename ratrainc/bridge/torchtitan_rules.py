@@ -188,9 +188,10 @@ RULES: dict[str, Rule] = {
     **_all(
         _MODEL,
         "model",
-        "name flavor hf_assets_path tokenizer_path converters norm_type attn_mask_type use_flex_attn "
-        "print_after_conversion",
+        "name flavor hf_assets_path tokenizer_path norm_type attn_mask_type use_flex_attn",
     ),
+    **_all("float8 and other types that layers are converted to are no types of a plan", "model", "converters"),
+    **_all(_PROCESS, "model", "print_after_conversion"),
     **_all("of the data: 'run' is given it", "training", "dataset dataset_path dataloader"),
     **_all(_PROCESS, "training", "gc_freq gc_debug deterministic"),
     **_all(_PROCESS, "debug", "deterministic deterministic_warn_only"),
@@ -268,3 +269,10 @@ STRICT = (
     "debug",
 )
 """Sections that decide what is trained: a name in them that is not known stops the import, as it does in torchtitan."""
+
+IDLE: dict[str, str] = {
+    **dict.fromkeys(
+        (SCHEDULE, EACH, COUNT, LAYERS_EACH, PARTS, POINTS, TABLE), f"there is no pipeline: {PP}degree is 1"
+    ),
+}
+"""Reasons why settings have no effect where nothing reads them."""
