@@ -41,8 +41,11 @@ left out because they change nothing here, and which are refused.
   NAME=VALUE` gives one a value, `--set 1=VALUE` the script an argument. Where a condition is not known both ways are
   followed, and refused by name where a plan would differ.
 - A file that starts nothing is a file of arguments: all its lists count.
-- Other arguments of Megatron-LM, and of public forks of it, are named with the group that they stand in. Defaults are
-  those of its commit d98e8a64 (August 2026); the plan's head names each with the place in its source.
+- Each argument of Megatron-LM is known, with the number of values that it takes: those below, the others with the reason why
+  no key of a plan is theirs, and those of public forks, of ModelOpt and of Kitchen. Defaults are those of its commit d98e8a64
+  (August 2026); the plan's head names each with the place in its source. Its dropout of 0.1 is named where a file is silent.
+- A setting that nothing reads beside the others is named with that reason: a loss scale without f16, parameters of a DeepSpeed
+  optimizer without its type.
 - Cuts that a file does not say are `cuts = "auto"`.
 - Warm-up counts the first step as one. Megatron-LM counts it as none; DeepSpeed's first two steps have its least rate.
 - What is computed again in the backward is said by passes, not by a plan: they are printed for `--passes`.

@@ -7,7 +7,8 @@ from itertools import accumulate
 
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_rules import CHOICES, MODEL, RULES, reason
+from ratrain.ratrainc.bridge.megatron_reasons import DROPOUT, MODEL, reason
+from ratrain.ratrainc.bridge.megatron_rules import CHOICES, IDLE, RULES
 from ratrain.ratrainc.bridge.settings import (
     Asked,
     Framework,
@@ -34,6 +35,10 @@ def _read(reader: SettingsReader) -> None:
     _refusals(reader)
     tp, pp = (reader.size(f"{name}-model-parallel-size") or 1 for name in ("tensor", "pipeline"))
     reader.put("pp", pp, "pipeline-model-parallel-size")
+    name = "tensor-parallel-num-weight-shards"
+    if (shards := reader.size(name)) not in (None, tp):
+        text = f"{name} is {shards}, for {tp} tensor-parallel ranks: a plan shares weights out over those alone"
+        reader.wrong(name, text, way_out="leave it out, or say as many as tensor-model-parallel-size")
     if tp > 1:
         reader.put("tp", tp, "tensor-model-parallel-size")
         reader.put(
@@ -46,12 +51,25 @@ def _read(reader: SettingsReader) -> None:
     put_batch(reader, ("micro-batch-size", micro := reader.size("micro-batch-size")), ("global-batch-size", batch), dp)
     if micro is None and not reader.has("micro-batch-size"):
         reader.wrong("", "micro-batch-size is missing")
-    put_seq_len(reader, "seq-length")
+    _seq_len(reader)
     reader.carry("seed", reader.integer("seed"), "seed")
     _state(reader)
     _optimizer(reader, batch if batch is not None else (micro or 1) * (dp or 1))
     _attention(reader)
     _overlap(reader)
+    for name in ("attention-dropout", "hidden-dropout"):
+        if reader.number(name):
+            reader.differ(name, DROPOUT)
+        reader.leave(name, DROPOUT)
+        reader.defaults.pop(name, None)
+
+
+def _seq_len(reader: SettingsReader) -> None:
+    name, other = "seq-length", "encoder-seq-length"
+    if reader.has(name) and reader.has(other):
+        reader.wrong(other, f"{name} and {other} exclude one another: Megatron-LM stops")
+        reader.taken.add(other)
+    put_seq_len(reader, other if reader.has(other) else name)
 
 
 def _variables(reader: SettingsReader) -> None:
@@ -247,7 +265,7 @@ def _state(reader: SettingsReader) -> None:
     if torch_fsdp and fsdp:
         reader.wrong("use-torch-fsdp2", "use-torch-fsdp2 and use-megatron-fsdp exclude one another")
     if torch_fsdp:
-        zero, by = 3, "use-torch-fsdp2"
+        zero, by = 2 if reader.flag("torch-fsdp2-no-reshard-after-forward") else 3, "use-torch-fsdp2"
     elif fsdp:
         by = "data-parallel-sharding-strategy"
         zero = _SHARDED.get(reader.word(by) or "", 0)
@@ -261,11 +279,13 @@ def _state(reader: SettingsReader) -> None:
         reader.wrong(
             "grad-reduce-in-bf16", "grad-reduce-in-bf16 goes with bf16, and without accumulate-allreduce-grads-in-fp32"
         )
-    narrow = reader.word("main-grads-dtype") == "bf16" and bf16 and not in_f32
-    in_bf16 = in_bf16 or narrow
+    narrow = reader.word("main-grads-dtype") == "bf16"
+    in_bf16 = in_bf16 or (narrow and bf16 and not in_f32)
     view = "bf16" if bf16 else "f16" if fp16 else "f32"
     reader.put("view_dtype", view, "bf16", "fp16")
     whole = "bf16" if in_bf16 else "f16" if fp16 and not in_f32 else "f32"
+    if narrow and whole != "bf16":
+        reader.leave("main-grads-dtype", f"with the other types gradients of the plan are {whole}")
     reader.put("grad_dtype", whole, "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "bf16", "fp16")
     if fp16:
         scale = reader.number("loss-scale") if reader.has("loss-scale") else 0
@@ -303,8 +323,9 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
     reader.carry("eps", reader.number("adam-eps"), "adam-eps")
     reader.carry("weight_decay", reader.number("weight-decay"), "weight-decay")
     put_clip(reader, "clip-grad")
-    if reader.word("optimizer") != "adam":
-        reader.leave("optimizer", "ratrain trains with AdamW")
+    kind = reader.word("optimizer")
+    if kind != "adam":
+        reader.leave("optimizer", f"ratrain trains with AdamW, here at the lr and weight-decay of {kind}")
     _one_unit(reader)
     total = _steps(reader, "lr-decay", batch)
     trained = _steps(reader, "train", batch)
@@ -445,4 +466,5 @@ MEGATRON = Framework(
     _read,
     script=True,
     others=reason,
+    idle=IDLE,
 )

@@ -11,7 +11,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail, nearest
 from ratrain.ratrain_ir.support.text import Place, Source, shown
 from ratrain.ratrainc.bridge.launchers import LAUNCHER, RANKS, WORLD, NotSaid, started, value_of
-from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
+from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY, NONE_OR_MORE
 from ratrain.ratrainc.bridge.settings import Asked, Setting
 from ratrain.ratrainc.bridge.shell.commands import name_of
 from ratrain.ratrainc.bridge.shell.following import Followed, follow
@@ -197,11 +197,18 @@ def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
             _unknown(name, word, report)
         elif name in BARE and sign:
             _error(report, word.place(), f"--{name} takes no value")
-        elif name not in BARE and name not in MANY and len(values) < (1 if sign else most):
+        elif len(values) < _fewest(name, sign):
             _error(report, word.place(), f"--{name} has no value: argparse stops there")
         else:
             settings[name] = Setting(_value(values), word.place())
     return settings
+
+
+def _fewest(name: str, sign: str) -> int:
+    """Return the least number of values of an argument; `sign` is "=" if one is joined to it."""
+    if name in BARE or name in NONE_OR_MORE:
+        return 0
+    return 1 if sign else COUNTS.get(name, 1)
 
 
 def _unknown_name(word: Text) -> Unknown | None:

@@ -1,8 +1,8 @@
 """Arguments of Megatron-LM's command line: the number of values and the group of each.
 
 They come from the parser that Megatron-LM builds (commit d98e8a64, 2026-08-22), and from forks whose launch scripts are
-public: earlier versions, Megatron-DeepSpeed, Pai-Megatron-Patch, Megatron-LLM. Names have dashes here; forks use
-underscores too.
+public: earlier versions, Megatron-DeepSpeed, Pai-Megatron-Patch, Megatron-LLM. ModelOpt and Kitchen add theirs to
+Megatron-LM where they are installed. Names have dashes here; forks use underscores too.
 """
 
 from __future__ import annotations
@@ -475,14 +475,28 @@ _OF_FORKS = """
     wandb-api-key wandb-id wandb-name wandb-resume z-loss-weight zero-allgather-bucket-size zero-reduce-bucket-size
     zero-stage
 """
+_BARE_OF_MODELOPT = """
+    enable-gpt-oss export-default-te-spec export-force-local-attention export-moe-apply-probs-on-input
+    export-offline-model export-qk-l2-norm freeze-base-for-mtp modelopt-enabled
+"""
+_OF_EXTENSIONS = """
+    export-kd-teacher-ckpt-format export-kd-teacher-model-config export-kv-cache-quant export-model-type
+    export-real-quant-cfg finetune-data-files finetune-data-split finetune-hf-dataset kitchen-config-file
+    kitchen-recipe-number qad-train-target
+"""
 
-BARE: Final = frozenset([*_BARE.split(), *_BARE_OF_FORKS.split()])
+BARE: Final = frozenset([*_BARE.split(), *_BARE_OF_FORKS.split(), *_BARE_OF_MODELOPT.split()])
 """Arguments without a value."""
-MANY: Final = frozenset([*_MANY.split(), *_MANY_OF_FORKS.split()])
+MANY: Final = frozenset([*_MANY.split(), *_MANY_OF_FORKS.split(), "finetune-data-files"])
 """Arguments with any number of values."""
+NONE_OR_MORE: Final = frozenset(
+    ["data-path", "rl-inference-parsers", "spec", "test-data-path", "train-data-path", "valid-data-path"]
+) | frozenset(_MANY_OF_FORKS.split())
+"""Arguments of `MANY` that may have no value; of forks it is not known."""
 COUNTS: Final = {"rampup-batch-size": 3}
 """Arguments with a fixed number of values above one."""
 GROUPS: Final = {name: group for group, names in _BY_GROUP.items() for name in names.split()}
 """The group of each argument, as Megatron-LM's `--help` shows it."""
 OF_FORKS: Final = frozenset([*_BARE_OF_FORKS.split(), *_MANY_OF_FORKS.split(), *_OF_FORKS.split()])
-KNOWN: Final = frozenset([*GROUPS, *OF_FORKS])
+OF_EXTENSIONS: Final = frozenset([*_BARE_OF_MODELOPT.split(), *_OF_EXTENSIONS.split()])
+KNOWN: Final = frozenset([*GROUPS, *OF_FORKS, *OF_EXTENSIONS])

@@ -6,21 +6,27 @@ Defaults are from commit d98e8a64 (2026-08-22).
 from __future__ import annotations
 
 from ratrain.ratrainc.bridge.launchers import WORLD
-from ratrain.ratrainc.bridge.megatron_flags import GROUPS, OF_FORKS
+from ratrain.ratrainc.bridge.megatron_reasons import (
+    COMMUNICATION,
+    DATA,
+    DROPOUT,
+    EXPERTS,
+    FILES,
+    FLOAT8,
+    HOMES,
+    KERNELS,
+    LAUNCH,
+    MODEL,
+)
 from ratrain.ratrainc.bridge.settings import Rule
 
-MODEL = "of the model: its config.json says it (--model)"
-_DATA = "of the data: 'run' is given it"
-_FILES = "of checkpoints and logs: 'run' is given places for them"
-_ALWAYS = "the passes decide which communication overlaps with compute: there is nothing to switch on"
 _SCALER = "a dynamic loss scale starts and adapts by rules of ratrain"
-_LAUNCH = "of the launcher: 'launch' starts processes"
-_KERNELS = "kernels are chosen by 'run --kernels', and change no plan"
 
 _OLD = "no longer valid: Megatron-LM stops there"
 _ARGUMENTS = "megatron/training/arguments.py"
 _SCHEDULER = "megatron/training/config/training_config.py, SchedulerConfig"
 _PARALLEL_DATA = "megatron/core/distributed/distributed_data_parallel_config.py, DistributedDataParallelConfig"
+_TRANSFORMER = "megatron/core/transformer/transformer_config.py, TransformerConfig"
 _PARALLEL = "megatron/core/model_parallel_config.py, ModelParallelConfig"
 
 
@@ -34,6 +40,7 @@ def _refused(why: str, names: str) -> dict[str, Rule]:
 
 RULES: dict[str, Rule] = {
     "tensor-model-parallel-size": Rule("tp", "unchanged", 1, f"{_PARALLEL}.tensor_model_parallel_size"),
+    "tensor-parallel-num-weight-shards": Rule("tp", "as many as tensor-parallel ranks; others are refused"),
     "pipeline-model-parallel-size": Rule("pp", "unchanged", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size"),
     "num-virtual-stages-per-pipeline-rank": Rule("chunks, schedule", "interleaved where above 1"),
     "encoder-num-layers": Rule("chunks, cuts", "as num-layers"),
@@ -59,9 +66,11 @@ RULES: dict[str, Rule] = {
     "micro-batch-size": Rule("micro_batch_size", "unchanged"),
     "global-batch-size": Rule("micro_batches", "by micro-batch-size and dp; 1 without"),
     "seq-length": Rule("seq_len", "unchanged"),
+    "encoder-seq-length": Rule("seq_len", "as seq-length, which it excludes"),
     "seed": Rule("seed", "unchanged", 1234, "megatron/training/config/common_config.py, RNGConfig.seed"),
     "use-distributed-optimizer": Rule("zero", "1 with it, 0 without"),
     "use-torch-fsdp2": Rule("zero, reduce", "3, each-micro-batch"),
+    "torch-fsdp2-no-reshard-after-forward": Rule("zero", "2, with use-torch-fsdp2"),
     "use-megatron-fsdp": Rule("zero, reduce", "by data-parallel-sharding-strategy"),
     "use-custom-fsdp": Rule("zero, reduce", "of earlier versions: as use-megatron-fsdp"),
     "data-parallel-sharding-strategy": Rule(
@@ -77,7 +86,7 @@ RULES: dict[str, Rule] = {
     "fp16": Rule("view_dtype, grad_dtype", "f16, and f32 without bf16 or fp16"),
     "accumulate-allreduce-grads-in-fp32": Rule("grad_dtype", "f32"),
     "grad-reduce-in-bf16": Rule("grad_dtype", "bf16, with bf16"),
-    "main-grads-dtype": Rule("grad_dtype", "bf16, with bf16 and use-precision-aware-optimizer"),
+    "main-grads-dtype": Rule("grad_dtype", "bf16, with bf16 and use-precision-aware-optimizer; else it is named"),
     "loss-scale": Rule("loss_scale", "with fp16; dynamic without it, and where 0"),
     "clip-grad": Rule("clip, max_norm", "global; none where 0", 1.0, f"{_ARGUMENTS}, --clip-grad"),
     "lr": Rule("lr", "unchanged"),
@@ -135,40 +144,43 @@ RULES: dict[str, Rule] = {
         "vocab-size squared-relu init-method-std",
     ),
     "calculate-per-token-loss": Rule("", "the loss of a step is a mean over the tokens that count, with it or without"),
-    **_all("ratrain trains without dropout", "attention-dropout hidden-dropout"),
+    **{
+        f"{where}-dropout": Rule("", DROPOUT, 0.1, f"{_TRANSFORMER}.{where}_dropout")
+        for where in ("attention", "hidden")
+    },
     **_all(
-        _DATA,
+        DATA,
         "data-path data-cache-path split train-data-path valid-data-path test-data-path tokenizer-type "
         "tokenizer-model vocab-file "
         "merge-file mock-data num-workers eod-mask-loss dataloader-type",
     ),
     **_all(
-        _FILES,
+        FILES,
         "save load save-interval log-interval eval-interval eval-iters tensorboard-dir wandb-project "
         "wandb-exp-name wandb-save-dir "
         "ckpt-format no-save-optim no-load-optim no-load-rng log-throughput exit-interval exit-duration-in-mins "
         "use-dist-ckpt",
     ),
     **_all(
-        _ALWAYS,
+        COMMUNICATION,
         "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-p2p-communication "
         "no-overlap-p2p-communication",
     ),
     **_all(_SCALER, "initial-loss-scale min-loss-scale loss-scale-window hysteresis"),
     **_all(
-        _LAUNCH,
+        LAUNCH,
         "node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint distributed-backend "
         "distributed-timeout-minutes",
     ),
     **_all(
-        _KERNELS,
+        KERNELS,
         "use-mcore-models transformer-impl no-masked-softmax-fusion no-gradient-accumulation-fusion no-rope-fusion "
         "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion cross-entropy-loss-fusion "
         "cross-entropy-fusion-impl",
     ),
     **_all("the global batch of a run is the same at every step", "rampup-batch-size"),
-    **_all("experts, which the models here do not have", "num-experts expert-model-parallel-size moe-router-topk"),
-    **_all("float8 is no type of a plan", "fp8-format fp8-recipe fp8-param-gather"),
+    **_all(EXPERTS, "num-experts expert-model-parallel-size moe-router-topk"),
+    **_all(FLOAT8, "fp8-format fp8-recipe fp8-param-gather"),
     **_refused(_OLD, "model-parallel-size batch-size warmup"),
     **_refused(
         "sizes and the model are in another file then, which is not read", "yaml-cfg use-mp-args-from-checkpoint-args"
@@ -181,16 +193,18 @@ RULES: dict[str, Rule] = {
     **_refused("its ds_config decides ZeRO, the type of gradients and clipping", "deepspeed deepspeed-config"),
     **_refused(
         "more than tensor, pipeline and data parallelism share out the ranks",
-        "ds-sequence-parallel-size gtp-weight-remat-size",
+        "ds-sequence-parallel-size",
     ),
     **_refused(
         "a model of two halves, which the models here are not",
         "pipeline-model-parallel-split-rank encoder-tensor-model-parallel-size encoder-pipeline-model-parallel-size",
     ),
+    **_refused("a plan trains all parameters of its model", "freeze-all-layers"),
+    **_refused("it trains by reinforcement, which ratrain does not", "perform-rl-step"),
     **_refused("stages are cut by rules of its own: say cuts in the plan", "pp-partition-method"),
     **_refused("weight decay of a plan is the same at every step", "start-weight-decay end-weight-decay"),
     **_all(
-        "state has the homes that the compiler gives it",
+        HOMES,
         "optimizer-cpu-offload cpu-offloading cpu-offloading-num-layers",
     ),
 }
@@ -202,24 +216,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),
     "data-parallel-sharding-strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    "main-grads-dtype": ("fp32", "bf16"),
     "weight-decay-incr-style": ("constant", "linear", "cosine"),
 }
 """Words that argparse accepts for arguments that determine the plan."""
 
-_OF_LAYERS = "of the model's layers, or of the kernels that compute them"
-_BY_GROUP = {
-    **dict.fromkeys(("transformer configuration", "network size", "mla", "moe", "vision", "biencoder"), _OF_LAYERS),
-    **dict.fromkeys(("Transformer-Engine", "heterogeneous architecture", "experimental_attention_variant"), _OF_LAYERS),
-    **dict.fromkeys(("data and dataloader", "tokenizer", "validation", "sft"), _DATA),
-    **dict.fromkeys(("checkpointing", "logging", "profiling", "one logger", "opentelemetry", "straggler"), _FILES),
-    "learning rate and weight decay": "the learning rate of a plan has no such part",
-    "inference": "of inference",
-    "rl": "of reinforcement learning",
+IDLE: dict[str, str] = {
+    "data-parallel-sharding-strategy": "only use-megatron-fsdp reads it",
+    "torch-fsdp2-no-reshard-after-forward": "only use-torch-fsdp2 reads it",
+    "loss-scale": "a plan scales the loss of f16 alone: --fp16 is not said",
+    "sequence-parallel": "only tensor-parallel ranks share sequences out: there is one",
+    "recompute-modules": "only recompute-granularity selective reads it",
+    **dict.fromkeys(("recompute-method", "recompute-num-layers"), "only recompute-granularity full reads it"),
 }
-
-
-def reason(name: str) -> str | None:
-    """Return why an argument without a rule is not carried over; None for an unknown argument."""
-    if name in GROUPS:
-        return _BY_GROUP.get(GROUPS[name], f"no key of a plan (Megatron-LM's group '{GROUPS[name]}')")
-    return "of a fork or an earlier version of Megatron-LM, and no key of a plan" if name in OF_FORKS else None
+"""Reasons why arguments have no effect where nothing reads them."""

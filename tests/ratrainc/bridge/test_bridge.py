@@ -150,7 +150,7 @@ def test_ranks_are_those_of_the_variable_where_no_launcher_says_them() -> None:
 def test_settings_without_effect_beside_the_others_are_named() -> None:
     bare = "WORLD_SIZE=2\n--micro-batch-size 1 --lr 1 --seq-length 8 --pipeline-model-parallel-size 2 --num-layers 4"
     idle = ["nnodes", "sequence-parallel", "recompute-activations", "recompute-granularity", "loss-scale", "min-lr"]
-    idle.append("lr-decay-style")
+    idle += ["lr-decay-style", "attention-dropout", "hidden-dropout"]
     said = "--nnodes 1 --sequence-parallel --recompute-activations --recompute-granularity selective --loss-scale 8"
     made = read("megatron", f"{bare} {said} --min-lr 0.1 --pipeline-model-parallel-layout 'E(t|)*1tttL'")
     assert made.plan.cuts == (1,)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, import_plan, imported
-from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
+from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY, NONE_OR_MORE
 from ratrain.ratrainc.bridge.megatron_rules import RULES
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main
@@ -135,6 +135,7 @@ def test_arguments_are_read_as_argparse_reads_them() -> None:
         ("--bf16=1", "--bf16 takes no value", "--bf16=1"),
         ("--bf16 true", 'the word "true" is no argument', "true"),
         ("--seed --bf16", "--seed has no value", "--seed"),
+        ("--recompute-modules --bf16", "--recompute-modules has no value", "--recompute-modules"),
         ('"--seed 3"', "is no argument", "--seed 3"),
         ('""', "an empty word is no argument", None),
         ("--lr-decay-style cosin", "one of constant, linear, cosine", "--lr-decay-style"),
@@ -164,10 +165,11 @@ def test_all_errors_are_told_at_once_and_their_advice_holds() -> None:
 def test_every_argument_takes_as_many_values_as_it_has(name: str, more: int) -> None:
     if RULES.get(name) is not None and (RULES[name].keys or RULES[name].refused):
         return
-    count = 0 if name in BARE else COUNTS.get(name, more if name in MANY else 1)
+    several = more if name in NONE_OR_MORE else max(1, more)
+    count = 0 if name in BARE else COUNTS.get(name, several if name in MANY else 1)
     made = read(f"{RUN} --{name}{' 1' * count} --seed 77")
     assert made.plan.seed == 77
-    assert {each.key for each in made.left} == {name}
+    assert {each.key for each in made.left} == {name, "attention-dropout", "hidden-dropout"}
     if name not in MANY:
         found = refused(f"{RUN} --{name}{' 1' * (count + 1)} --seed 77")
         assert 'the word "1" is no argument' in found[0][0]

@@ -1,0 +1,245 @@
+"""No setting is lost: each changes the plan, or says what holds anyway, or is named with a reason of its own, or is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported
+from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, GROUPS, KNOWN
+from ratrain.ratrainc.bridge.megatron_reasons import reason
+from ratrain.ratrainc.bridge.megatron_rules import CHOICES
+from ratrain.ratrainc.bridge.settings import UNREAD, Asked, Setting
+from ratrain.ratrainc.bridge.torchtitan_rules import RENAMED, SEEDS
+
+WORDS: dict[str, list[Any]] = {
+    "deepspeed": [
+        *(1, 2, 4, 0, 0.1, True, False, "auto", "fp32", "linear", "mean", [0.9, 0.99]),
+        *("AdamW", "Adam", "Lion", "WarmupLR", "WarmupCosineLR", "WarmupDecayLR"),
+    ],
+    "torchtitan": [
+        *("1", "2", "4", "0", "-1", "0.5", "true", "[]", '"cosine"', '"1F1B"', '"Interleaved1F1B"', '"full"', '"ddp"'),
+        *('"always"', '"AdamW"', '"float32"', '"bfloat16"', '"fsdp"', '"none"', '""', '["layers.1"]'),
+    ],
+    "megatron": [
+        *("1", "2", "4", "0", "0.1", "cosine", "constant", "flash", "unfused", "full", "selective", "uniform", "block"),
+        *("optim", "optim_grads", "adam", "lion", "bf16", "fp32", "core_attn", "mlp", "Et|tL"),
+    ],
+}
+ASKED = {"megatron": Asked(), "deepspeed": Asked(clusters=8, seq_len=128, pp=1), "torchtitan": Asked(clusters=8)}
+SAME: dict[str, dict[str, tuple[Any, ...]]] = {
+    "deepspeed": {
+        "gradient_accumulation_steps": (1,),
+        "gradient_allreduce_op": ("mean",),
+        "optimizer.params.bias_correction": (True,),
+        "optimizer.params.torch_adam": (True, False),
+        "pipeline.stages": (1, "auto"),
+        "sequence_parallel_size": (1,),
+        "tensor_parallel.autotp_size": (0, 1),
+        "zero_optimization": (False,),
+        "scheduler.params.warmup_min_lr": (0,),
+        "scheduler.params.warmup_min_ratio": (0,),
+    },
+    "torchtitan": {
+        "debug.seed": (0,),
+        "training.seed": (0,),
+        "training.dtype": ("float32",),
+        "training.data_parallel_type": ("fsdp", "ddp"),
+        "lr_scheduler.decay_ratio": (1, 2, 4),
+        "parallelism.pipeline_parallel_split_points": ([], ""),
+        "parallelism.module_fqns_per_model_part": ([],),
+    },
+    "megatron": {
+        "accumulate-allreduce-grads-in-fp32": (True,),
+        "attention-backend": ("flash",),
+        "use-flash-attn": (True,),
+        "lr-warmup-fraction": ("0",),
+        "lr-warmup-samples": ("0",),
+        "main-grads-dtype": ("fp32", "bf16"),
+        "grad-reduce-in-bf16": (True,),
+        "num-virtual-stages-per-pipeline-rank": ("1", "2", "4"),
+        "tensor-parallel-num-weight-shards": ("1", "2", "4"),
+        "use-distributed-optimizer": (True,),
+        "use-megatron-fsdp": (True,),
+        "use-custom-fsdp": (True,),
+        "recompute-modules": ("core_attn",),
+        "recompute-activations": (True,),
+        "recompute-method": ("uniform",),
+        "recompute-num-layers": ("1",),
+    },
+}
+"""Values that say what holds in the plan anyway: without them, or by another setting beside them."""
+
+
+def file_of(framework: str, said: dict[str, Any]) -> str:
+    """A file with the settings, and those without which there is no plan."""
+    if framework == "megatron":
+        words = [f"--{name}" + ("" if name in BARE else f" '{value}'") for name, value in said.items()]
+        return f"WORLD_SIZE=8\n--micro-batch-size 1 --seq-length 64 --lr 1e-3 {' '.join(words)}"
+    if framework == "torchtitan":
+        tables = defaultdict(list)
+        for name, value in said.items():
+            table, _, key = name.rpartition(".")
+            tables[table].append(f"{key} = {value}")
+        return "\n".join(f"[{table}]\n" + "\n".join(lines) for table, lines in tables.items())
+    data: dict[str, Any] = {"train_micro_batch_size_per_gpu": 4}
+    for name, value in said.items():
+        *outer, key = name.split(".")
+        within = data
+        for each in outer:
+            if not isinstance(within.get(each), dict):
+                within[each] = {}
+            within = within[each]
+        within[key] = value
+    return json.dumps(data)
+
+
+def read(framework: str, text: str, without: str | None = None) -> Imported | None:
+    """The import of a file, also without one of its settings; None if it is refused."""
+    known = FRAMEWORKS[framework]
+
+    def fewer(*given_: Any) -> dict[str, Setting]:
+        found = known.settings(*given_)
+        found.pop(without, None)
+        return found
+
+    try:
+        return imported(known if without is None else evolve(known, settings=fewer), "x", text, ASKED[framework])
+    except DiagnosticError:
+        return None
+
+
+@st.composite
+def files(draw: st.DrawFn, framework: str) -> str:
+    rules = FRAMEWORKS[framework].rules
+    # of an older name and the newer one at most one: beside it the other says nothing
+    twice = {*RENAMED, SEEDS[1]} if draw(st.booleans()) else {*RENAMED.values(), SEEDS[0]}
+    names = st.sampled_from(
+        sorted(name for name, rule in rules.items() if rule.keys and name not in {"WORLD_SIZE", *twice})
+    )
+    said = draw(st.dictionaries(names, st.sampled_from(WORDS[framework]), min_size=1, max_size=6))
+    if framework == "deepspeed":
+        if draw(st.booleans()):
+            said |= {"optimizer.type": draw(st.sampled_from(["AdamW", "Adam"]))}
+        if draw(st.booleans()):
+            said |= {"scheduler.type": draw(st.sampled_from(["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]))}
+    return file_of(framework, said)
+
+
+@pytest.mark.parametrize("framework", WORDS)
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_each_setting_is_used_or_named_with_a_reason(framework: str, data: st.DataObject) -> None:
+    text = data.draw(files(framework))
+    made = read(framework, text)
+    if made is None:
+        return
+    assert [each.key for each in made.left if each.why in ("", UNREAD)] == []
+    named = {each.key for each in made.left}
+    for name, each in FRAMEWORKS[framework].settings_of("x", text, ASKED[framework]).items():
+        if name in named or each.value in SAME[framework].get(name, ()):
+            continue
+        less = read(framework, text, name)
+        assert less is None or less.text() != made.text(), f"{name} = {each.value} is lost"
+
+
+def test_what_deepspeed_does_not_read_is_not_said_to_be_beside_the_point() -> None:
+    text = file_of("deepspeed", {"optimizer.params.lr": 0.1, "scheduler.params.warmup_num_steps": 5})
+    made = read("deepspeed", text)
+    assert made is not None
+    why = {each.key: each.why for each in made.left}
+    assert why["optimizer.params.lr"] == "DeepSpeed reads it only where optimizer.type is said"
+    assert why["scheduler.params.warmup_num_steps"] == "DeepSpeed reads it only where scheduler.type is said"
+    assert "lr" in made.unsaid
+
+
+# each argument of Megatron-LM
+
+
+def fate(name: str) -> str:
+    """What becomes of an argument that sets no key: "refused", or the reason for which it is left out."""
+    value = CHOICES[name][0] if name in CHOICES else "7"
+    more = " --use-distributed-optimizer" * (name == "overlap-param-gather")  # Megatron-LM stops without
+    said = "" if name in BARE else f" {value}" * COUNTS.get(name, 1)
+    try:
+        made = imported(FRAMEWORKS["megatron"], "x", f"{file_of('megatron', {})} --{name}{said}{more}", Asked())
+    except DiagnosticError as error:
+        return "refused" if all(name in each.message for each in error.diagnostics) else str(error)
+    return next(each.why for each in made.left if each.key == name)
+
+
+@pytest.mark.parametrize("group", sorted(set(GROUPS.values())))
+def test_each_argument_of_megatron_is_used_named_or_refused(group: str) -> None:
+    rules = FRAMEWORKS["megatron"].rules
+    for name in [each for each in GROUPS if GROUPS[each] == group]:
+        if name not in rules:
+            assert fate(name) == reason(name)
+        elif not rules[name].keys:
+            assert fate(name) == ("refused" if rules[name].refused else rules[name].says), name
+
+
+def test_each_argument_without_a_rule_has_a_reason() -> None:
+    assert [name for name in KNOWN if name not in FRAMEWORKS["megatron"].rules and not reason(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--tensor-parallel-num-weight-shards 4", "for 1 tensor-parallel ranks"),
+        ("--freeze-all-layers", "trains all parameters"),
+        ("--perform-rl-step", "by reinforcement"),
+        ("--encoder-seq-length 8", "exclude one another"),
+        ("--main-grads-dtype fp8", "one of fp32, bf16"),
+        ("--recompute-module mlp", "has no argument --recompute-module"),
+    ],
+)
+def test_what_a_plan_cannot_follow_is_refused(more: str, message: str) -> None:
+    with pytest.raises(DiagnosticError, match=message):
+        imported(FRAMEWORKS["megatron"], "x", file_of("megatron", {}) + more, Asked())
+
+
+def test_arguments_of_today_set_keys() -> None:
+    made = read("megatron", file_of("megatron", {"use-torch-fsdp2": 1, "torch-fsdp2-no-reshard-after-forward": 1}))
+    assert made is not None
+    assert made.plan.zero == 2
+    text = file_of("megatron", {"encoder-seq-length": 32}).replace("--seq-length 64", "")
+    of_encoder = read("megatron", text)
+    assert of_encoder is not None
+    assert of_encoder.plan.seq_len == 32
+
+
+@pytest.mark.parametrize("said", [{}, {"hidden-dropout": "0.2"}, {"hidden-dropout": "0.0"}])
+def test_dropout_is_named_also_where_it_is_the_default(said: dict[str, Any]) -> None:
+    made = read("megatron", file_of("megatron", said))
+    assert made is not None
+    named = {each.key: str(each.value) for each in made.left}
+    assert named["hidden-dropout"] == str(said.get("hidden-dropout", 0.1))
+    assert named["attention-dropout"] == "0.1"
+
+
+FLOAT8 = {
+    "megatron": [f"--{name}" for name in ("fp8-format hybrid", "fp8-margin 1", "fp4-format e2m1", "fp8-param-gather")],
+    "deepspeed": ["fp8", "float8"],
+    "torchtitan": ["float8", "mx", "quantize.linear.float8", "quantize.grouped_mm.mx"],
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"), [(framework, each) for framework in FLOAT8 for each in FLOAT8[framework]]
+)
+def test_float8_is_named(framework: str, name: str) -> None:
+    if framework == "megatron":
+        text, key = f"{file_of(framework, {})}{name}", name.split(maxsplit=1)[0].removeprefix("--")
+    else:
+        key = f"{name}.enabled"
+        text = file_of(framework, {key: True if framework == "deepspeed" else "true"})
+    made = read(framework, text)
+    assert made is not None
+    assert next(each.why for each in made.left if each.key == key).startswith("float8 is no type of a plan")
