@@ -322,9 +322,12 @@ def _optimizer(reader: SettingsReader) -> None:
         _without_optimizer(reader)
         return
     if kind.lower() not in ("adam", "adamw"):
-        way_out = "say AdamW, or take the optimizer out of the file and say its keys in the plan"
-        reader.wrong(OPTIMIZER, f"ratrain trains with AdamW, not with {kind}", way_out=way_out)
-        reader.taken.update(name for name in reader.settings if name.startswith(PARAMS))
+        said = [name for name in reader.settings if name.startswith(PARAMS)]
+        names = ", ".join(name.removeprefix(PARAMS) for name in said)
+        values = f": its {names} would not suit AdamW, and are not carried over" if said else ""
+        way_out = "say AdamW and its values, or take the optimizer out of the file and say its keys in the plan"
+        reader.wrong(OPTIMIZER, f"ratrain trains with AdamW, not with {kind}{values}", way_out=way_out)
+        reader.taken.update(said)
         return
     if reader.has(UNBIASED) and not reader.flag(UNBIASED):
         reader.wrong(UNBIASED, "moments of a plan are corrected for their bias")

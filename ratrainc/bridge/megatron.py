@@ -280,12 +280,13 @@ def _state(reader: SettingsReader) -> None:
             "grad-reduce-in-bf16", "grad-reduce-in-bf16 goes with bf16, and without accumulate-allreduce-grads-in-fp32"
         )
     narrow = reader.word("main-grads-dtype") == "bf16"
-    in_bf16 = in_bf16 or (narrow and bf16 and not in_f32)
+    decides = narrow and bf16 and not in_f32 and not in_bf16
+    in_bf16 = in_bf16 or decides
     view = "bf16" if bf16 else "f16" if fp16 else "f32"
     reader.put("view_dtype", view, "bf16", "fp16")
     whole = "bf16" if in_bf16 else "f16" if fp16 and not in_f32 else "f32"
-    if narrow and whole != "bf16":
-        reader.leave("main-grads-dtype", f"with the other types gradients of the plan are {whole}")
+    if narrow and not decides:
+        reader.leave("main-grads-dtype", f"by the other types gradients of the plan are {whole}")
     reader.put("grad_dtype", whole, "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "bf16", "fp16")
     if fp16:
         scale = reader.number("loss-scale") if reader.has("loss-scale") else 0
@@ -436,7 +437,7 @@ def _attention(reader: SettingsReader) -> None:
         why = "with fused attention there are no scores to recompute: 'recompute{policy=auto}' chooses"
         for each in ("recompute-granularity", "recompute-activations"):
             reader.leave(each, why)
-    if granularity == "full" or reader.flag("checkpoint-activations"):
+    if reader.flag("checkpoint-activations") or granularity == "full":
         if granularity == "full" and not reader.has("recompute-method"):
             text = "recompute-granularity full goes with recompute-method uniform or block: Megatron-LM stops without"
             reader.wrong("recompute-granularity", text)

@@ -141,9 +141,9 @@ def _take_old_names(reader: SettingsReader) -> set[str]:
 
 def _one_degree(reader: SettingsReader) -> None:
     """Read data_parallel_degree of older versions, whose meaning depends on data_parallel_type (fsdp or ddp)."""
-    kind, degree = reader.word(KIND) or "fsdp", reader.settings.get(ONE_DEGREE)
+    kind, degree = "fsdp" if not reader.has(KIND) else reader.word(KIND), reader.settings.get(ONE_DEGREE)
     reader.taken.add(ONE_DEGREE)
-    if kind not in ("fsdp", "ddp"):
+    if kind is not None and kind not in ("fsdp", "ddp"):
         reader.wrong(KIND, f"{KIND} is '{kind}': fsdp or ddp is expected", code="RT063")
     if degree is None and not reader.has(KIND):
         return
