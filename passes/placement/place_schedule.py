@@ -18,13 +18,18 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import field, frozen
 
 from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext
+from ratrain.passes.placement.foreign_table import check_against_plan, check_ascending
 from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
-from ratrain.ratrain_ir.schedules.action import ActionKind, Order
+from ratrain.ratrain_ir.analysis.actions import actions_of_orders
+from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Order
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note, fail
+from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.ops.compute import Backward
 
@@ -36,7 +41,7 @@ class PlaceSchedulePass(Pass):
     name: ClassVar[str] = "place-schedule"
     requires: ClassVar[frozenset[Fact]] = frozenset()
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
-    kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's"})
+    kind: str | None = field(default=None, metadata={"choices": SCHEDULES, "default": "the plan's"})
     """Name of the schedule; None: the plan's, or the default one of its shape if the plan names none."""
 
     @property
@@ -53,9 +58,37 @@ class PlaceSchedulePass(Pass):
         kind = self.kind or module.plan.schedule or default_schedule(module.plan.shape)
         begin_placing(module, kind, f"place-schedule{{kind={kind}}}")
         orders = [SCHEDULES[kind].actions(module.plan.shape, stage.index) for stage in module.stages]
+        if not SCHEDULES.is_own(kind):
+            check_order_of_others(kind, orders, module.plan)
         split_where_halves_are_apart(module, orders)
         place_orders(module, orders)
         context.statistics["stages"] = module.plan.pp
+
+
+def check_order_of_others(kind: str, orders: list[Order], plan: Plan) -> None:
+    """Check the order of a schedule that a plugin brings, as `lint` checks a table.
+
+    Raises `DiagnosticError` RT072 with the first of what is wrong.
+    """
+    for stage, order in enumerate(orders):
+        wrong = next((each for each in order if not isinstance(each, Action)), None)
+        if wrong is not None:
+            fail("RT072", f"the schedule '{kind}' is wrong: stage {stage} has {wrong!r}, which is no Action")
+    table = actions_of_orders(orders)
+    try:
+        check_schedule(table)
+        check_against_plan(table, plan)
+        check_ascending(table)
+    except DiagnosticError as error:
+        notes = [Note(each.message) for each in error.diagnostics[:_SHOWN]]
+        way_out = (
+            "'ratrainc schedule --kind NAME ... -o s.csv' writes it as a table, 'ratrainc lint s.csv' shows each cell"
+        )
+        fail("RT072", f"the schedule '{kind}' is wrong for {plan.summary}", notes=notes, help=way_out)
+
+
+_SHOWN = 3
+"""Errors of an order that are told."""
 
 
 def split_where_halves_are_apart(module: Module, orders: list[Order]) -> None:

@@ -34,6 +34,7 @@ from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
+from ratrain.ratrain_ir.support.plugins import WAY_OUT
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import FieldReader, Value
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
-__all__ = ["BUILT_SCHEDULES", "Optimizer", "Plan"]
+__all__ = ["Optimizer", "Plan"]
 
 DTYPES = tuple(dtype.value for dtype in STORAGE_DTYPES)
 _OTHER_DTYPE_NAMES = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "brain": "bf16"} | dict.fromkeys(
@@ -55,9 +56,6 @@ CLIPS = ("none", "global")
 ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
-
-# Schedules that this version builds; any other name is refused.
-BUILT_SCHEDULES = tuple(SCHEDULES)
 
 # Bounds far above any run: they catch typing errors.
 _MAX_PARALLEL = 1 << 16
@@ -150,15 +148,17 @@ def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
     said = reader.values.get(name, default)
     if said is None:
         return None
-    if isinstance(said, str) and said not in BUILT_SCHEDULES:
+    if isinstance(said, str) and said in SCHEDULES:
+        return said
+    if isinstance(said, str):
         reader.contradiction(
             "RT064",
             name,
             f"this version does not build the schedule {shown(said)}",
-            help=f"use {' or '.join(shown(built) for built in BUILT_SCHEDULES)}",
+            help=f"use {' or '.join(map(shown, SCHEDULES))}; {WAY_OUT}",
         )
         return said
-    return reader.word(name, BUILT_SCHEDULES)
+    return reader.word(name, tuple(SCHEDULES))
 
 
 def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:

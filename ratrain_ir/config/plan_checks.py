@@ -74,7 +74,7 @@ def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) ->
     if plan.layout != "loop" and plan.chunks == 1:
         text = f'layout = "{plan.layout}" changes nothing with one chunk a stage'
         reader.contradiction("RT064", "layout", text, help="leave layout out, or use chunks = 2 or more")
-    if plan.schedule in SCHEDULES:
+    if plan.schedule is not None and plan.schedule in SCHEDULES:
         schedule = SCHEDULES[plan.schedule]
         if (problem := schedule.problem(plan.shape)) is not None:
             text = f"{schedule.title} cannot be placed: {problem}"

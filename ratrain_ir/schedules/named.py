@@ -1,12 +1,19 @@
-"""Table of all named schedules, with the properties that the planner uses."""
+"""Table of all named schedules, with the properties that the planner uses.
+
+A schedule of one's own joins it in two ways: a module that is given to `--plugin` calls `SCHEDULES.register`, or an
+installed distribution names it in the entry point group `ratrain.schedules`. Its functions are those of others: what
+they raise is told as the fault of the plugin, and an order is checked before it is placed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, wraps
 from math import inf
+from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.schedules.action import Order, most_in_flight
 from ratrain.ratrain_ir.schedules.building_block import schedule_v_half, schedule_v_min
@@ -20,6 +27,9 @@ from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_gpipe
 from ratrain.ratrain_ir.schedules.seq1f1b import schedule_seq1f1b, seq1f1b_problem
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.schedules.vee import schedule_dualpipe_v, schedule_zb_v, vee_problem
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.plugins import place_of
+from ratrain.ratrain_ir.support.registry import Registry
 
 
 def default_schedule(shape: PipelineShape) -> str:
@@ -63,22 +73,90 @@ class Schedule:
     """idle time, as a share of the time through all other stages over chunks * slices; rough, like `held`"""
 
 
-SCHEDULES: dict[str, Schedule] = {
-    "1f1b": Schedule("1F1B", schedule_1f1b),
-    "gpipe": Schedule("GPipe", schedule_gpipe, held=inf),
-    "zb-h1": Schedule("ZB-H1", schedule_zb_h1, bubble=0.5),
-    "interleaved": Schedule("interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2, held=1.5),
-    "breadth-first": Schedule(
-        "breadth-first", schedule_breadth_first, problem=breadth_first_problem, chunks=2, held=inf
-    ),
-    "zb-v": Schedule("ZB-V", schedule_zb_v, problem=vee_problem, chunks=2, layout="vee", bubble=0.1),
-    "v-half": Schedule("V-Half", schedule_v_half, problem=vee_problem, chunks=2, layout="vee", held=0.5, bubble=0.6),
-    "v-min": Schedule("V-Min", schedule_v_min, problem=vee_problem, chunks=2, layout="vee", held=1 / 3),
-    "dualpipe-v": Schedule(
-        "DualPipe-V", schedule_dualpipe_v, problem=vee_problem, chunks=2, layout="vee", held=1.5, bubble=0.3
-    ),
-    "seq1f1b": Schedule("Seq1F1B", schedule_seq1f1b, problem=seq1f1b_problem),
-}
+class Schedules(Mapping[str, Schedule]):
+    """Schedules by name: the project's own, then those of plugins and of other distributions."""
+
+    def __init__(self, own: Mapping[str, Schedule]) -> None:
+        self._own = dict(own)
+        self._added: dict[str, Schedule] = {}
+        self._others = Registry("schedule", "ratrain.schedules", {})
+
+    def register(self, name: object, schedule: object) -> None:
+        """Add a schedule under a name of lower-case letters, digits and dashes.
+
+        Raises `DiagnosticError` RT072 if the name is taken or no such name, or `schedule` is no `Schedule`.
+        """
+        if not isinstance(schedule, Schedule):
+            text = f"the schedule '{name}' is registered as {schedule!r}: a ratrain.ratrain_ir.schedules.named.Schedule"
+            fail("RT072", f"{text} is expected")
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            fail("RT072", f"{name!r} is no name of a schedule: lower-case letters, digits and dashes are expected")
+        if name in self._own or name in ("all", "none"):
+            what = "one that is built in" if name in self._own else "no schedule: options and files have it as a word"
+            fail("RT072", f"the schedule '{name}' has the name of {what}", help="rename it")
+        actions, problem = _guarded(name, schedule.actions), _guarded(name, schedule.problem)
+        self._added[name] = evolve(schedule, actions=actions, problem=problem)
+
+    def is_own(self, name: str) -> bool:
+        """Tell whether a schedule is one of the project's own, whose orders need no check."""
+        return name in self._own
+
+    def __getitem__(self, name: str) -> Schedule:
+        """Return a schedule. Raises KeyError for an unknown name, `DiagnosticError` RT072 for one of no use."""
+        if name in self._own:
+            return self._own[name]
+        known = self._others.place(name)  # which loads the plugins that the environment names
+        if name not in self._added and known is not None:
+            self.register(name, self._others.load(name))
+        return self._added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names, the project's own first."""
+        others = self._others.names()
+        return iter(dict.fromkeys((*self._own, *self._added, *others)))
+
+    def __len__(self) -> int:
+        """Count the schedules."""
+        return len(list(iter(self)))
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a plugin whose errors are told as RT072, with their place."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except DiagnosticError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a plugin raises is told, in words
+            fail("RT072", f"the schedule '{name}' failed: {type(error).__name__}: {error}{place_of(error, '')}")
+
+    return call
+
+
+SCHEDULES = Schedules(
+    {
+        "1f1b": Schedule("1F1B", schedule_1f1b),
+        "gpipe": Schedule("GPipe", schedule_gpipe, held=inf),
+        "zb-h1": Schedule("ZB-H1", schedule_zb_h1, bubble=0.5),
+        "interleaved": Schedule(
+            "interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2, held=1.5
+        ),
+        "breadth-first": Schedule(
+            "breadth-first", schedule_breadth_first, problem=breadth_first_problem, chunks=2, held=inf
+        ),
+        "zb-v": Schedule("ZB-V", schedule_zb_v, problem=vee_problem, chunks=2, layout="vee", bubble=0.1),
+        "v-half": Schedule(
+            "V-Half", schedule_v_half, problem=vee_problem, chunks=2, layout="vee", held=0.5, bubble=0.6
+        ),
+        "v-min": Schedule("V-Min", schedule_v_min, problem=vee_problem, chunks=2, layout="vee", held=1 / 3),
+        "dualpipe-v": Schedule(
+            "DualPipe-V", schedule_dualpipe_v, problem=vee_problem, chunks=2, layout="vee", held=1.5, bubble=0.3
+        ),
+        "seq1f1b": Schedule("Seq1F1B", schedule_seq1f1b, problem=seq1f1b_problem),
+    }
+)
 """Every schedule that a plan may name."""
 
 

@@ -14,6 +14,8 @@ from attrs import evolve, frozen
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placed_by import placed_by
 from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
+from ratrain.passes.placement.place_from_file import PlaceFromFilePass
+from ratrain.passes.placement.place_schedule import PlaceSchedulePass
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.balance import balance_cuts
@@ -28,6 +30,7 @@ from ratrain.targets.machine.cost import weight_bound_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ratrain.passes.pass_base import Pass
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
@@ -257,9 +260,30 @@ DEFAULT_STRATEGY = "ratrain"
 
 
 def strategy(name: str) -> Strategy:
-    """Return the strategy with a name. Raises `DiagnosticError` RT004 if there is none."""
+    """Return the strategy with a name; for the name of a schedule, `ratrain` in its order.
+
+    Raises `DiagnosticError` RT004 if there is none.
+    """
     known = {item.name: item for item in STRATEGIES}
-    if name not in known:
-        text = f"'{name}' is not a strategy; the strategies are {', '.join(known)}"
-        fail("RT004", text, help=nearest(name, known))
-    return known[name]
+    if name in known:
+        return known[name]
+    if name not in SCHEDULES:
+        others = [schedule for schedule in SCHEDULES if schedule not in known]
+        text = (
+            f"'{name}' is not a strategy; the strategies are {', '.join(known)}, and the schedules {', '.join(others)}"
+        )
+        fail("RT004", text, help=nearest(name, (*known, *others)))
+    return _in_order(name, PlaceSchedulePass(name), f"{SCHEDULES[name].title} order")
+
+
+def table_strategy(path: str) -> Strategy:
+    """Return `ratrain` in the order of a table (CSV), for plans that have its shape.
+
+    No search can have it: bounds are for schedules that are known under every shape.
+    """
+    return _in_order(path, PlaceFromFilePass(path), "the order of this table")
+
+
+def _in_order(name: str, placement: Pass, title: str) -> Strategy:
+    passes = pipeline_text([placement, *parse_pipeline(strategy(DEFAULT_STRATEGY).passes)])
+    return Strategy(name, passes, f"{DEFAULT_STRATEGY} in {title}")

@@ -23,6 +23,7 @@ _EPILOG = """\b
 Examples:
   ratrainc compare --model llama-2-7b --plan examples/llama-2-7b-256.toml
   ratrainc compare --model llama-2-7b --plan P.toml --strategies baseline-1f1b,ratrain --json
+  ratrainc compare --model llama-2-7b --plan P.toml --strategies 1f1b,v-min,dualpipe-v,mine.csv
   ratrainc compare --model qwen2.5-32b --plan auto --clusters 256 --global-batch 4096 --strategies tuned-1f1b,ratrain
 """
 
@@ -48,7 +49,8 @@ Examples:
     "names",
     metavar="a,b,...",
     shell_complete=completing.strategies,
-    help="Strategies to compare, the first is the yardstick. Default: all.",
+    help="Strategies to compare, the first is the yardstick; the name of a schedule, or a table of one (F.csv), is "
+    "ratrain in its order. Default: all strategies.",
 )
 @target_options
 @json_option

@@ -200,7 +200,7 @@ def compare(
     that cannot have the plan.
     """
     config, known = resolved(model, plan)
-    total = len(strategy_comparison.chosen_strategies(strategies))
+    total = len(strategy_comparison.chosen_strategies(strategies, tables=True))
     return strategy_comparison.compare_on_plan(
         config, known, strategies, _machine(machine, plan)[0], counting(progress, total), _place(plan)
     )

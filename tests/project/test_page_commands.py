@@ -164,7 +164,7 @@ def for_watching() -> None:
 
 def for_plugins() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "plugins.md").read_text(), re.MULTILINE | re.DOTALL)
-    for name, word in (("mine.py", "tokens-first"), ("roomy.py", "roomy")):
+    for name, word in (("mine.py", "tokens-first"), ("roomy.py", "roomy"), ("eager.py", "eager")):
         Path(name).write_text(next(block for block in blocks if word in block))
 
 

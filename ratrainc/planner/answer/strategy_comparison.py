@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.topology import topology_of
-from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy, table_strategy
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.bounds.profiles import rank_capacity
@@ -63,10 +63,10 @@ class Comparison(Shown):
         return {"strategies": list(self.rows), **common, **of_machine}
 
 
-def chosen_strategies(names: Sequence[str] | None) -> list[Strategy]:
-    """Return the strategies of some names; of None, all with the yardstick first."""
+def chosen_strategies(names: Sequence[str] | None, *, tables: bool = False) -> list[Strategy]:
+    """Return the strategies of some names, with `tables` also of tables' files; of None, all, the yardstick first."""
     if names is not None:
-        return [strategy(name) for name in names]
+        return [table_strategy(name) if tables and name.endswith(".csv") else strategy(name) for name in names]
     return sorted(STRATEGIES, key=lambda item: item.name != YARDSTICK)
 
 
@@ -82,7 +82,7 @@ def compare_on_plan(
 
     Raises `DiagnosticError` RT064 for a named strategy that cannot have the plan, whose schedule is at `place`.
     """
-    wanted = chosen_strategies(names)
+    wanted = chosen_strategies(names, tables=True)
     left: list[str] = []
     if names is not None:
         for item in wanted:

@@ -188,7 +188,7 @@ def test_what_a_pass_does_wrong_is_told_as_its_fault(tmp_path: Path, schedule: s
 
 def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "plugins.md").read_text("utf-8")
-    (own_pass, own_target), (machine,) = (
+    (own_pass, _, own_target), (machine,) = (
         re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "toml")
     )
     for name, text in (("mine.py", own_pass), ("roomy.py", own_target), ("roomy1.toml", machine)):

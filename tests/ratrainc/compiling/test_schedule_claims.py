@@ -12,7 +12,6 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan import BUILT_SCHEDULES
 from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_to_toml
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -30,7 +29,7 @@ from tests.end_to_end.toys import UNEVEN as MODEL
 
 SHAPE = {"pp": 3, "dp": 1, "zero": 0, "micro_batches": 6, "micro_batch_size": 1, "seq_len": 4}
 WHOLE = PipelineShape(SHAPE["pp"], SHAPE["micro_batches"])
-ONE_CHUNK = [name for name in BUILT_SCHEDULES if SCHEDULES[name].problem(WHOLE) is None]
+ONE_CHUNK = [name for name in SCHEDULES if SCHEDULES[name].problem(WHOLE) is None]
 SAID = (None, *ONE_CHUNK)
 
 
