@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
@@ -129,20 +138,25 @@ def drawn(shown: Callable[[], RenderableType], *, per_second: float = 10) -> Abs
 
 
 @contextmanager
-def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
-    """Show a progress bar on stderr; without a terminal, print a line every few seconds."""
+def progress(total: int | None, title: str, *, even: bool = True) -> Iterator[tuple[Progress, Any]]:
+    """Show a progress bar on stderr; without a terminal, print a line every few seconds.
+
+    With `even`, steps are alike, and the time that is left is estimated.
+    """
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),  # bar and words give way, not figures
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)) if even else TimeElapsedColumn(),
         _StatusColumn("{task.fields[status]}", markup=False, table_column=Column()),
     )
     bar = Progress(*columns, console=errors(), disable=True, speed_estimate_period=inf)
     task = bar.add_task(title, total=total, status="")
     with (
-        drawn(bar.get_renderable) if errors().is_terminal else said_while_working(lambda: _progress_line(bar.tasks[0]))
+        drawn(bar.get_renderable)
+        if errors().is_terminal
+        else said_while_working(lambda: _progress_line(bar.tasks[0], even=even))
     ):
         yield bar, task
 
@@ -156,18 +170,21 @@ class _StatusColumn(TextColumn):
         return text
 
 
-def _progress_line(task: Task) -> str:
+def _progress_line(task: Task, *, even: bool) -> str:
     """Return a task's progress as a line of words."""
     of = "" if task.total is None else f" of {task.total:.0f}"
-    left = "" if task.time_remaining is None else f", {timedelta(seconds=round(task.time_remaining))} left"
+    left = "" if task.time_remaining is None or not even else f", {timedelta(seconds=round(task.time_remaining))} left"
     said = f": {task.fields['status']}" if task.fields["status"] else ""
     return f"{task.description}, {task.completed:.0f}{of} done{left}{said}"
 
 
 @contextmanager
 def bar(total: float | None, title: str) -> Iterator[OnProgress]:
-    """Show a bar for work that reports its progress; the work may also report the total."""
-    with progress(None if total is None else round(total), title) as (shown, task):
+    """Show a bar for work that reports its progress; the work may also report the total.
+
+    It shows the time that has passed: steps of searches differ too much to foretell when the last one ends.
+    """
+    with progress(None if total is None else round(total), title, even=False) as (shown, task):
         yield lambda now: shown.update(task, completed=now.done, total=now.total, status=now.text)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ratrain.ratrainc.planner.space.variants import storing
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.console.progress import Steps
 
 SEQUENCES = 8
 """Sequences of a cluster in a step: enough micro-batches that the pipeline is full; more of them change no peak."""
@@ -84,9 +85,7 @@ class FewestClusters(Shown):
         write_text(path, plan_text(best.plan, best.pipeline, model, self.model, head, self.machine, path))
 
 
-def fewest_clusters(
-    request: PlanRequest, model: str, machine: MachineChoice, tick: Callable[[str], None]
-) -> FewestClusters:
+def fewest_clusters(request: PlanRequest, model: str, machine: MachineChoice, tick: Steps) -> FewestClusters:
     """Find the fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan.
 
     Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over
@@ -95,8 +94,9 @@ def fewest_clusters(
     """
     unproven: list[int] = []
     for clusters in range(1, request.clusters + 1):
-        tick(f"{clusters} clusters")
+        tick.begin(f"{clusters} clusters")
         fitting, tried = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
+        tick(f"{clusters} clusters")
         if fitting is not None:
             break
         if tried:

@@ -8,9 +8,9 @@ Example: estimates of 9, 5, 6 s on 1, 2, 3 clusters leave 1 and 2; if these take
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -32,6 +32,9 @@ from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_sp
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.quick import estimated_answer, tried
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Steps
 
 _POINTS = 12
 """Most points of a front."""
@@ -156,7 +159,7 @@ class ParetoFront(Shown):
 def pareto_front(
     request: PlanRequest,
     against: str,
-    tick: Callable[[str], None],
+    tick: Steps,
     *,
     quick: bool,
     tokens: float | None,
@@ -171,7 +174,7 @@ def pareto_front(
     Raises `DiagnosticError` RT053 if nothing fits, RT064 if the space is empty.
     """
     begin = time.monotonic()
-    spaces = family_spaces(request, Profiles(request.setting))
+    spaces = family_spaces(request, Profiles(request.setting), tick)
     of_clusters = against == "clusters"
     points: list[FrontPoint] = []
     for each in _thinned(list(_of_clusters(request, spaces) if of_clusters else _of_bytes(request, spaces))):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -25,17 +25,16 @@ from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
     from ratrain.ratrainc.planner.space.plan_families import PlanFamily
-
-Tick = Callable[[str], None]
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
 _SHOWN = 5
 """Plans of the table, unless more are wanted."""
 
 
-def answer_to(request: PlanRequest, tick: Tick, *, quick: bool) -> Answer:
+def answer_to(request: PlanRequest, tick: Steps, *, quick: bool) -> Answer:
     """Answer a request by a search, or if `quick` by the plans that closed forms put first."""
     return quick_answer(request, tick) if quick else Search(request, tick).run()
 

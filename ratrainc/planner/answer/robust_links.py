@@ -7,7 +7,7 @@ it; in the pairwise rounds that sum in rank order, nearly all do. So the answer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -24,6 +24,7 @@ from ratrain.targets.machine.machine import largest_value
 from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.search.answer import Candidate
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
@@ -98,28 +99,32 @@ class RobustLinks(Shown):
         return {"links": changes, "ports": [_ports_json(each, self.planned.tokens) for each in self.ports]}
 
 
-def robust_links(planned: Planned, tick: Callable[[str], None]) -> RobustLinks:
+def robust_links(planned: Planned, tick: Steps) -> RobustLinks:
     """Try other links: each constant changed, then a new search with shared ports, or without those there are."""
     answer = planned.answer
     machine = answer.request.machine
     program = _program(answer, planned.best, machine)
-    changes = tuple(
-        LinkChange(text, _step_seconds(program, with_constants(machine, values))) for text, values in _changes(machine)
-    )
+    changes = []
+    for text, values in _changes(machine):
+        tick.begin(text)
+        changes.append(LinkChange(text, _step_seconds(program, with_constants(machine, values))))
+        tick(text)
     port = _other_port(machine)
     if port is None:
-        return RobustLinks(planned, changes, ())
+        return RobustLinks(planned, tuple(changes), ())
     transports = dict.fromkeys((machine.collectives, _IN_RANK_ORDER))
-    return RobustLinks(planned, changes, tuple(_ports(answer, program, port, each, tick) for each in transports))
+    return RobustLinks(planned, tuple(changes), tuple(_ports(answer, program, port, each, tick) for each in transports))
 
 
 def _ports(
-    answer: Answer, program: Program, port: tuple[str, float], collectives: tuple[str, ...], tick: Callable[[str], None]
+    answer: Answer, program: Program, port: tuple[str, float], collectives: tuple[str, ...], tick: Steps
 ) -> Ports:
     """Plan again with another port and some collectives; `program` is that of the answer's plan."""
     machine = evolve(answer.request.machine, collectives=collectives)
     there = changed_machine(machine, dict([port]))
+    tick.prefix = f"ports shared, {'/'.join(collectives)}: "
     anew = Search(evolve(answer.request, machine=there), tick).run()
+    tick.prefix = ""
     kept = _step_seconds(program, there)
     flips, flips_at = _flip(answer, program, anew, machine, port)
     return Ports(*port, collectives, anew, kept, flips, flips_at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
@@ -18,6 +18,7 @@ from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.ratrainc.planner.search.plan_search import Search
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 
@@ -35,12 +36,11 @@ class Point:
     plan: Plan | None
 
 
-def planned_points(
-    request: PlanRequest, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
-) -> list[Point]:
+def planned_points(request: PlanRequest, counts: Sequence[int], sequences: int, tick: Steps) -> list[Point]:
     """Find the best plan at each number of clusters, with `sequences` sequences a cluster."""
     timed = []
     for clusters in counts:
+        tick.prefix = f"{clusters} clusters: "
         answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
         best = answer.best
         seconds = best.seconds if best else None
@@ -48,9 +48,7 @@ def planned_points(
     return _points(timed, request.seq_len)
 
 
-def fixed_points(
-    request: PlanRequest, plan: Plan, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
-) -> list[Point]:
+def fixed_points(request: PlanRequest, plan: Plan, counts: Sequence[int], sequences: int, tick: Steps) -> list[Point]:
     """Time a plan's stages and micro-batches with as many replicas as each number of clusters has room for.
 
     Raises `DiagnosticError` RT064 if a number of clusters is not a multiple of the stages, or sequences do not divide
@@ -71,6 +69,7 @@ def fixed_points(
         # one replica has nothing to shard, and none to reduce with
         alone = {} if dp > 1 else {"zero": 0, "reduce": "last"}
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
+        tick.begin(f"{clusters} clusters")
         evaluation = evaluate(Task(request.model, shaped, request.strategy.passes_for(shaped), request.machine))
         tick(f"{clusters} clusters")
         timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))

@@ -23,6 +23,7 @@ from ratrain.targets.machine.capacity import capacity_of
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.search.answer import Answer
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
     from ratrain.targets.machine.machine import Machine
@@ -75,7 +76,7 @@ def compare_on_plan(
     plan: Plan,
     names: Sequence[str] | None,
     machine: Machine,
-    tick: Callable[[str], None],
+    tick: Steps,
     place: Callable[[], Place] = Place,
 ) -> Comparison:
     """Compile and simulate one plan under several strategies; without names, all that can have the plan.
@@ -96,9 +97,7 @@ def compare_on_plan(
     return Comparison(tuple(rows), machine.name, tuple(left), notes=tuple(item.note for item in possible if item.note))
 
 
-def compare_on_best(
-    request: PlanRequest, names: Sequence[str] | None, machine: Machine, tick: Callable[[str], None]
-) -> Comparison:
+def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: Machine, tick: Steps) -> Comparison:
     """Compare strategies on the best plan of the default one, and each on its own.
 
     Raises `DiagnosticError` for a named strategy without any shape to search.
@@ -139,7 +138,7 @@ def _where(
 
 
 def rows_on_one_plan(
-    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Callable[[str], None]
+    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Steps
 ) -> list[dict[str, Any]]:
     """Return a row for each strategy on one plan, which was checked; speed-ups are over the first.
 
@@ -151,6 +150,7 @@ def rows_on_one_plan(
     reference: float | None = None
     for item in strategies:
         adapted = item.adapted(plan, model, machine)
+        tick.begin(item.name)
         found = evaluate(Task(model, adapted, item.passes_for(adapted), machine))
         reference = reference if rows else found.step_seconds
         figures = found.step_seconds, max(found.peak_bytes), found.exposed_tail_seconds
@@ -183,13 +183,15 @@ def _row(
     }
 
 
-def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Callable[[str], None]) -> list[Answer]:
+def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Steps) -> list[Answer]:
     """Search the best plan of each strategy; those with the same passes and ZeRO level share a search."""
     known: dict[tuple[str, int | None], Answer] = {}
     for item in strategies:
         key = (item.passes, item.zero)
         if key not in known:
+            tick.prefix = f"{item.name}: "
             known[key] = Search(evolve(request, strategy=item), tick).run()
+    tick.prefix = ""
     return [known[item.passes, item.zero] for item in strategies]
 
 

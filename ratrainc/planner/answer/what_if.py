@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
@@ -15,10 +15,13 @@ from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.answer.no_plan import no_plan
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
-from ratrain.ratrainc.planner.answer.planned import Planned, Tick, answer_to
+from ratrain.ratrainc.planner.answer.planned import Planned, answer_to
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate
 from ratrain.targets.machine.writer import write_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Steps
 
 
 @frozen
@@ -95,13 +98,14 @@ def machine_path(path: str) -> str:
     return f"{path.removesuffix('.toml')}.machine.toml"
 
 
-def what_if(planned: Planned, changes: Sequence[str], tick: Tick) -> WhatIf:
+def what_if(planned: Planned, changes: Sequence[str], tick: Steps) -> WhatIf:
     """Plan again for each change of the machine, like `ddr=16GiB,link=7.4GB/s`."""
     request, best = planned.answer.request, planned.best
     values = [(text, parse_changes(text, request.machine)) for text in changes]
     scenarios = []
     for text, change in values:
         machine = changed_machine(request.machine, change)
+        tick.prefix = f"{text}: "
         changed = answer_to(evolve(request, machine=machine), tick, quick=planned.quick)
         kept = None if planned.quick else evaluate(Task(request.model, best.plan, best.pipeline, machine))
         scenarios.append(Scenario(text, changed, kept))

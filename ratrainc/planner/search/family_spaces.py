@@ -28,6 +28,7 @@ from ratrain.ratrainc.planner.space.variants import least_bytes_passes
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.bounds.profiles import Profiles
 
 
@@ -187,7 +188,7 @@ class FamilySpace:
         return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
 
 
-def family_spaces(request: PlanRequest, profiles: Profiles) -> list[FamilySpace]:
+def family_spaces(request: PlanRequest, profiles: Profiles, tick: Steps | None = None) -> list[FamilySpace]:
     """Make the spaces of all families of a request that have shapes.
 
     Raises `DiagnosticError` RT064 if none has.
@@ -195,6 +196,8 @@ def family_spaces(request: PlanRequest, profiles: Profiles) -> list[FamilySpace]
     spaces: list[FamilySpace] = []
     refused: list[DiagnosticError] = []
     for family in request.searched:
+        if tick is not None:
+            tick.begin(f"bounds of {family.name}")
         try:
             spaces.append(FamilySpace.of(request, family, profiles))
         except DiagnosticError as error:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
 from math import inf, isfinite
@@ -36,6 +36,7 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
+from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.cuts import (
     BestCuts,
     best_cuts,
@@ -108,16 +109,15 @@ class _Leaf:
         return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.ends
 
 
-Tick = Callable[[str], None]
-
-
 @define(eq=False)
 class Search:
     """One search; `run` returns its answer."""
 
     request: PlanRequest
-    tick: Tick = lambda _text: None
-    """called after each evaluation with a line for a progress bar"""
+    tick: Steps = field(factory=Steps)
+    """hears of each evaluation that begins or ends"""
+    best_text: str = ""
+    """the best cost so far, in words behind what is tried"""
     profiles: Profiles = field(init=False)
     spaces: list[FamilySpace] = field(factory=list)
     fitting: list[Candidate] = field(factory=list)
@@ -146,7 +146,7 @@ class Search:
     def run(self) -> Answer:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
         self.effort.begin()
-        self.spaces = family_spaces(self.request, self.profiles)
+        self.spaces = family_spaces(self.request, self.profiles, self.tick)
         with workers(self.request.jobs) as run:
             self.explore(run)
             self.choose_levels(run)
@@ -290,6 +290,7 @@ class Search:
                 if leaf is None:
                     break
                 self.tried_tp_1 |= leaf.shape.tp == 1
+                self.tick.begin(f"{leaf.shape.summary}, {leaf.space.family.name}{self.best_text}")
                 seconds = None if self.request.exhaustive else self.effort.allowed(fits=bool(self.fitting))
                 running[run.submit(attrs.evolve(self.task(leaf), seconds=seconds))] = leaf
             if not running:
@@ -363,7 +364,8 @@ class Search:
             self.limit = best[-1] if len(best) == keep else WORST
             for space in self.spaces:
                 space.tighten(self.limit)
-            self.tick(f"best {objective.text(best[0][0], candidate.plan.tokens_per_step)}")
+            self.best_text = f"; best {objective.text(best[0][0], candidate.plan.tokens_per_step)}"
+            self.tick(self.best_text.removeprefix("; "))
         elif not self.least:
             self.tick("nothing fits yet")
 
@@ -460,7 +462,7 @@ class Search:
     def simulate_again(self, run: WorkerPool, candidates: list[Candidate]) -> None:
         """Replace the evaluations of candidates by evaluations of their whole steps."""
         request = self.request
-        self.tick("the whole step of the best plan")
+        self.tick.begin(f"the whole step of the best plan{self.best_text}")
         tasks = [
             Task(request.model, c.plan, c.pipeline, request.machine, checked_below=inf, disturbed=request.robust)
             for c in candidates

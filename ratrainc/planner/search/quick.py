@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
@@ -22,11 +23,7 @@ from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
-
-    Tick = Callable[[str], None]
 
 SECONDS = 3.0
 """Computing time for the cuts of shapes, once one fits; shapes left then are covered by their bound.
@@ -42,10 +39,12 @@ _WORTH_A_LOOK = 1.5
 """Factor over the best estimate beyond which the guess of a shape leaves it to its bound."""
 
 
-def quick_answer(request: PlanRequest, tick: Tick = lambda _text: None) -> Answer:
+def quick_answer(request: PlanRequest, tick: Steps | None = None) -> Answer:
     """Answer with the best of the plans that estimates put first; `tick` hears of each that is tried."""
+    tick = Steps() if tick is None else tick
     begin = time.monotonic()
-    spaces = family_spaces(request, Profiles(request.setting))
+    spaces = family_spaces(request, Profiles(request.setting), tick)
+    tick.begin("estimates")
     answer = estimated_answer(request, spaces, begin)
     tried(answer, tick)
     if request.explain and answer.candidates:
@@ -61,7 +60,7 @@ def estimated(request: PlanRequest) -> Answer:
     return estimated_answer(request, family_spaces(request, Profiles(request.setting)), begin)
 
 
-def tried(answer: Answer, tick: Tick) -> None:
+def tried(answer: Answer, tick: Steps) -> None:
     """Compile and simulate the first plans of an answer of estimates, long steps folded; put what fits first.
 
     Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better.
@@ -78,8 +77,9 @@ def tried(answer: Answer, tick: Tick) -> None:
         if enough or (not fitting and len(answer.refused) >= _REFUSED) or candidate.bound(objective) >= best:
             left.append(candidate)
             continue
-        tick(f"simulating {candidate.plan.summary}")
+        tick.begin(f"{candidate.plan.summary}, {candidate.family}")
         evaluation = evaluate(request.task(candidate.plan, candidate.pipeline))
+        tick(f"{candidate.plan.summary}, {candidate.family}")
         taken += evaluation.taken
         answer.evaluations += 1
         found = evolve(candidate, evaluation=evaluation)

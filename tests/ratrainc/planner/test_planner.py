@@ -25,6 +25,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
 from ratrain.ratrainc.choices.strategies import hiding_exchanges, strategy
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
@@ -477,11 +478,11 @@ def test_the_quick_answer_is_the_best_of_the_plans_that_it_simulates(monkeypatch
     for seconds in (1e9, 0.0):
         monkeypatch.setattr(quick, "TRIAL_SECONDS", seconds)
         heard = []
-        answer = quick_answer(request, heard.append)
+        answer = quick_answer(request, Steps(heard.append))
         tried = answer.evaluated
         assert answer.candidates[: len(tried)] == tried
         assert len(tried) == 1 if seconds == 0 else 1 <= len(tried) <= 5
-        assert answer.evaluations == len(heard) == len(tried) + len(answer.refused)
+        assert answer.evaluations == heard[-1].done == len(tried) + len(answer.refused)
         assert answer.best.cost(request.objective) == min(each.cost(request.objective) for each in tried)
         again = evaluate(request.task(answer.best.plan, answer.best.pipeline))
         assert again.step_seconds == answer.best.seconds
