@@ -13,10 +13,13 @@ PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-
 PYTEST := $(BIN)/python -m pytest
 
 # Stamps: one per set of extras, each newer than the pyproject.toml it was installed from.
+RUN    := $(VENV)/.installed-run
 DEV    := $(VENV)/.installed-dev
 PARITY := $(VENV)/.installed-parity
 FULL   := $(VENV)/.installed-full
 DOCS   := $(VENV)/.installed-docs
+
+comma := ,
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -29,7 +32,7 @@ help: ## Show this list
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV), JOBS=4 the test processes,"
 	@echo "  ARGS='-k name' is passed to pytest, TORCH=torch==2.x the PyTorch to compare with."
 
-demo: $(DEV) ## Train a tiny model: two stages, two replicas, real text
+demo: $(RUN) ## Train a tiny model: two stages, two replicas, real text
 	@$(BIN)/ratrainc quickstart
 
 test: lint tests ## Lint, type check and run the tests (without those marked full or parity)
@@ -66,32 +69,45 @@ clean: ## Remove caches and build products
 distclean: clean ## Remove the virtual environment as well
 	@rm -rf '$(VENV)'
 
-# The recipe asks for pip, not for the interpreter: where venv was interrupted, only pip is missing.
+# Installs with a sign of life every ten seconds; the loop ends with the recipe, whatever ends that.
+define install
+@( seconds=0; while sleep 10 >/dev/null 2>&1; do seconds=$$((seconds + 10)); echo "  still installing, $$seconds s so far"; done ) & \
+  beat=$$!; trap 'kill $$beat 2>/dev/null' EXIT; trap 'exit 130' INT TERM; $(PIP) install $(1)
+@touch $@
+endef
+
+# Asks for pip, not for the interpreter: where venv was interrupted, only pip is missing.
+define environment
+@command -v $(PYTHON) >/dev/null || { \
+  echo "make: '$(PYTHON)' is not found. Name a Python >= 3.11: make PYTHON=/path/to/python3" >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "make: Python >= 3.11 is needed, '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+    "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+  echo "Making $(VENV) ..." && $(PYTHON) -m venv '$(VENV)'; }
+@for folder in grammar ratrain_ir passes targets ratrainc; do \
+  [ -e src/ratrain/$$folder ] || ln -s ../../$$folder src/ratrain/$$folder; done # a source archive has no links
+endef
+
+$(RUN): pyproject.toml
+	$(environment)
+	@echo "Installing ratrain, numpy, numba and what they need into $(VENV), which takes about a minute ..."
+	$(call install,-e .)
+
 $(DEV): pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { \
-	  echo "make: '$(PYTHON)' is not found. Name a Python >= 3.11: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "make: Python >= 3.11 is needed, '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
-	    "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
-	  echo "Making $(VENV) ..." && $(PYTHON) -m venv '$(VENV)'; }
-	@for folder in grammar ratrain_ir passes targets ratrainc; do \
-	  [ -e src/ratrain/$$folder ] || ln -s ../../$$folder src/ratrain/$$folder; done # a source archive has no links
+	$(environment)
 	@echo "Installing ratrain and its development tools into $(VENV), which takes a minute or two ..."
-	@$(PIP) install -e '.[dev]'
-	@touch $@
+	$(call install,-e '.[dev]')
+	@touch $(RUN)
 
 $(DOCS): $(DEV)
 	@echo "Installing MkDocs into $(VENV) ..."
-	@$(PIP) install -e '.[dev,docs]'
-	@touch $@
+	$(call install,-e '.[dev$(comma)docs]')
 
 $(PARITY): $(DEV)
 	@echo "Installing $(TORCH) into $(VENV) ..."
-	@$(PIP) install "$(TORCH)" -e '.[dev,parity]'
-	@touch $@
+	$(call install,"$(TORCH)" -e '.[dev$(comma)parity]')
 
 $(FULL): $(PARITY)
 	@echo "Installing MPI, transformers, Triton and xDSL into $(VENV) ..."
-	@$(PIP) install "$(TORCH)" -e '.[dev,parity,transformers,mpi,triton,benchmark]'
-	@touch $@
+	$(call install,"$(TORCH)" -e '.[dev$(comma)parity$(comma)transformers$(comma)mpi$(comma)triton$(comma)benchmark]')

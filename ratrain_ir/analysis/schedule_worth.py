@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
 from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, edge_ends
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
@@ -61,8 +61,12 @@ class StepTime:
         return sum(self.busy.values()) / len(self.busy)
 
 
-def step_time(table: ActionTable, times: PassTimes) -> StepTime:
-    """Compute the time of one step of a sound table; messages and gathers take no time.
+Span = tuple[PlacedAction, float, float]
+"""An action with its start and its end."""
+
+
+def step_spans(table: ActionTable, times: PassTimes) -> list[list[Span]]:
+    """Return the computations of each rank in one step of a sound table; messages and gathers take no time.
 
     Each rank takes its computations one by one. Two actions that share a cell run one after the other, as on one
     processor.
@@ -80,8 +84,18 @@ def step_time(table: ActionTable, times: PassTimes) -> StepTime:
     graph.add_waits(*edge_ends(edges))
     ends = graph.ends([times.of(action.kind) for action in actions])
     assert ends is not None  # the table is sound
-    busy = {rank: sum((times.of(action.kind) for action in row), 0.0) for rank, row in enumerate(rows)}
-    return StepTime(max(ends, default=0.0), {rank: busy[rank] for rank, row in enumerate(table.rows) if row})
+    spans = (
+        (action, float(end) - times.of(action.kind), float(end)) for action, end in zip(actions, ends, strict=True)
+    )
+    return [[next(spans) for _ in row] for row in rows]
+
+
+def step_time(table: ActionTable, times: PassTimes) -> StepTime:
+    """Compute the time of one step of a sound table, as `step_spans` has it."""
+    ranks = step_spans(table, times)
+    busy = {rank: sum((times.of(action.kind) for action, _, _ in spans), 0.0) for rank, spans in enumerate(ranks)}
+    end = max((end for spans in ranks for _, _, end in spans), default=0.0)
+    return StepTime(end, {rank: busy[rank] for rank, row in enumerate(table.rows) if row})
 
 
 def in_flight_on_ranks(table: ActionTable) -> list[int]:

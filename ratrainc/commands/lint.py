@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.words.options import FiniteRange, InputFile, json_option, refuse_idle
+from ratrain.ratrainc.commands.words.options import (
+    FiniteRange,
+    InputFile,
+    Result,
+    json_option,
+    output_file,
+    refuse_idle,
+)
+from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
@@ -17,6 +25,7 @@ Examples:
   ratrainc lint schedule.csv --json
   ratrainc lint schedule.csv --forward 0.9 --backward 1.9 --weight 0.8
   ratrainc lint lowered.csv --sharded
+  ratrainc lint schedule.csv --draw schedule.svg
   ratrainc schedule --kind 1f1b --stages 4 --micro-batches 8 -o s.csv && ratrainc lint s.csv
 
 The file is a table that torch.distributed.pipelining dumps and loads: a row for each rank, in each cell an action (2F0,
@@ -59,6 +68,13 @@ _SECONDS = FiniteRange(min=0, min_open=True)
     help="Stages begin a step with a shard of their parameters (FSDP): all are gathered where they are used, "
     "and reduced.",
 )
+@click.option(
+    "--draw",
+    type=Result("picture", ".svg"),
+    callback=output_file,
+    metavar="OUT.svg",
+    help="Draw a step of a sound table: a lane for each rank, a box for each forward and backward.",
+)
 @json_option
 def command(
     file: str,
@@ -67,6 +83,7 @@ def command(
     backward: float | None,
     weight: float | None,
     sharded: bool,
+    draw: str | None,
     as_json: bool,
 ) -> int:
     """Prove that a pipeline schedule of another runtime is sound, or show each error with its cell.
@@ -91,10 +108,14 @@ def command(
         return 1
     if weight is not None and not found.has_halves:
         refuse_idle("changes nothing: the schedule has no backward in halves", "weight")
+    if draw is not None:
+        found.picture().save(draw)
     if as_json:
         print_json(found.to_json())
     else:
         show(found.parts())
+        if draw is not None:
+            echo(f"wrote {draw}")
     return 0
 
 

@@ -15,6 +15,7 @@ Examples:
   ratrainc schedule --kind interleaved --stages 4 --micro-batches 8 --chunks 3
   ratrainc schedule --kind v-half --stages 4 --micro-batches 8 -o v.csv && ratrainc lint v.csv
   ratrainc schedule --kind seq1f1b --stages 4 --micro-batches 8 --slices 4
+  ratrainc schedule --kind zb-v --stages 4 --micro-batches 8 --draw zb-v.svg
 
 An action is a chunk, a letter (F for forward; B for backward, or I and W for its halves) and a micro-batch: 2F1. Chunks
 are numbered in forward order over all stages, as PyTorch numbers its stages. A slice of a micro-batch follows after a
@@ -58,6 +59,13 @@ dot, 2F1.3; PyTorch has none.
     metavar="F.csv",
     help="Write the table; without it the rows go to stdout.",
 )
+@click.option(
+    "--draw",
+    type=Result("picture", ".svg"),
+    callback=output_file,
+    metavar="OUT.svg",
+    help="Draw a step: a lane for each stage, a box for each forward and backward.",
+)
 def command(
     kind: str,
     stages: int,
@@ -66,12 +74,16 @@ def command(
     layout: str | None,
     slices: int,
     output: str | None,
+    draw: str | None,
 ) -> None:
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
     from ratrain import api
 
     with misuse_of_command():
         table = api.schedule(kind, stages, micro_batches, chunks=chunks, layout=layout, slices=slices)
+        if draw is not None:
+            table.picture().save(draw)
+            echo(f"wrote {draw}", err=True)
         if output is None:
             for line in table.rows():
                 echo(line)

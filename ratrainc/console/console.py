@@ -269,9 +269,9 @@ def say(text: str) -> None:
     _print(wrapped(text, columns_of()))
 
 
-def size_text(count: int) -> str:
-    """Format bytes in GiB if large, else in MiB."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB // 4 else f"{count / MIB:.2f} MiB"
+def size_text(count: int, beside: int = 0) -> str:
+    """Format bytes in GiB if large, else in MiB; in the unit of the larger one where they stand beside others."""
+    return f"{count / GIB:.2f} GiB" if max(count, beside) >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 
 def capacity_text(count: int) -> str:

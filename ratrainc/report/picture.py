@@ -8,16 +8,20 @@ SVG without scripts. A box is wide as its pass is long, and has the micro-batch'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.analysis.schedule_worth import step_spans
 from ratrain.ratrain_ir.ops.base import Engine, piece_text
+from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.actions import ActionTable, PlacedAction
+    from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.simulator.timeline import Timeline
 
@@ -95,8 +99,34 @@ def _label(item: Instruction) -> str:
 
 
 def _lines(timeline: Timeline, unit: str) -> Iterator[str]:
-    program = timeline.program
-    lanes = [boxes(timeline, stage) for stage in range(len(program.stages))]
+    lanes = [boxes(timeline, stage) for stage in range(len(timeline.program.stages))]
+    yield from _drawing(lanes, lambda end: _title(timeline, end, unit))
+
+
+def table_picture(table: ActionTable, times: PassTimes, title: str) -> Picture:
+    """Draw a step of a sound table: a lane for each rank, a box for each forward and backward of these times."""
+    lanes = []
+    for spans in step_spans(table, times):
+        turns = {stage: turn for turn, stage in enumerate(sorted({action.stage for action, _, _ in spans}))}
+        lanes.append([Box(_KEYWORDS[a.kind], _number(a), turns[a.stage], start, end) for a, start, end in spans])
+    return Picture("\n".join(_drawing(lanes, lambda end: f"{title}; a step of {end:.6g}")))
+
+
+_KEYWORDS = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.BACKWARD_INPUT: "backward_input",
+    ActionKind.BACKWARD_WEIGHT: "backward_weight",
+}
+
+
+def _number(action: PlacedAction) -> str:
+    """Return the micro-batch of an action, with its slice behind a dot."""
+    return f"{action.micro_batch}" if action.slice is None else f"{action.micro_batch}.{action.slice}"
+
+
+def _drawing(lanes: Sequence[Sequence[Box]], title: Callable[[float], str]) -> Iterator[str]:
+    """Yield the picture's lines; `title` is told the end of the last box."""
     # an empty picture still needs a width to divide by
     end = max((box.end for lane in lanes for box in lane), default=0.0) or 1.0
     height = TOP + len(lanes) * (LANE + GAP) + BOTTOM
@@ -105,7 +135,7 @@ def _lines(timeline: Timeline, unit: str) -> Iterator[str]:
         'font-family="sans-serif" font-size="10">'
     )
     yield f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
-    yield f'<text x="{LEFT}" y="18" font-size="12" fill="#222222">{escape(_title(timeline, end, unit))}</text>'
+    yield f'<text x="{LEFT}" y="18" font-size="12" fill="#222222">{escape(title(end))}</text>'
     scale = (WIDTH - LEFT - 8) / end
     for stage, lane in enumerate(lanes):
         top = TOP + stage * (LANE + GAP)
@@ -141,7 +171,7 @@ def _title(timeline: Timeline, end: float, unit: str) -> str:
     )
 
 
-def _legend(lanes: list[list[Box]], y: int) -> Iterator[str]:
+def _legend(lanes: Sequence[Sequence[Box]], y: int) -> Iterator[str]:
     # whole backwards and input halves share a colour, so they share an entry
     present = {box.keyword.replace("backward_input", "backward") for lane in lanes for box in lane}
     left = LEFT

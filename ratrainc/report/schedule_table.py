@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.analysis.actions import order_row, parse_torch_csv, torch_csv_lines, torch_csv_row
+from ratrain.ratrain_ir.analysis.actions import (
+    actions_of_orders,
+    order_row,
+    parse_torch_csv,
+    torch_csv_lines,
+    torch_csv_row,
+)
+from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.files import MIB, MOST_BYTES, checked, write_lines
 from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.report.picture import table_picture
 
+if TYPE_CHECKING:
+    from ratrain.ratrainc.report.svg import Picture
+
+_MOST_DRAWN = 20_000
+"""Most forwards of a picture; with more, boxes are thinner than a pixel."""
 _MOST_STAGES_IN_CHUNKS = 1024
 """Most stages of a table with several chunks a stage.
 
@@ -47,6 +61,22 @@ class ScheduleTable(Shown):
     def parts(self) -> Iterator[Part]:
         """Yield the rows."""
         return self.rows()
+
+    def picture(self) -> Picture:
+        """Draw a step in which a forward and each half of a backward take one unit of time, a lane for each stage.
+
+        Raises `DiagnosticError` for a table too long to draw.
+        """
+        actions = self.shape.micro_batches * self.shape.slices * len(self.shape.chunk_stages)
+        if actions > _MOST_DRAWN:
+            text = f"the picture would have {actions:,} forwards, and at most {_MOST_DRAWN:,} can be told apart"
+            misuse(f"{text}: draw fewer micro-batches")
+        stages = range(self.shape.stages)
+        table = actions_of_orders([SCHEDULES[self.kind].actions(self.shape, stage) for stage in stages])
+        check_schedule(table)
+        return table_picture(
+            table, UNIT_TIMES, f"{self.kind}: {self.shape.stages} stages, {self.shape.micro_batches} micro-batches"
+        )
 
     def save(self, path: str) -> None:
         """Write the CSV.

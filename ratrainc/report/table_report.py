@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -14,7 +14,11 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.report.picture import table_picture
 from ratrain.ratrainc.report.schedule_worth_text import worth_data, worth_parts
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.report.svg import Picture
 
 
 @frozen(repr=False)
@@ -27,11 +31,20 @@ class TableReport(Shown):
     """a step in which a forward and each half of a backward take one unit"""
     timed: StepTime | None
     """a step with the given times; None without any"""
+    times: PassTimes = UNIT_TIMES
+    """the given times, else those of `units`"""
 
     @property
     def has_halves(self) -> bool:
         """True if any backward is in halves."""
         return any(action.kind is ActionKind.BACKWARD_WEIGHT for action in self.table.actions)
+
+    def picture(self) -> Picture:
+        """Draw the step, a lane for each rank."""
+        bubble = (self.timed or self.units).bubble_fraction
+        return table_picture(
+            self.table, self.times, f"{self.file}: {_summary(self.table)}, bubble {100 * bubble:.1f} %"
+        )
 
     def parts(self) -> Iterator[Part]:
         """Yield what was proved, the step and its bubble, and the passes in flight."""
@@ -80,7 +93,7 @@ def table_report(file: str, times: PassTimes | None, *, sharded: bool) -> TableR
             raise UnsoundTableError(error.diagnostics, table) from None
         units = step_time(table, UNIT_TIMES)
         timed = None if times is None else step_time(table, times)
-    return TableReport(file, table, units, timed)
+    return TableReport(file, table, units, timed, times or UNIT_TIMES)
 
 
 def _summary(table: ActionTable) -> str:

@@ -136,7 +136,7 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         anew = compiled_anew()
         made = f"; includes one-time compilation of {anew} loops" if anew else ""
         yield (
-            f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} "
+            f"memory: at most {size_text(peak, planned)} resident, {share:+.1f} % of {size_text(planned, peak)} "
             f"planned{messages}{made}"
         )
 
