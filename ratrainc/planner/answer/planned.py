@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
+_FOLDED = (
+    "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
+    "this search: give it more --seconds, or compile the plan"
+)
 _SHOWN = 5
 """Plans of the table, unless more are wanted."""
 
@@ -166,6 +170,8 @@ class Planned(Shown):
         yield f"best found {measured}{seconds_text(best.seconds)} a step ({best.how}), passes {best.pipeline}"
         used = f"{100 * best.utilisation(answer.request):.1f} % of the machine's 16-bit peak"
         yield f"model-flops utilisation {used}; views and gradients in {best.plan.view_dtype}"
+        if best.how == "folded":
+            yield _FOLDED
         yield from self._bounds_text()
         yield (
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "

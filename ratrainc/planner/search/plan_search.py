@@ -313,11 +313,7 @@ class Search:
     def left_to_simulate(self) -> float:
         """Work of simulating the best plan whole, if only its folded step is known."""
         best = min(self.fitting, key=lambda candidate: candidate.cost(self.request.objective))
-        if best.is_exact:
-            return 0.0
-        in_halves = self.space_of(best).columns.has_halves
-        units = compiled_units(best.plan, self.request.model.layers, folded=False, in_halves=in_halves)
-        return units * trials_of(best.pipeline)
+        return 0.0 if best.is_exact else self.whole_units(best)
 
     def task(self, leaf: _Leaf) -> Task:
         """Return the evaluation of a leaf."""
@@ -443,10 +439,26 @@ class Search:
         self.tighten(found)
 
     def simulate_whole(self, run: WorkerPool) -> None:
-        """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly."""
+        """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly.
+
+        A plan whose whole step alone is expected to take longer than the search stays folded.
+        """
         # a whole step may be slower than its folded estimate, which makes another plan a leader
-        while pending := [c for c in self.leaders() if c.evaluation is None or not c.evaluation.verified]:
+        while pending := [c for c in self.leaders() if not self.is_known(c)]:
             self.simulate_again(run, pending)
+
+    def is_known(self, candidate: Candidate) -> bool:
+        """Return True if a candidate was verified, or is folded and its whole step too long for this search."""
+        assert candidate.evaluation is not None
+        if candidate.evaluation.verified or self.request.exhaustive or candidate.is_exact:
+            return candidate.evaluation.verified
+        return self.effort.is_too_long(self.whole_units(candidate))
+
+    def whole_units(self, candidate: Candidate) -> float:
+        """Estimate the work of simulating a candidate's whole step."""
+        in_halves = self.space_of(candidate).columns.has_halves
+        units = compiled_units(candidate.plan, self.request.model.layers, folded=False, in_halves=in_halves)
+        return units * trials_of(candidate.pipeline)
 
     def leaders(self) -> list[Candidate]:
         """Return the wanted best plans and a runner-up, each under its fastest pipeline."""

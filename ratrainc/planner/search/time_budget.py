@@ -69,6 +69,10 @@ class TimeBudget:
         """Return True if an evaluation is expected to end in time."""
         return self.expected(units) <= max(self.seconds - self.elapsed, self._shortest)
 
+    def is_too_long(self, units: float) -> bool:
+        """Return True if an evaluation alone is expected to take longer than the search, and a while."""
+        return self.expected(units) > max(self.seconds, _LEAST_SECONDS)
+
     def allowed(self, *, fits: bool) -> float | None:
         """Return the time limit of an evaluation; while nothing fits, it doubles each time one was stopped."""
         if self.seconds == inf:
