@@ -26,6 +26,7 @@ from ratrain.ratrain_ir.support.files import write_lines
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.answer.fewest_clusters import fewest_clusters
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.answer.strategy_comparison import best_of_each, rows_on_best_plans
@@ -125,7 +126,7 @@ def smallest() -> None:
                 load_model(name), published + 32, 8, 2048, plans=PlanChoice(zero_levels=levels), fewest=True
             )
             try:
-                fewest = fewest_clusters(request, name, MachineChoice(), lambda _text: None)
+                fewest = fewest_clusters(request, name, MachineChoice(), Steps())
             except DiagnosticError:
                 fewest = None
             text = "nothing"
@@ -207,7 +208,7 @@ def compare() -> None:
 
 def _each_on_its_best(name: str, request: PlanRequest, names: Sequence[str]) -> dict[str, Plan]:
     chosen = [strategy(item) for item in names]
-    answers = best_of_each(request, chosen, lambda _text: None)
+    answers = best_of_each(request, chosen, Steps())
     for row, answer in zip(rows_on_best_plans(chosen, answers), answers, strict=True):
         where = f"{name}, ZeRO {request.zero_levels}, {row['name']} on its best"
         if answer.best is None:

@@ -16,6 +16,7 @@ from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.answer.fewest_clusters import fewest_clusters
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
@@ -71,7 +72,7 @@ def test_what_does_not_fit_without_a_memory_fits_with_it():
     assert "transfers -" in with_host.reason
     without = Search(evolve(request, families=families(request.strategy, ("1f1b",)))).run()
     assert without.best is None
-    fewest = fewest_clusters(evolve(request, clusters=2), MODEL.name, MachineChoice(), lambda _text: None)
+    fewest = fewest_clusters(evolve(request, clusters=2), MODEL.name, MachineChoice(), Steps())
     assert (fewest.clusters, fewest.best.family) == (1, "1f1b+host")
     assert estimated(request).best.family == "1f1b+host"
 

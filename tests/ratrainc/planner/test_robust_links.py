@@ -14,6 +14,7 @@ from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import show
+from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.answer.robust_links import robust_links
 from ratrain.ratrainc.planner.search.plan_request import planning_request
@@ -84,7 +85,7 @@ def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys:
     machine = with_constants(load_machine(None), SLOW)
     request = planning_request(MODEL, 4, 8, 32, machine=machine, effort=SearchEffort(seconds=0.0))
     planned = Planned(Search(request).run(), False, None, "small.json", MachineChoice())
-    found = robust_links(planned, lambda _text: None)
+    found = robust_links(planned, Steps())
     usual = evolve(found.ports[0], flips=False, flips_at=None)
     verdicts = {
         "the answer does not flip": usual,
