@@ -105,10 +105,9 @@ def _megatron_shape(plan: Plan, model: ModelConfig) -> list[str]:
     if plan.pp > 1:
         counts = _counts(plan, model)
         if plan.layout != "loop":  # there a stage's layers follow one another: they are as many as it has here
-            places = [(at, plan.pp - 1 - at)[turn % 2] for turn in range(plan.chunks) for at in range(plan.pp)]
+            places = plan.shape.chunk_stages
             counts = [
-                sum(count for count, at in zip(counts, places, strict=True) if at == stage)
-                for stage in places[: plan.pp]
+                sum(count for count, at in zip(counts, places, strict=True) if at == stage) for stage in range(plan.pp)
             ]
         parts = ["t" * count for count in counts]
         flags.append(f"pipeline-model-parallel-layout 'E{'|'.join(parts)}L'")

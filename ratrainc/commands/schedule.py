@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from click.shell_completion import CompletionItem
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
@@ -33,8 +36,30 @@ dot, 2F1.3; PyTorch has none.
 """
 
 
+class ScheduleKind(click.types.StringParamType):
+    """Name of a schedule; read when it is given, as plugins add to the table."""
+
+    name = "schedule"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; raise a usage error if no schedule has it."""
+        if value not in SCHEDULES:
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, SCHEDULES))}", param, ctx)
+        return str(value)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """Return the names for help texts."""
+        del param, ctx
+        return f"[{'|'.join(SCHEDULES)}]"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with what was typed."""
+        del ctx, param
+        return [CompletionItem(name) for name in SCHEDULES if name.startswith(incomplete)]
+
+
 @click.command(epilog=_EPILOG)
-@click.option("--kind", required=True, type=click.Choice(list(SCHEDULES)), help="The order.")
+@click.option("--kind", required=True, type=ScheduleKind(), help="The order.")
 @click.option("--stages", required=True, type=click.IntRange(min=1), metavar="P", help="Pipeline stages, one a rank.")
 @click.option("--micro-batches", required=True, type=click.IntRange(min=1), metavar="M", help="Micro-batches a step.")
 @click.option("--chunks", type=click.IntRange(min=1), metavar="V", help="Chunks a stage; the kind's own if not given.")

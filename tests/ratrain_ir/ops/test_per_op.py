@@ -26,6 +26,7 @@ OWNERS = {
     "execution by ranks": "ratrain.targets.runtime.ranks.engine",
     "phases of collectives": "ratrain.targets.runtime.ranks.collectives",
     "phases of exchanges of tensor-parallel ranks": "ratrain.targets.runtime.ranks.tensor_collectives",
+    "category of a trace": "ratrain.ratrainc.report.trace",
 }
 """What each layer knows of an op, and where."""
 

@@ -137,8 +137,8 @@ def test_compare_says_that_the_yardstick_does_not_fit(capsys: pytest.CaptureFixt
 
 def test_compare_says_what_a_strategy_lacks() -> None:
     lacking = {"name": "a", "peak_bytes": 3 << 20, "fits": False}
-    assert "lacks 2.00 MiB" in text_of(Comparison(({**lacking, "capacity_bytes": 1 << 20},), ()).parts())
-    shown = text_of(Comparison(({**lacking, "capacity_bytes": 4 << 20},), ()).parts())
+    assert "lacks 2.00 MiB" in text_of(Comparison(({**lacking, "capacity_bytes": 1 << 20},), "mt3000", ()).parts())
+    shown = text_of(Comparison(({**lacking, "capacity_bytes": 4 << 20},), "mt3000", ()).parts())
     assert "not placed" in shown
     assert "lacks" not in shown
 
