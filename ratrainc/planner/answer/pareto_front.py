@@ -168,8 +168,7 @@ def pareto_front(
 ) -> ParetoFront:
     """Find the front of a request.
 
-    With `quick`, plans of a number of clusters are tried as for a quick answer, and those of a number of bytes stay
-    estimates.
+    With `quick`, all plans stay estimates.
 
     Raises `DiagnosticError` RT053 if nothing fits, RT064 if the space is empty.
     """
@@ -179,7 +178,7 @@ def pareto_front(
     points: list[FrontPoint] = []
     for each in _thinned(list(_of_clusters(request, spaces) if of_clusters else _of_bytes(request, spaces))):
         late = bool(points) and time.monotonic() - begin > request.seconds
-        if (quick and not of_clusters) or (late and not quick):
+        if quick or late:
             candidate = each.answer.best
         elif of_clusters:
             tried(each.answer, tick)

@@ -18,7 +18,7 @@ from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
 from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
-from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
+from ratrain.ratrainc.planner.search.plan_evaluation import compiled_units, evaluate
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
 
@@ -31,6 +31,10 @@ SECONDS = 3.0
 It is time of this process, so that other work on the machine changes no answer."""
 TRIAL_SECONDS = 3.0
 """Computing time for simulating plans, once one fits."""
+_LIMIT_SECONDS = 20.0
+"""Computing time of one plan; of a plan that takes longer the estimate stays."""
+_MOST_UNITS = 2500.0
+"""Work (`compiled_units`) of a plan that is expected to take longer, and is not begun."""
 _TRIED = 5
 """Most plans that fit to simulate, or the number that is wanted if that is more."""
 _REFUSED = 8
@@ -63,25 +67,31 @@ def estimated(request: PlanRequest) -> Answer:
 def tried(answer: Answer, tick: Steps) -> None:
     """Compile and simulate the first plans of an answer of estimates, long steps folded; put what fits first.
 
-    Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better.
+    Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better. Where one
+    takes too long, it and all after it stay estimates.
     """
     request, objective = answer.request, answer.request.objective
     wanted = max(_TRIED, request.keep)
     fitting: list[Candidate] = []
     left: list[Candidate] = []
-    taken = 0.0
+    taken, stopped = 0.0, False
     for candidate in answer.best_plans:
         best = min((each.cost(objective) for each in fitting), default=WORST)
-        # an answer without any simulated plan takes the time it needs
-        enough = len(fitting) >= wanted or (len(fitting) >= request.keep and taken >= TRIAL_SECONDS)
+        units = compiled_units(candidate.plan, request.model.layers, folded=True, in_halves=False)
+        stopped = stopped or units > _MOST_UNITS
+        enough = stopped or len(fitting) >= wanted or (len(fitting) >= request.keep and taken >= TRIAL_SECONDS)
         if enough or (not fitting and len(answer.refused) >= _REFUSED) or candidate.bound(objective) >= best:
             left.append(candidate)
             continue
         tick.begin(f"{candidate.plan.summary}, {candidate.family}")
-        evaluation = evaluate(request.task(candidate.plan, candidate.pipeline))
+        task = request.task(candidate.plan, candidate.pipeline)
+        evaluation = evaluate(evolve(task, seconds=max(TRIAL_SECONDS - taken, _LIMIT_SECONDS)))
         tick(f"{candidate.plan.summary}, {candidate.family}")
-        taken += evaluation.taken
-        answer.evaluations += 1
+        taken, stopped = taken + evaluation.taken, evaluation.stopped
+        answer.evaluations += not stopped
+        if stopped:
+            left.append(candidate)
+            continue
         found = evolve(candidate, evaluation=evaluation)
         (fitting if evaluation.step_seconds is not None else answer.refused).append(found)
     fitting.sort(key=lambda each: each.rank(objective))
