@@ -71,7 +71,8 @@ distclean: clean ## Remove the virtual environment as well
 
 # Installs with a sign of life every ten seconds; the loop ends with the recipe, whatever ends that.
 define install
-@( seconds=0; while sleep 10 >/dev/null 2>&1; do seconds=$$((seconds + 10)); echo "  still installing, $$seconds s so far"; done ) & \
+@( seconds=0; while sleep 10 >/dev/null 2>&1; do seconds=$$((seconds + 10)); \
+  echo "  still installing, $$seconds s so far"; done ) & \
   beat=$$!; trap 'kill $$beat 2>/dev/null' EXIT; trap 'exit 130' INT TERM; $(PIP) install $(1)
 @touch $@
 endef

@@ -292,8 +292,8 @@ window, and held against it.
 """
 
 
-_MADE_FOR = """A plan's file may have a table `[made_for]` too: `machine` and `capacity` say what it is for where a command is given no
-`--machine` ([machines travel](machine.md#it-travels-with-what-is-compiled)).
+_MADE_FOR = """A plan's file may have a table `[made_for]` too: `machine` and `capacity` say what it is for
+where a command is given no `--machine` ([machines travel](machine.md#it-travels-with-what-is-compiled)).
 """
 
 

@@ -81,9 +81,7 @@ def check_order_of_others(kind: str, orders: list[Order], plan: Plan) -> None:
         check_ascending(table)
     except DiagnosticError as error:
         notes = [Note(each.message) for each in error.diagnostics[:_SHOWN]]
-        way_out = (
-            "'ratrainc schedule --kind NAME ... -o s.csv' writes it as a table, 'ratrainc lint s.csv' shows each cell"
-        )
+        way_out = f"'ratrainc schedule --kind {kind} ... -o s.csv' writes it, and 'ratrainc lint s.csv' shows each cell"
         fail("RT072", f"the schedule '{kind}' is wrong for {plan.summary}", notes=notes, help=way_out)
 
 

@@ -8,49 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from typing import Any
 
 
-class Sizes(Protocol):
-    """The fields of a plan, or of its shape, that a summary shows."""
+def sizes_text(of: Any, slices: int) -> str:
+    """Return the summary of a plan, or of a planner's shape, which has the same fields but for the slices.
 
-    @property
-    def pp(self) -> int: ...  # noqa: D102 - named in `Plan`
-    @property
-    def dp(self) -> int: ...  # noqa: D102
-    @property
-    def tp(self) -> int: ...  # noqa: D102
-    @property
-    def micro_batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def micro_batches(self) -> int: ...  # noqa: D102
-    @property
-    def chunks(self) -> int: ...  # noqa: D102
-    @property
-    def zero(self) -> int: ...  # noqa: D102
-    @property
-    def reduce(self) -> str: ...  # noqa: D102
-    @property
-    def zero_blocks(self) -> ZeroLevels | None: ...  # noqa: D102
-    @property
-    def shard_group(self) -> int | None: ...  # noqa: D102
-    @property
-    def view_group(self) -> int | None: ...  # noqa: D102
-
-
-def sizes_text(of: Sizes, slices: int) -> str:
-    """Return the summary of a plan or a shape with this number of slices; 0 or 1 for whole sequences."""
+    `slices` is their number; 0 or 1 for whole sequences.
+    """
     chunks = "" if of.chunks == 1 else f" V{of.chunks}"
     cut = "" if slices < 2 else f" k{slices}"
     ranks = "" if of.tp == 1 else f" T{of.tp}"
     return f"P{of.pp} D{of.dp}{ranks} b{of.micro_batch_size} M{of.micro_batches}{chunks}{cut} {state_text(of)}"
 
 
-def state_text(of: Sizes) -> str:
-    """Return the part of a summary about training state: ZeRO levels, groups, and when gradients are reduced."""
+def state_text(of: Any) -> str:
+    """Return the part of a plan's or shape's summary about training state: ZeRO levels, groups, time of reduction."""
     each = " each" if of.reduce == "each-micro-batch" else ""
     group = "" if of.shard_group is None else f" of {of.shard_group}"
     group += "" if of.view_group is None else f" views of {of.view_group}"

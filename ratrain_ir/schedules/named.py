@@ -94,6 +94,13 @@ class Schedules(Mapping[str, Schedule]):
         if name in self._own or name in ("all", "none"):
             what = "one that is built in" if name in self._own else "no schedule: options and files have it as a word"
             fail("RT072", f"the schedule '{name}' has the name of {what}", help="rename it")
+        known = self._added.get(name)
+        if known is not None and _place(known) != _place(schedule):
+            fail(
+                "RT072",
+                f"the schedule '{name}' of {_place(schedule)} has the name of {_place(known)}",
+                help="rename it",
+            )
         actions, problem = _guarded(name, schedule.actions), _guarded(name, schedule.problem)
         self._added[name] = evolve(schedule, actions=actions, problem=problem)
 
@@ -118,6 +125,11 @@ class Schedules(Mapping[str, Schedule]):
     def __len__(self) -> int:
         """Count the schedules."""
         return len(list(iter(self)))
+
+
+def _place(schedule: Schedule) -> str:
+    """Return the function that makes the orders of a schedule, as `module:name`."""
+    return f"{schedule.actions.__module__}:{getattr(schedule.actions, '__qualname__', schedule.title)}"
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

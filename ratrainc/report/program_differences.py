@@ -141,26 +141,17 @@ def _verdict(one: Side, other: Side) -> str:
     if a.model != b.model:
         return f"{one.name} and {other.name} (the baseline) train different models, so neither is called faster"
     if a.plan.tokens_per_step == b.plan.tokens_per_step:
-        step = Pair(one.figures.step_seconds, other.figures.step_seconds)
-        if not step.change:
-            return names.format("as fast as") + f"a step takes {seconds_text(one.figures.step_seconds)} in both"
-        return names.format("slower than" if step.change > 0 else "faster than") + (
-            f"its step takes {_share(step)} time, {seconds_text(one.figures.step_seconds)} instead of "
-            f"{seconds_text(other.figures.step_seconds)}"
-        )
-    rate = Pair(one.figures.tokens_per_second, other.figures.tokens_per_second)
-    if not rate.change:
-        return names.format("as fast as") + f"{one.figures.tokens_per_second:,.0f} tokens/s in both"
-    return names.format("faster than" if rate.change > 0 else "slower than") + (
-        f"it trains {_share(rate)} tokens/s, {one.figures.tokens_per_second:,.0f} instead of "
-        f"{other.figures.tokens_per_second:,.0f}"
-    )
-
-
-def _share(pair: Pair) -> str:
-    assert pair.change is not None
-    assert pair.baseline
-    return f"{100 * abs(pair.change) / pair.baseline:.1f} % {'more' if pair.change > 0 else 'less'}"
+        pair, what = Pair(one.figures.step_seconds, other.figures.step_seconds), "its step takes {} time"
+        own, its = (seconds_text(side.figures.step_seconds) for side in (one, other))
+    else:
+        pair, what = Pair(one.figures.tokens_per_second, other.figures.tokens_per_second), "it trains {} tokens/s"
+        own, its = (f"{side.figures.tokens_per_second:,.0f}" for side in (one, other))
+    if not pair.change or not pair.baseline:
+        return names.format("as fast as") + what.format("the same") + f", {own}"
+    more = pair.change > 0
+    share = f"{100 * abs(pair.change) / pair.baseline:.1f} % {'more' if more else 'less'}"
+    faster = more == what.endswith("tokens/s")
+    return names.format("faster than" if faster else "slower than") + f"{what.format(share)}, {own} instead of {its}"
 
 
 def _cannot(one: Side, other: Side) -> list[str]:

@@ -222,7 +222,7 @@ def test_what_deepspeed_does_not_read_is_not_said_to_be_beside_the_point() -> No
 
 
 def fate(name: str) -> str:
-    """What becomes of an argument that sets no key: "refused", or the reason for which it is left out."""
+    """Return "refused" for an argument that sets no key, or the reason for which it is left out."""
     value = CHOICES[name][0] if name in CHOICES else "7"
     more = " --use-distributed-optimizer" * (name == "overlap-param-gather")  # Megatron-LM stops without
     said = "" if name in BARE else f" {value}" * COUNTS.get(name, 1)

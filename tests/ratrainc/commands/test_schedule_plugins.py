@@ -162,3 +162,11 @@ def test_the_table_of_schedules_is_one_mapping() -> None:
     assert all(SCHEDULES.is_own(name) for name in SCHEDULES)
     assert "nobodys" not in SCHEDULES
     assert SCHEDULES.get("nobodys") is None
+
+
+def test_two_plugins_do_not_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCHEDULES, "_added", {})
+    SCHEDULES.register("mine", Schedule("mine", half_of_it))
+    SCHEDULES.register("mine", Schedule("mine", half_of_it))  # loaded again: the same function
+    with pytest.raises(DiagnosticError, match=r"half_of_it.*rename|has the name of .*half_of_it"):
+        SCHEDULES.register("mine", Schedule("other", backwards_first))
