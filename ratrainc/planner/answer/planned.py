@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
 _FOLDED = (
     "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
-    "this search: give it more --seconds, or compile the plan"
+    "this answer may: "
 )
 _SHOWN = 5
 """Plans of the table, unless more are wanted."""
@@ -171,7 +171,7 @@ class Planned(Shown):
         used = f"{100 * best.utilisation(answer.request):.1f} % of the machine's 16-bit peak"
         yield f"model-flops utilisation {used}; views and gradients in {best.plan.view_dtype}"
         if best.how == "folded":
-            yield _FOLDED
+            yield _FOLDED + ("leave --quick out" if self.quick else "give it more --seconds")
         yield from self._bounds_text()
         yield (
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
