@@ -15,7 +15,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_summary import state_text
 from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
 from ratrain.ratrainc.choices.levers import CompileSetting, try_setting
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -30,6 +30,7 @@ from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import estimated, quick_answer
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.planner.test_planner import MODEL, SLOW, every_candidate
 
@@ -255,3 +256,22 @@ def test_more_clusters_are_needed_only_where_no_schedule_fits(
         )
         assert outcome is not None
         assert outcome.fits
+
+
+def test_a_refusal_is_printed_once_and_before_anything_is_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def looking(*_: object) -> advice_module.Advice:
+        seen.append(capsys.readouterr().err)
+        return advice_module.Advice([Note("tried, and fits: something")])
+
+    monkeypatch.setattr(advice_module, "advice", looking)
+    tiny = ("--model", str(example_path("tiny.json")), "--plan", str(example_path("tiny.toml")))
+    assert main(["compile", *tiny, "--capacity", "4MiB"]) == 1
+    (early,) = seen
+    late = capsys.readouterr().err
+    assert early.count("error[RT053]: stage @") == 2, "one a stage, each once"
+    assert "error[" not in late
+    assert "note: tried, and fits: something" in late
