@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ _TRIED = 3
 """Plans of a point to compile, if the first are refused."""
 _SECONDS = 0.5
 """Computing time for the cuts of a limit: there are many limits."""
+_GAIN = 0.01
+"""Least share of its time that a plan gains to be listed again with more bytes."""
 _STEP = 2**-0.25
 """Factor from one number of bytes to the next."""
 
@@ -81,6 +84,8 @@ class ParetoFront(Shown):
     """name of the model in commands"""
     machine: MachineChoice
     """machine as commands name it"""
+    quick: bool = False
+    """True if no plan was compiled"""
 
     @property
     def title(self) -> str:
@@ -94,8 +99,20 @@ class ParetoFront(Shown):
         rates = ["tokens/s", "tokens/cluster-h"]
         columns = [limit, "plan", "schedule", "step", *rates, "peak", "no plan within takes less than", "how"]
         rows = [self._row(point) for point in self.points]
-        yield TextTable(f"{self.title} (all times simulated or estimates)", columns, rows)
+        for row, (before, point) in zip(rows[1:], pairwise(self.points), strict=True):
+            row[1] += ", more kept" if _named(before) == _named(point) else ""
+        times = "all times estimates" if self.quick else "all times simulated or estimates"
+        yield TextTable(f"{self.title} ({times})", columns, rows)
         yield legend(point.candidate.plan.summary for point in self.points)
+        if self.quick:
+            yield self._simulated_by
+
+    @property
+    def _simulated_by(self) -> str:
+        """Say what simulates a plan of a quick front."""
+        if self.against == "memory":
+            return "Without --quick the plans are compiled and simulated."
+        return "Estimates only compare plans: --quick without --pareto simulates the best for one number of --clusters."
 
     def _row(self, point: FrontPoint) -> list[str]:
         candidate = point.candidate
@@ -168,7 +185,8 @@ def pareto_front(
 ) -> ParetoFront:
     """Find the front of a request.
 
-    With `quick`, all plans stay estimates.
+    With `quick`, all plans stay estimates. A plan may be on the front again with more bytes, in which it keeps more of
+    what its forwards save: if that gains less than `_GAIN`, it is listed once.
 
     Raises `DiagnosticError` RT053 if nothing fits, RT064 if the space is empty.
     """
@@ -190,7 +208,8 @@ def pareto_front(
         tick(_limit_text(against, each.limit))
     best, left = inf, []
     for point in points:
-        if point.candidate.seconds < best:
+        again = bool(left) and _named(left[-1]) == _named(point)
+        if point.candidate.seconds < best * (1 - _GAIN if again else 1):
             best = point.candidate.seconds
             left.append(point)
     if not left:
@@ -199,7 +218,12 @@ def pareto_front(
             f"no plan of {request.model.name} was found that fits {request.clusters} clusters or fewer",
             help="search longer with --seconds, or plan without --pareto: it says what lacks how many bytes",
         )
-    return ParetoFront(request, against, tuple(left), tokens, model, machine)
+    return ParetoFront(request, against, tuple(left), tokens, model, machine, quick)
+
+
+def _named(point: FrontPoint) -> tuple[str, str]:
+    """Return what a row shows of a plan."""
+    return point.candidate.plan.summary, point.candidate.family
 
 
 def _limit_text(against: str, limit: float) -> str:

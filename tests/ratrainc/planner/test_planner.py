@@ -944,6 +944,22 @@ def test_a_front_of_bytes_stays_within_them(capsys):
     assert all(p["bound_step_seconds"] <= p["predicted_step_seconds"] for p in points)
 
 
+def test_a_front_lists_a_plan_again_only_where_more_bytes_make_it_faster(capsys):
+    words = ("--pareto", "memory", "--schedules", "interleaved", "--tp", "1", "--quick")
+    asked = ("plan", "--model", "gpt2", "--clusters", "4", "--global-batch", "16", "--seq-len", "1024", *words)
+    assert main([*asked, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    plans = [(p["summary"], p["family"]) for p in points]
+    again = [at for at, (a, b) in enumerate(pairwise(plans)) if a == b]
+    assert again, "the case shows what is tested"
+    for at in again:
+        assert points[at + 1]["predicted_step_seconds"] < 0.99 * points[at]["predicted_step_seconds"]
+    assert main([*asked]) == 0
+    text = capsys.readouterr().out
+    assert text.count(", more kept") == len(again)
+    assert "all times estimates" in text
+
+
 @pytest.mark.parametrize(
     "words",
     [
