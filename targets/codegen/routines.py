@@ -377,6 +377,7 @@ def _head_backward(builder: Builder) -> None:
     operands |= {"table": "w.table", "dxn": builder.temporary("dxn", builder.rows, builder.model.hidden_size)}
     operands["dtable"] = "g.table"
     options = {**_head_options(builder), "accumulate": builder.accumulates}
+    # The labels of a step on one replica: the mean over replicas is taken where they meet (engine/collectives.py).
     denominator = float(builder.plan.micro_batches * tokens_per_micro_batch(builder.plan.whole))
     if builder.plan.holds_logits:
         operands["dlogits"] = _head_logits(builder, "dlogits")
