@@ -206,7 +206,8 @@ def pareto_front(
         if candidate is not None:
             points.append(FrontPoint(each.limit, candidate, each.bound_seconds))
         tick(_limit_text(against, each.limit))
-    best, left = inf, []
+    best = inf
+    left: list[FrontPoint] = []
     for point in points:
         again = bool(left) and _named(left[-1]) == _named(point)
         if point.candidate.seconds < best * (1 - _GAIN if again else 1):
