@@ -580,6 +580,7 @@ OPTIONS = {
                 idle=("v.csv", "v.csv --json"),
             ),
             "--whole": Option("every micro-batch of long steps, which are folded otherwise", "--whole"),
+            "--results": Option("the file that has each row's result as it is found", "--results rows.jsonl"),
             "--jobs": Option(
                 "processes that compile and simulate",
                 "--jobs 3",

@@ -27,6 +27,7 @@ MOST_BYTES: dict[str, int] = {
     "table of measured steps": 4 * MIB,
     "table of measured iterations": 4 * MIB,
     "validation table": 4 * MIB,
+    "file of results": 64 * MIB,
     "table of op times": 1 * MIB,
     "machine file": 16 * MIB,
     "profile": 512 * MIB,

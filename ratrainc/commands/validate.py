@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ratrain.ratrainc.commands.words.options import (
@@ -14,10 +16,14 @@ from ratrain.ratrainc.commands.words.options import (
 )
 from ratrain.ratrainc.console.terminal import echo, echo_document
 
+if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Progress
+
 _EPILOG = """\b
 Examples:
   ratrainc validate measured.csv
   ratrainc validate measured.csv --json
+  ratrainc validate measured.csv --results rows.jsonl --jobs 2
   ratrainc validate measured.csv --machine mine.toml             would another machine file predict it better?
   ratrainc validate benchmarks/published/*.csv --markdown -o docs/validation.md        with the tables of the repository
 
@@ -55,6 +61,13 @@ columns.
 @click.option(
     "--whole", is_flag=True, help="Simulate every micro-batch of long steps, which otherwise are folded to a few (~)."
 )
+@click.option(
+    "--results",
+    type=Result("results", ".jsonl"),
+    metavar="FILE.jsonl",
+    help="Append each row's result as it is found; rows that are there already, of the same machine and code, are not "
+    "simulated again. So a run that was stopped goes on.",
+)
 @jobs_option("Processes that compile and simulate rows.")
 @json_option
 def command(
@@ -63,6 +76,7 @@ def command(
     markdown: bool,
     output: str | None,
     whole: bool,
+    results: str | None,
     jobs: int,
     as_json: bool,
 ) -> None:
@@ -85,7 +99,12 @@ def command(
 
     chosen = None if machine is None else given_machine(machine)
     with bar(None, "validating") as progress:
-        validation = api.validate(*tables, machine=chosen, whole=whole, jobs=jobs, progress=progress)
+
+        def hear(now: Progress) -> None:
+            progress(now)
+            echo(now.text, err=True)
+
+        validation = api.validate(*tables, machine=chosen, whole=whole, jobs=jobs, results=results, progress=hear)
     if as_json:
         print_json(validation.to_json())
     elif output is not None:

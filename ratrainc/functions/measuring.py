@@ -76,16 +76,20 @@ def validate(
     machine: str | Machine | None = None,
     whole: bool = False,
     jobs: int = 1,
+    results: str | None = None,
     progress: OnProgress | None = None,
 ) -> Validation:
     """Compile and simulate published measurements (CSV tables), and report the simulation's errors by class of rows.
 
     `machine` replaces the machines that rows name. With `whole`, every micro-batch of long steps is simulated. `jobs`
-    is the number of processes. All tables are read before the first row is simulated. Raises `DiagnosticError` with
-    everything that is wrong in them.
+    is the number of processes. Each row's result is appended to the file `results` as it is found, and what the file
+    has of the same row, machine and code is not simulated again. `progress` hears a line of each row. All tables are
+    read before the first row is simulated. Raises `DiagnosticError` with everything that is wrong in them.
     """
+    from ratrain.ratrainc.validation.kept_results import KeptResults
     from ratrain.ratrainc.validation.outcome import validate as validated
     from ratrain.ratrainc.validation.validation_rows import read_validation_table
+    from ratrain.ratrainc.validation.validation_tables import row_text
 
     chosen = None if machine is None else chosen_machine(machine)
     problems = Diagnostics()
@@ -97,4 +101,6 @@ def validate(
             problems.items.extend(error.diagnostics)
     problems.check()
     count = sum(row.task is not None for table in read for row in table.rows)
-    return validated(read, min(jobs, count), counting(progress, count), whole=whole)
+    tick = counting(progress, count)
+    kept = None if results is None else KeptResults.of(results)
+    return validated(read, min(jobs, count), lambda row: tick(row_text(row)), whole=whole, kept=kept)

@@ -90,6 +90,7 @@ def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline:
         "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.family == "gpt2"
         and model.ffn_size == 4 * model.hidden_size,
         f"with zero = {framework.zero}": plan.zero == framework.zero,
+        "with tp = 1 (what a framework's tensor-parallel rank holds is not known here)": plan.tp == 1,
         "with f16 views and logits = whole": plan.view_dtype == "f16" and plan.holds_logits,
         "with the schedule 1f1b": placed == _SCHEDULE,
         "with recompute{policy=full} or {policy=none}": policies in ({"full"}, {"none"}),

@@ -30,10 +30,9 @@ _INTRODUCTION = (
     "are held out."
 )
 _READING = (
-    "Read with care: the GPU machine files have efficiencies, latencies and gaps between kernels that are "
-    "assumed and the same for all, so "
-    "that absolute seconds on them say little, and ratios within a group more. Known to be left out of the "
-    "model: dropout and its masks, "
+    "Read with care: efficiencies of the GPU machine files and what a kernel costs the host are fitted to the "
+    "rows of split `fit` (`make constants`); latencies are assumed. Known to be left out of the model: dropout "
+    "and its masks, "
     "fragmentation of an eager framework's allocator, what frameworks hold in addition to the step's tensors "
     "(reduction buckets, flat copies of "
     "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. "

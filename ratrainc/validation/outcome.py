@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -24,6 +24,9 @@ from ratrain.ratrainc.validation.validation_rows import (
     ValidationRow,
     ValidationTable,
 )
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.validation.kept_results import KeptResults
 
 
 @frozen
@@ -261,20 +264,35 @@ def _errors_json(errors: dict[str, Errors]) -> dict[str, Any]:
 def validate(
     tables: Sequence[ValidationTable],
     jobs: int = 1,
-    tick: Callable[[], None] = lambda: None,
+    hear: Callable[[RowOutcome | ValidationRow], None] = lambda _outcome: None,
     *,
     whole: bool = False,
+    kept: KeptResults | None = None,
 ) -> Validation:
-    """Compile and simulate the rows of tables with `jobs` processes; `tick` is called after each simulated row.
+    """Compile and simulate the rows of tables with `jobs` processes; `hear` gets each outcome, or the row if refused.
 
-    Long steps are folded if that changes no result (`task_of`), unless `whole`. Raises `DiagnosticError` with every row
-    that cannot be compiled for another reason than that it does not fit.
+    Long steps are folded if that changes no result (`task_of`), unless `whole`. What is in `kept` is not simulated
+    again, and what is found goes there. Raises `DiagnosticError` with every row that cannot be compiled for another
+    reason than that it does not fit.
     """
     rows = [row for table in tables for row in table.rows]
     tasks: dict[int, Task] = {
         number: task for number, row in enumerate(rows) if (task := task_of(row, whole=whole)) is not None
     }
-    found = dict(zip(tasks, evaluate_all(list(tasks.values()), jobs, tick), strict=True))
+    found: dict[int, PlanEvaluation | DiagnosticError] = {}
+    known = {} if kept is None else {number: was for number, task in tasks.items() if (was := kept.get(task))}
+    left = [number for number in tasks if number not in known]
+
+    def note(number: int, evaluation: PlanEvaluation | DiagnosticError) -> None:
+        found[number] = evaluation
+        row, refused = rows[number], isinstance(evaluation, DiagnosticError)
+        if kept is not None and number not in known and not refused:
+            kept.put(row.id, tasks[number], evaluation)
+        hear(row if refused else RowOutcome(row, evaluation))
+
+    for number, evaluation in known.items():
+        note(number, evaluation)
+    evaluate_all([tasks[number] for number in left], jobs, lambda at, evaluation: note(left[at], evaluation))
     problems = Diagnostics()
     outcomes = []
     for number, row in enumerate(rows):

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
-from ratrain.ratrainc.validation.validation_rows import COMPARED_IN_GROUPS, SPLITS
+from ratrain.ratrainc.validation.validation_rows import COMPARED_IN_GROUPS, SPLITS, ValidationRow
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Errors
@@ -143,3 +143,17 @@ def folded_text(validation: Validation) -> str:
         f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others "
         "(all: --whole)"
     )
+
+
+def row_text(outcome: RowOutcome | ValidationRow) -> str:
+    """Return the line that tells of a row when it is done."""
+    if isinstance(outcome, ValidationRow):
+        return f"{outcome.id}: cannot be compiled"
+    row, simulated, error = outcome.row, outcome.simulated, outcome.error
+    if row.measure == "fits":
+        return f"{row.id}: {'fits' if outcome.fits else 'does not fit'}, {outcome.verdict}"
+    if simulated is None or error is None:
+        return f"{row.id}: does not fit, {outcome.verdict}"
+    mark = _folded_mark(outcome)
+    values = f"measured {_value_text(row.measure, row.measured)}, simulated {mark}{_value_text(row.measure, simulated)}"
+    return f"{row.id}: {values}, {_signed_text(row.measure, error)}"

@@ -168,12 +168,14 @@ def _evaluated(task: Task) -> PlanEvaluation:
     left_out = task.plan.micro_batches - plan.micro_batches
     seconds = figures.step_seconds
     if left_out and plan.chunks > 1:
-        shorter = _evaluated(attrs.evolve(task, plan=_shorter(plan), folded=False, checked_below=0.0, with_tail=False))
+        shorter = _evaluated(
+            attrs.evolve(task, plan=shorter_plan(plan), folded=False, checked_below=0.0, with_tail=False)
+        )
         if shorter.step_seconds is None:
             return shorter
-        seconds += left_out * (seconds - shorter.step_seconds) / (2 * plan.pp)
+        seconds += left_out * (seconds - shorter.step_seconds) / turns_apart(plan)
     elif left_out:
-        seconds += left_out * _pace(timeline, plan)
+        seconds += left_out * pace(timeline, plan)
     return PlanEvaluation(
         seconds,
         timed.peak_bytes,
@@ -200,12 +202,17 @@ def _verify(module: Module, program: Program, machine: Machine) -> None:
     check_program(program, machine)
 
 
-def _shorter(plan: Plan) -> Plan:
+def shorter_plan(plan: Plan) -> Plan:
     """Return the plan with the micro-batches of two turns of the pipeline fewer."""
-    return attrs.evolve(plan, micro_batches=plan.micro_batches - 2 * plan.pp)
+    return attrs.evolve(plan, micro_batches=plan.micro_batches - turns_apart(plan))
 
 
-def _pace(timeline: Timeline, plan: Plan) -> float:
+def turns_apart(plan: Plan) -> int:
+    """Return the micro-batches of two turns of the pipeline, by which the two steps of several chunks differ."""
+    return 2 * plan.pp
+
+
+def pace(timeline: Timeline, plan: Plan) -> float:
     """Return the seconds a micro-batch of the steady part, between first-stage backwards that are its depth apart."""
     spans = timeline.spans[0][Engine.COMPUTE]
     count = len(timeline.program.stages[0].streams[Engine.COMPUTE])

@@ -63,9 +63,9 @@ def workers(jobs: int) -> Iterator[WorkerPool]:
 
 
 def evaluate_all(
-    tasks: Sequence[Task], jobs: int, tick: Callable[[], None] = lambda: None
+    tasks: Sequence[Task], jobs: int, hear: Callable[[int, PlanEvaluation | DiagnosticError], None]
 ) -> list[PlanEvaluation | DiagnosticError]:
-    """Return the evaluation of each task, or the error that refused it; call `tick` after each."""
+    """Return the evaluation of each task, or the error that refused it; `hear` gets each as it is found."""
     found: dict[int, PlanEvaluation | DiagnosticError] = {}
     waiting = deque(enumerate(tasks))
     running: dict[Future[PlanEvaluation], int] = {}
@@ -80,7 +80,7 @@ def evaluate_all(
                     found[number] = future.result()
                 except DiagnosticError as error:
                     found[number] = error
-                tick()
+                hear(number, found[number])
     return [found[number] for number in range(len(tasks))]
 
 

@@ -19,9 +19,11 @@ from ratrain.ratrainc.planner.search import workers
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.outcome import Validation, validate
 from ratrain.ratrainc.validation.validation_rows import OWN_COLUMNS, read_validation_table
+from ratrain.ratrainc.validation.validation_tables import row_text
 from ratrain.targets.machine.machine import load_machine
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
     from ratrain.targets.simulator.figures import Figures
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 256}
@@ -593,10 +595,50 @@ def test_ctrl_c_ends_it_in_a_line_and_writes_nothing(
 
 
 def test_progress_is_told_row_by_row(folder: Path) -> None:
-    ticks: list[None] = []
+    heard: list[str] = []
     path = table(folder, *LINES)
-    validate([read_validation_table(path)], 1, lambda: ticks.append(None))
-    assert len(ticks) == 5
+    validate([read_validation_table(path)], 1, lambda outcome: heard.append(row_text(outcome)))
+    assert len(heard) == 5
+    assert all(": " in text for text in heard)
+
+
+def test_results_are_kept_as_they_are_found_and_not_found_again(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept = table(folder, *LINES), folder / "rows.jsonl"
+    evaluated: list[object] = []
+    usual = workers.evaluate
+
+    def counted(task: Task) -> PlanEvaluation:
+        if len(evaluated) == stops_after:
+            raise KeyboardInterrupt
+        evaluated.append(task)
+        return usual(task)
+
+    monkeypatch.setattr(workers, "evaluate", counted)
+    stops_after = 2
+    asked = (path, "--jobs", "1", "--json")
+    assert called(capsys, *asked, "--results", str(kept))[0] == 130
+    assert kept.read_text().count("\n") == 2
+    kept.write_text(kept.read_text() + '{"id": "half of a li')
+    stops_after = 99
+    code, resumed, err = called(capsys, *asked, "--results", str(kept))
+    assert (code, len(evaluated)) == (0, 3), "of five rows, three are of one plan"
+    assert err.count("measured ") + err.count("fit") >= 5, "a line a row"
+    assert kept.read_text().count("\n") == 3
+    assert json.loads(called(capsys, *asked)[1]) == json.loads(resumed)
+    evaluated.clear()
+    called(capsys, *asked, "--results", str(kept), "--machine", "mt3000-1.2ghz")
+    assert evaluated, "another machine is another result"
+
+
+def test_a_file_of_something_else_is_no_file_of_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, other = table(folder, *LINES), folder / "log.jsonl"
+    other.write_text('{"step": 1, "loss": 2.0}\n')
+    code, out, err = called(capsys, path, "--results", str(other))
+    assert (code, out) == (1, "")
+    assert "log.jsonl:1" in err
+    assert other.read_text() == '{"step": 1, "loss": 2.0}\n'
 
 
 @pytest.mark.parametrize("words", [("--json", "--markdown"), ("-o", "x.md"), ("--json", "-o", "x.md"), ("--jobs", "0")])

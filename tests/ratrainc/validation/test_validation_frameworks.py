@@ -209,6 +209,11 @@ def test_what_formulas_are_not_for_is_refused_at_its_column(
     assert row[found.location.column - 1 :].startswith(cells[column])
 
 
+def test_tensor_parallel_ranks_are_refused(folder: Path) -> None:
+    with pytest.raises(DiagnosticError, match="with tp = 1"):
+        read_validation_table(table(folder, f"{HEAD},tp,peak_bytes", f"a,{RAN},2,1"))
+
+
 def test_the_fitted_constant_is_the_median_of_the_rows_it_says() -> None:
     rows = published("dlperf-v100-memory")
     losses = []

@@ -1,0 +1,90 @@
+"""Results of validated rows, kept in a file as they are found.
+
+A line is JSON: the row's id, a key, and its evaluation. The key is a digest of the row's task and of the installed
+code, so a changed row, machine, plan or compiler is evaluated anew, and its line stays as a record. A run that was
+stopped goes on behind its last whole line.
+
+    {"id": "zb-t4-1.5b-p8-b6-m24", "key": "3f0c...", "evaluation": {"step_seconds": 1.17, "peak_bytes": [...], ...}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, define, fields
+
+from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.files import read_text
+from ratrain.ratrain_ir.support.proof_cache import entry_name, installation
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.plan_evaluation import Task
+
+_FIELDS = {item.name for item in fields(PlanEvaluation)} - {"disturbance", "taken"}
+_TUPLES = ("peak_bytes", "schedule_bytes")
+
+
+@define
+class KeptResults:
+    """The results in a file, by key; new ones are appended to it."""
+
+    path: Path
+    found: dict[str, PlanEvaluation]
+
+    @classmethod
+    def of(cls, path: str) -> KeptResults:
+        """Read the file, if it is there. A last line without an end was not written whole and is removed.
+
+        Raises `DiagnosticError` RT002 if it cannot be read, written, or holds something else.
+        """
+        file, found, whole = Path(path), {}, ""
+        if file.exists():
+            text = read_text(path, "file of results")
+            whole = text[: text.rfind("\n") + 1]
+            for number, line in enumerate(whole.splitlines(), 1):
+                found.update([_read(line, Location(path, number))])
+        try:
+            with file.open("a", encoding="utf-8") as handle:
+                os.truncate(handle.fileno(), len(whole.encode()))
+        except OSError as error:
+            fail("RT002", f"cannot write the results '{path}': {error.strerror}")
+        return cls(file, found)
+
+    def get(self, task: Task) -> PlanEvaluation | None:
+        """Return the evaluation of a task, if the file has it."""
+        return self.found.get(_key(task))
+
+    def put(self, name: str, task: Task, evaluation: PlanEvaluation) -> None:
+        """Append the evaluation of a row's task. Raises `DiagnosticError` RT002 if the file cannot be written."""
+        data = asdict(evaluation, filter=lambda attribute, _value: attribute.name in _FIELDS)
+        line = json.dumps({"id": name, "key": _key(task), "evaluation": data})
+        try:
+            with self.path.open("a", encoding="utf-8") as handle:
+                handle.write(line + "\n")
+        except OSError as error:
+            fail("RT002", f"cannot write the results '{self.path}': {error.strerror}")
+
+
+def _key(task: Task) -> str:
+    """Return the digest of a task; it changes with the code, unless the code was edited while this process runs."""
+    return entry_name(installation() or "", "validation", [repr(task).encode()])
+
+
+def _read(line: str, place: Location) -> tuple[str, PlanEvaluation]:
+    try:
+        data = json.loads(line)
+        evaluation: dict[str, Any] = data["evaluation"]
+        tuples = {name: tuple(evaluation[name]) for name in _TUPLES}
+        return str(data["key"]), PlanEvaluation(**{**evaluation, **tuples})
+    except (ValueError, KeyError, TypeError):
+        fail(
+            "RT002",
+            "this is not a line of results of 'ratrainc validate'",
+            place,
+            help="name another file, which is made if it is not there",
+            source=line,
+        )
