@@ -24,7 +24,7 @@ comma := ,
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test tests parity test-full test-everything docs lint format clean distclean
+.PHONY: help demo test tests parity test-full test-everything docs constants lint format clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ test-everything: lint $(FULL) ## Run every test there is: also those that need a
 docs: $(DOCS) ## Write the documentation as a site, build/site/index.html
 	@$(BIN)/python -m mkdocs --quiet build --strict
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+
+constants: $(DEV) ## Fit the constants of the built-in GPU machines to published step times, and write them
+	@$(BIN)/python benchmarks/constants.py --write
 
 lint: $(DEV) ## Check style, formatting and types
 	@$(BIN)/ruff check --quiet .

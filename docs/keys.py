@@ -256,6 +256,7 @@ MACHINE = {
     "transport_overhead": Key("bytes of communication buffers of a rank that talks to others", 1e9),
     "transport_overhead_per_group": Key("the same for each communicator that it is a member of", 1e9),
     "allocator_slack": Key("the part of `ddr_capacity` that a caching allocator loses", 0.1),
+    "step_error": Key("the error of simulated against published steps, which answers state", 0.1, TIMES),
     **{
         f"{home}_{name}": Key(f"{what} '{home}'", value, f"{STORED} {home}", _other_keys(home, name), _usual(home))
         for home in ("host", "file")

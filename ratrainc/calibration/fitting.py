@@ -94,13 +94,15 @@ def fitted(
     source: str,
     place: Location | None = None,
     outlier: float = inf,
+    least_gain: float = _SMALL_GAIN,
 ) -> Machine:
     """Fit named constants of a machine to measured seconds, starting from its own values.
 
     `predict` returns the seconds of all rows on a machine. A residual beyond `outlier` counts by its size and not its
     square, so rows that no constant explains do not bend the rest (scipy's loss soft_l1; Huber, "Robust Estimation of a
-    Location Parameter", 1964). Raises `DiagnosticError` RT002 as `check_solver` does, and RT005 if the start predicts
-    no positive times, if there are fewer rows than constants, or if a constant changes no row.
+    Location Parameter", 1964). The search ends when a step gains less than `least_gain` of the loss. Raises
+    `DiagnosticError` RT002 as `check_solver` does, and RT005 if the start predicts no positive times, if there are
+    fewer rows than constants, or if a constant changes no row.
     """
     check_solver()
     from scipy.optimize import least_squares
@@ -142,7 +144,7 @@ def fitted(
         bounds=(-log(_MOST_CHANGE), np.minimum(np.log(largest / start), log(_MOST_CHANGE))),
         # soft_l1 is 2 (sqrt(1 + z) - 1) with z = (residual / f_scale)^2: a square for small residuals, linear for large
         # ones.
-        ftol=_SMALL_GAIN,
+        ftol=least_gain,
         max_nfev=_MOST_STEPS,
         loss="linear" if outlier == inf else "soft_l1",
         f_scale=1.0 if outlier == inf else outlier,

@@ -47,7 +47,14 @@ _FOR_RUNS = 0.4
 """Share of the progress bar for the programs that run whole steps; the rest is for kernels."""
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 _STARTS = {"gemm_efficiency": 0.7, "attention_efficiency": 0.3, "head_efficiency": 0.5}
-_LINKS_OF = {HOST_DEVICE: "cpu", "H200": "h200", "H100": "h100-node", "A100": "a100-node"}
+_LINKS_OF = {
+    HOST_DEVICE: "cpu",
+    "H200": "h200",
+    "H100": "h100-node",
+    "A100": "a100-node",
+    "B200": "b200-node",
+    "V100": "v100-node",
+}
 """Built-in machines whose links a device takes, by a word of the device's name."""
 
 Tell = Callable[[float], None]

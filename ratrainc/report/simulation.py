@@ -99,11 +99,11 @@ class Simulation(StepSimulation):
 
     def parts(self) -> Iterator[Part]:
         """Yield times and bytes of the stages and of a step."""
-        return figures_parts(self.program, self.figures, self.machine.name)
+        return figures_parts(self.program, self.figures, self.machine)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
-        return super().to_json() | {"machine": self.machine.name}
+        return super().to_json() | {"machine": self.machine.name, "step_error": self.machine.step_error}
 
 
 @frozen(repr=False)

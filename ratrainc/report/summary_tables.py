@@ -80,11 +80,13 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
         yield f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout"
 
 
-def figures_parts(program: Program, figures: Figures, machine: str) -> Iterator[Part]:
+def figures_parts(program: Program, figures: Figures, machine: Machine) -> Iterator[Part]:
     """Yield the figures of a simulation on a machine."""
-    yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
+    yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine.name} (simulated)", figures, seconds_text)
     yield f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}"
     yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %"
+    if machine.accuracy:
+        yield machine.accuracy
     yield from collectives_parts(figures)
 
 

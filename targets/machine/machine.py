@@ -97,6 +97,7 @@ _OPTIONAL_UNITS = {
     "transport_overhead": "bytes",
     "transport_overhead_per_group": "bytes",
     "allocator_slack": "fraction of ddr_capacity",
+    "step_error": "fraction of a step's time",
     **STORE_UNITS,
     "host_update": "bytes/s",
 }
@@ -139,6 +140,7 @@ _MAY_BE_ZERO = (
     "transport_overhead",
     "transport_overhead_per_group",
     "allocator_slack",
+    "step_error",
 )
 _OF_SHARED_CORES = ("engine_gap", "core_sharing")
 """Constants of runs whose engines take turns on cores, as `simulate --one-core` and `--cores` time them."""
@@ -248,6 +250,19 @@ class Machine:
     def head_efficiency(self) -> float:
         """Fraction of the peak that the head's products reach; by default that of other products."""
         return self._optional("head_efficiency", self["gemm_efficiency"])
+
+    @property
+    def step_error(self) -> float | None:
+        """Largest error of three in four simulated steps against published ones; None if none were compared."""
+        return self.constants["step_error"].value if "step_error" in self.constants else None
+
+    @property
+    def accuracy(self) -> str:
+        """Sentence on `step_error`; empty of a machine whose ops were timed, or that is no device of PyTorch."""
+        if self.step_error is None:
+            known = self.cost == "table" or self.target == DEFAULT_TARGET
+            return "" if known else f"no published step on a machine like {self.name} was held against simulated times"
+        return f"3 of 4 published steps on such machines are within {100 * self.step_error:.0f} % of simulated times"
 
     @property
     def stores(self) -> tuple[tuple[Home, int], ...]:

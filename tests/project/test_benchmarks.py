@@ -8,10 +8,12 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
 
+from ratrain.targets.machine.machine import load_machine, parse_machine
 from tests.end_to_end.tiny_runs import instructions
 from tests.targets.runtime.ranks.mpi_tools import needs_mpi, run_ranks
 
@@ -48,6 +50,60 @@ def test_collectives(capsys):
     assert {row[0] for row in cells} == {"mt3000", "mt3000-shared-port", "mt3000-nodes"}
     assert sum("(taken)" in row[4] for row in cells) == 6
     assert {row[6].lstrip("+-") for row in cells} == {"0.0 %"}
+
+
+def test_constants_are_fitted_to_the_rows_of_split_fit_alone(monkeypatch):
+    constants = runpy.run_path(str(BENCHMARKS / "constants.py"))
+    fit, seen = constants["fit"], []
+
+    class Step:
+        def __init__(self, task):
+            self.task = task
+
+        def seconds(self, machine):
+            seen.append(self.task)
+            return machine["gemm_efficiency"] + machine.dispatch
+
+    def fitted(start, names, predict, measured, **_told):
+        seen.clear()
+        assert len(predict(start)) == len(measured)
+        assert [evolve(task, folded=False) for task in seen] == [row.task for row in constants["fitted_rows"](rows)]
+        assert {*names} <= {"gemm_efficiency", "dispatch"}, "the others change no row"
+        return start
+
+    monkeypatch.setitem(fit.__globals__, "FoldedStep", SimpleNamespace(of=Step))
+    monkeypatch.setitem(fit.__globals__, "fitted", fitted)
+    for device, name in constants["DEVICES"].items():
+        rows = constants["rows_of"](device)
+        seen.clear()
+        _, steps, times = fit(device)
+        kept, held_out = constants["fitted_rows"](rows), [row for row in rows if row.split == "held-out"]
+        assert len(steps) == len(times) == len(kept) + len(held_out)
+        assert {row.split for row in kept} == {"fit"}
+        machine = load_machine(name)
+        fitted_here = [name for name in constants["FITTED"] if machine.constants[name].certainty == "fitted"]
+        assert 1 <= len(fitted_here) <= len(kept) // constants["ROWS_OF_A_CONSTANT"]
+        for constant in fitted_here:
+            assert f": {len(kept)} rows of split fit" in machine.constants[constant].source, f"{device}: make constants"
+        assert f"{len(held_out)} held-out rows" in machine.constants["step_error"].source
+
+
+def test_constants_are_written_in_place(monkeypatch, tmp_path):
+    constants = runpy.run_path(str(BENCHMARKS / "constants.py"))
+    write = constants["write"]
+    machine = load_machine("a100-node")
+    before = (constants["MACHINES"] / "a100-node.toml").read_text()
+    bare = re.sub(r"\[step_error\]\n(?:.+\n)+\n", "", before)
+    (tmp_path / "a100-node.toml").write_text(bare)
+    monkeypatch.setitem(write.__globals__, "MACHINES", tmp_path)
+    changed = evolve(machine.constants["launch"], value=3e-6, unit="s", source="a test")
+    error = evolve(machine.constants["step_error"], value=0.25)
+    write(evolve(machine, constants={**machine.constants, "launch": changed}), error)
+    written = parse_machine((tmp_path / "a100-node.toml").read_text(), file="a100-node.toml")
+    assert written["launch"] == 3e-6
+    assert written["step_error"] == 0.25
+    same = [name for name in machine.constants if name not in (*constants["FITTED"], "step_error")]
+    assert {name: written.constants[name] for name in same} == {name: machine.constants[name] for name in same}
 
 
 def test_minimalloc(capsys):

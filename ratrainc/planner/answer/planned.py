@@ -170,6 +170,8 @@ class Planned(Shown):
         yield f"best found {measured}{seconds_text(best.seconds)} a step ({best.how}), passes {best.pipeline}"
         used = f"{100 * best.utilisation(answer.request):.1f} % of the machine's 16-bit peak"
         yield f"model-flops utilisation {used}; views and gradients in {best.plan.view_dtype}"
+        if accuracy := answer.request.machine.accuracy:
+            yield accuracy
         if best.how == "folded":
             yield _FOLDED + ("leave --quick out" if self.quick else "give it more --seconds")
         yield from self._bounds_text()
@@ -211,6 +213,7 @@ class Planned(Shown):
         return {
             "model": request.model.name,
             "machine": request.machine.name,
+            "step_error": request.machine.step_error,
             "strategy": request.strategy.name,
             "families": [family.name for family in request.searched],
             "objective": request.objective.name,

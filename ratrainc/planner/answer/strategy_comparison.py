@@ -46,6 +46,8 @@ class Comparison(Shown):
     common: dict[str, Any] | None = None
     """if each is on its own: the rows of all on the best plan of the default strategy, if that has one"""
     notes: tuple[str, ...] = ()
+    step_error: float | None = None
+    """that of the machine"""
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of all on one plan, a table of each on its own, and notes."""
@@ -60,7 +62,7 @@ class Comparison(Shown):
         """Return the rows as `--json` prints them."""
         common = {"on_one_plan": self.common} if self.is_planned else {}
         least = min(row["capacity_bytes"] for row in self.rows)
-        of_machine = {"machine": self.machine, "capacity_bytes": least}
+        of_machine = {"machine": self.machine, "step_error": self.step_error, "capacity_bytes": least}
         return {"strategies": list(self.rows), **common, **of_machine}
 
 
@@ -94,7 +96,8 @@ def compare_on_plan(
         left.append(f'left out, as the plan says schedule = "{plan.schedule}": {others}')
     possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
     rows = rows_on_one_plan(config, plan, possible, machine, tick)
-    return Comparison(tuple(rows), machine.name, tuple(left), notes=tuple(item.note for item in possible if item.note))
+    notes = (*(item.note for item in possible if item.note), *_accuracy(machine))
+    return Comparison(tuple(rows), machine.name, tuple(left), notes=notes, step_error=machine.step_error)
 
 
 def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: Machine, tick: Steps) -> Comparison:
@@ -109,7 +112,8 @@ def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: 
     rows = tuple(rows_on_best_plans(chosen, answers))
     if best.best is None:
         note = f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"
-        return Comparison(rows, machine.name, tuple(left), is_planned=True, notes=(note,))
+        notes = (note, *_accuracy(machine))
+        return Comparison(rows, machine.name, tuple(left), is_planned=True, notes=notes, step_error=machine.step_error)
     plan = best.best.plan
     possible = _where(chosen, lambda item: item.adapted(plan, request.model, machine), left, named=False)
     common = {
@@ -117,7 +121,17 @@ def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: 
         "plan": best.best.to_json(request.clusters),
         "strategies": rows_on_one_plan(request.model, plan, possible, machine, tick),
     }
-    return Comparison(rows, machine.name, tuple(left), is_planned=True, common=common)
+    return Comparison(
+        *(rows, machine.name, tuple(left)),
+        is_planned=True,
+        common=common,
+        notes=_accuracy(machine),
+        step_error=machine.step_error,
+    )
+
+
+def _accuracy(machine: Machine) -> tuple[str, ...]:
+    return (machine.accuracy,) if machine.accuracy else ()
 
 
 def _where(

@@ -14,14 +14,23 @@ from ratrain.targets.pytorch.pytorch_target import PytorchTarget
 from ratrain.targets.target import target_of
 
 ROOT = Path(__file__).resolve().parents[3]
+FITTED = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "launch", "dispatch")
 MACHINES = [name for name in machine_names() if load_machine(name).target == "pytorch"]
 GPUS = [name for name in MACHINES if name != "cpu"]
 SHEETS = {
+    "b200-node": {"ddr_capacity": 180e9, "ddr_bandwidth": 8e12, "fp16_peak": 2250e12},
+    "v100-node": {"ddr_capacity": 32e9, "ddr_bandwidth": 900e9, "fp16_peak": 125e12},
     "a100-node": {"ddr_capacity": 80e9, "ddr_bandwidth": 2.039e12, "fp16_peak": 312e12},
     "h100-node": {"ddr_capacity": 80e9, "ddr_bandwidth": 3.35e12, "fp16_peak": 989.4e12},
     "h200": {"ddr_capacity": 141e9, "ddr_bandwidth": 4.8e12, "fp16_peak": 989.4e12},
 }
-LINKS = {"a100-node": (600e9, 200e9), "h100-node": (900e9, 400e9), "h200": (900e9, 400e9)}
+LINKS = {
+    "a100-node": (600e9, 200e9),
+    "b200-node": (1800e9, 400e9),
+    "h100-node": (900e9, 400e9),
+    "h200": (900e9, 400e9),
+    "v100-node": (300e9, 100e9),
+}
 """Of a GPU: bytes a second of NVLink, both ways together; bits a second of its network port, each way."""
 
 
@@ -37,10 +46,17 @@ def test_figures_are_those_of_the_data_sheet_each_way(name: str) -> None:
     nvlink, port = LINKS[name]
     node, system = machine.link_groups
     assert (node.clusters, node.link.bandwidth, system.link.bandwidth) == (8, nvlink / 2, port / 8)
-    assert node.uplink == 8 * system.link.bandwidth
+    gpus_of_a_port = 2 if name == "v100-node" else 1
+    assert node.uplink == 8 * system.link.bandwidth / gpus_of_a_port
     stated = {*SHEETS[name], "node.clusters", "node.bandwidth", "node.uplink", "system.bandwidth"}
     assert {key for key, constant in machine.constants.items() if constant.certainty == "stated"} == stated
-    assert {constant.certainty for key, constant in machine.constants.items() if key not in stated} == {"assumed"}
+    others = {key: constant for key, constant in machine.constants.items() if key not in stated}
+    assert {constant.certainty for constant in others.values()} <= {"assumed", "fitted", "measured"}
+    fitted = {key for key, constant in others.items() if constant.certainty == "fitted"}
+    assert fitted <= set(FITTED)
+    assert bool(fitted) == (name != "h200"), "no step of an H200 is published here"
+    measured = {key for key, constant in others.items() if constant.certainty == "measured"}
+    assert measured == (set() if name == "h200" else {"step_error"})
 
 
 def test_every_figure_of_a_host_is_assumed() -> None:
