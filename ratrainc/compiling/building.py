@@ -170,8 +170,9 @@ def compiled(
     _check_schedule(given_plan, plan, chosen, passes)
     # The plan is adapted before anything is lowered: chunks and slices change the blocks and their cuts. Passes of the
     # user's own leave it as given.
-    adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
-    pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
+    adapted = given_plan
+    if passes is None:
+        adapted, pipeline = evolve(chosen, passes=pipeline).applied(given_plan, config, machine)
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
     if passes is not None and said:
         _refuse_idle_options(passes, adapted, config)
@@ -212,7 +213,7 @@ def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
 
     The passes of a strategy are exempt, as they are written for any plan.
     """
-    if passes not in {known for each in STRATEGIES for known in (each.passes, each.passes_for(plan))}:
+    if passes not in {known for each in STRATEGIES for known in (each.passes, hiding_exchanges(each.passes, plan.tp))}:
         refuse_idle_options(passes, plan, model)
         refuse_deciding_twice(parse_pipeline(passes))
 

@@ -28,7 +28,7 @@ from ratrain.ratrainc.calibration.measured_tables import (
     read_lines,
 )
 from ratrain.ratrainc.choices.machine_choice import resized
-from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges, strategy
 from ratrain.ratrainc.choices.times_text import textbook_times
 from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
@@ -270,7 +270,7 @@ class _RowReader:
         if model is None or plan is None or machine is None or chosen is None:
             return None
         self.attempt("strategy", lambda: self.check_strategy(plan, chosen))
-        return Task(model, plan, chosen.passes_for(plan), machine, times=times)
+        return Task(model, plan, hiding_exchanges(chosen.passes, plan.tp), machine, times=times)
 
     def times(self, kind: str) -> GivenTimes | None:
         text = self.cells.text("times")
