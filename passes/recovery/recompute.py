@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
 from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
@@ -48,6 +47,7 @@ from ratrain.passes.recovery.rewriting import (
     same_for_all,
 )
 from ratrain.passes.recovery.storing import store_kept
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.types import STORES, Home
 from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.module import Module, Stage

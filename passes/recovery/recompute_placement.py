@@ -34,7 +34,7 @@ from ratrain.ratrain_ir.ops.messages import PeerReload
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ratrain.passes.memory.trial import Trials
+    from ratrain.passes.trial.trial import Trials
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.schedules.action import Work
 

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.recompute import (
     GATHERED,
@@ -54,6 +53,7 @@ from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.offload_choice import offload_as_much_as_pays
 from ratrain.passes.state.prefetch_depth import DEPTHS, prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
+from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, block_chain, zero_level

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, field, frozen
 
-from ratrain.passes.memory.list_times import ListTimes
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Pass, PassContext
+from ratrain.passes.trial.list_times import ListTimes
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Engine, Op

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.list_times import OpSeconds, list_times
-from ratrain.passes.memory.overlap import Occupancy, occupancy
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial.list_times import OpSeconds, list_times
+from ratrain.passes.trial.overlap import Occupancy, occupancy
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.analysis import op_rows
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import StateKind

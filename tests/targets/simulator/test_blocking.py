@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.passes.memory.list_times import list_times
-from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.passes.trial.list_times import list_times
+from ratrain.passes.trial.trial import at_own_addresses
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import AllGather, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import Update

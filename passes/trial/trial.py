@@ -13,9 +13,9 @@ import attrs
 from attrs import define, field
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
-from ratrain.passes.memory.list_times import ListTimes, TimedRows
-from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial.list_times import ListTimes, TimedRows
+from ratrain.passes.trial.overlap import Occupancy, occupancy
 from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.copying import copy_module
