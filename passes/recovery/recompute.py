@@ -35,7 +35,13 @@ from ratrain.passes.recovery.donor_choice import choose_donors
 from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
 from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import choose
-from ratrain.passes.recovery.recompute_placement import Moves, idle_windows, moved_ahead, moves_to_forward_side
+from ratrain.passes.recovery.recompute_placement import (
+    Moves,
+    idle_windows,
+    moved_ahead,
+    moves_to_forward_side,
+    why_inline,
+)
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     ChoiceOf,
@@ -49,7 +55,7 @@ from ratrain.passes.recovery.rewriting import (
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.types import STORES, Home
-from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
+from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.compute import Recompute
 from ratrain.ratrain_ir.process_pool import each_stage
@@ -75,22 +81,6 @@ STORE_CHOICES = (*OFFLOAD_CHOICES, PEER)
 """Choices of `store`, for activations."""
 GATHERED = ("auto", "again")
 """Choices of `gathered`."""
-
-
-def why_inline(plan: Plan) -> str:
-    """Return why all recomputation under a plan must be inline; empty if some may stand on the forward side."""
-    if plan.pp == 1:
-        return "one stage (pp = 1) waits for no gradient, so recovery has no idle window to stand in"
-    if gathers_layers_within_step(plan):
-        return (
-            "the view that recovery reads is gathered for its backward alone (zero = 3), so it stands right before that"
-        )
-    if shares_rows(plan):
-        return (
-            "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it "
-            "stands right before that"
-        )
-    return ""
 
 
 def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:

@@ -45,8 +45,8 @@ from ratrain.passes.recovery.recompute import (
     refuse_missing_memory,
     refuse_second_recovery,
     take_the_shorter,
-    why_inline,
 )
+from ratrain.passes.recovery.recompute_placement import why_inline
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass

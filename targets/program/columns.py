@@ -23,7 +23,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType, aligned
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINE_NUMBERS, ENGINES, Engine
 from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.ops.numbering import Numbers
 from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
@@ -46,7 +46,6 @@ ACCESSES = tuple(Access)
 OF_SLICES = frozenset(cls.keyword for cls, attributes in FIELDS.items() if any(a.name == "slice" for a in attributes))
 """Instructions that work on one slice where micro-batches are cut."""
 _MOST_KEYS = 1 << 62
-ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
 
 
 _BEGINS_LIFE = np.array([access in (Access.WRITE, Access.SCRATCH) for access in ACCESSES])
