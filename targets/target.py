@@ -22,7 +22,7 @@ from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.record import machine_info
 from ratrain.targets.machine.registry import TARGETS
-from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
+from ratrain.targets.machine.timing import TimedOp, op_work, timed_op
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import group_name
 from ratrain.targets.simulator.figures import simulated
@@ -30,7 +30,6 @@ from ratrain.targets.simulator.figures import simulated
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
     from ratrain.ratrain_ir.target import Capacity
-    from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.program.routine import Routine
 
 
@@ -130,10 +129,6 @@ class MachineTarget:
         blocks = op.blocks if isinstance(op, AllReduce) else ()
         fields = op.keyword, group_name(op), op.engine
         return timed_op(module.model, module.plan, *fields, routine, operands, ends, blocks)
-
-    def message_seconds(self, nbytes: int, link: Link) -> float:
-        """Return the seconds of a message of `nbytes` between stages that has its link to itself."""
-        return message_seconds(nbytes, link, self.machine)
 
 
 def target_of(machine: Machine) -> MachineTarget:
