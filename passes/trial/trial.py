@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
@@ -68,7 +68,8 @@ class Trials:
         if type(op) is Release:
             return op
         if type(op) is Update:
-            op = _on_its_engine(op, engine_of_update(op, self.context.target.update_engine))
+            engine = engine_of_update(op, self.context.target.update_engine)
+            op = op if op.placement is engine else attrs.evolve(op, placement=engine)
         request, seconds = self.context.needs(self.module, stage, op)
         workspace = workspace_of(stage, request, self._workspace.setdefault(stage.index, {}))
         if workspace:
@@ -142,10 +143,6 @@ def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
     enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
     placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
     return max(0, placement.arena_bytes - capacity)
-
-
-def _on_its_engine(op: Update, engine: Engine) -> Update:
-    return op if op.placement is engine else attrs.evolve(op, placement=engine)
 
 
 def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:

@@ -123,7 +123,7 @@ def _prepare(
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
         threads = settings.execution.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.execution.kernels, threads, settings.execution.device)
-        utilisation = _utilisation(program)
+        utilisation = Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
         run = prepare(
             program,
             stream,
@@ -166,10 +166,6 @@ def check_outputs(settings: RunSettings, outputs: Outputs, processes: int) -> No
             check_checkpoint_place(directory)
     if settings.watch.folder is not None:
         check_directory_writable(settings.watch.folder)
-
-
-def _utilisation(program: Program) -> Utilisation:
-    return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
 
 
 def _draw(run: TrainingRun, path: str | None) -> None:

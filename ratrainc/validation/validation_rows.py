@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
@@ -378,8 +377,3 @@ def _toml_value(cell: str) -> Any:
     except (ValueError, RecursionError):
         return cell
     return values["value"] if values.keys() == {"value"} else cell
-
-
-def label_of(path: str) -> str:
-    """Return the name of a table: that of its file, without the ending."""
-    return Path(path).stem
