@@ -83,8 +83,12 @@ GATHERED = ("auto", "again")
 """Choices of `gathered`."""
 
 
-def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
-    """Yield `placement` and `gathered` where they have no effect."""
+def idle_of_recovery(policy: str, placement: str, plan: Plan, *, by_bytes: bool = False) -> Iterator[Idle]:
+    """Yield `placement` and `gathered` where they have no effect, and `budget` where no bytes decide.
+
+    Bytes decide what `policy=auto` keeps, what recomputation with `placement=forward-side` may hold, and with
+    `by_bytes` something else.
+    """
     if policy == "none":
         yield Idle("placement", "with policy=none nothing is recovered", "leave it out, or use another policy")
     elif placement == "forward-side" and (why := why_inline(plan)):
@@ -95,6 +99,10 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
     elif not shares_rows(plan):
         why = "tensor-parallel ranks gather no input: that is with tp = 2 or more and sequence_sharding"
         yield Idle("gathered", why, "leave it out, or use a plan with tensor-parallel ranks")
+    moves = placement == "forward-side" and policy != "none" and not why_inline(plan)
+    if policy != "auto" and not (moves or by_bytes):
+        why = f"with policy={policy} and recovery inline nothing is chosen by its bytes"
+        yield Idle("budget", why, "leave it out, or use policy=auto")
 
 
 class Storing(Protocol):
@@ -178,16 +186,9 @@ class RecomputePass(Pass):
     """
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """Yield `placement` and `gathered` where they have no effect, and `budget` where no bytes decide.
-
-        Bytes decide what `policy=auto` keeps, and what recomputation with `placement=forward-side` may hold.
-        """
+        """Yield the options that `idle_of_recovery` finds without effect."""
         del model
-        yield from idle_of_recovery(self.policy, self.placement, plan)
-        moves = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
-        if self.policy != "auto" and not moves:
-            why = f"with policy={self.policy} and recovery inline nothing is chosen by its bytes"
-            yield Idle("budget", why, "leave it out, or use policy=auto")
+        return idle_of_recovery(self.policy, self.placement, plan)
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.

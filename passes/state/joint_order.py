@@ -46,7 +46,6 @@ from ratrain.passes.recovery.recompute import (
     refuse_second_recovery,
     take_the_shorter,
 )
-from ratrain.passes.recovery.recompute_placement import why_inline
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
@@ -133,14 +132,10 @@ class JointOrderPass(Pass):
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """Yield the ineffective options of `recompute`, and those on which no order that is tried depends."""
-        yield from idle_of_recovery(self.policy, self.placement, plan)
-        in_windows = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
         within_step = any_gathered_within_step(plan, block_chain(model))
         chooses_depth = self.state == "ordered" and within_step
         elsewhere = self.store != NOWHERE or self.offload != NOWHERE
-        if self.policy != "auto" and not (in_windows or chooses_depth or elsewhere):
-            why = f"with policy={self.policy} and recovery inline nothing is chosen by its bytes"
-            yield Idle("budget", why, "leave it out, or use policy=auto")
+        yield from idle_of_recovery(self.policy, self.placement, plan, by_bytes=chooses_depth or elsewhere)
         if self.reduction != "buckets":
             why = f"with reduction={self.reduction} a bucket is all that a stage reduces, of whatever size"
             yield Idle("bucket_bytes", why, f"leave it out, or reduction={self.reduction}")

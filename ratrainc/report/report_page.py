@@ -44,11 +44,16 @@ def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: s
 
     Raises `DiagnosticError` RT002 if the file cannot be written.
     """
-    written = 0
+    return write_parts(_parts(timeline, figures, machine), path)
+
+
+def write_parts(parts: Iterable[str], path: str) -> int:
+    """Write the parts of a page, atomically; return its bytes.
+
+    Raises `DiagnosticError` RT002 if the file cannot be written.
+    """
     with replacing(path) as stream:
-        for part in _parts(timeline, figures, machine):
-            written += stream.write(part.encode())
-    return written
+        return sum(stream.write(part.encode()) for part in parts)
 
 
 def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[str]:
