@@ -9,8 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.model.blocks import gathered_bits
-from ratrain.ratrain_ir.ops.base import Engine, Group, Op
-from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import BlockOp, Update
 from ratrain.ratrain_ir.ops.messages import MessageOp
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
@@ -29,6 +28,7 @@ from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.ratrain_ir.ops.base import Engine, Op
     from ratrain.ratrain_ir.target import Capacity
     from ratrain.targets.program.routine import Routine
 
@@ -84,7 +84,7 @@ class MachineTarget:
         if isinstance(op, BlockOp):
             routine = self.routine(module, op)
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
-        if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
+        if reduces_over_replicas(op):
             return self._staging_chunks
         streamed = streamed_state(op)
         if streamed and not self.machine.updates_in(streamed[0].home):
