@@ -224,15 +224,15 @@ def _each_on_its_best(name: str, request: PlanRequest, names: Sequence[str]) -> 
 
 def _on_one_plan(name: str, request: PlanRequest, owner: str, plan: Plan) -> None:
     named = [strategy(item) for item in COMPARED]
-    adapted = {item.name: item.adapted(plan, request.model, request.machine) for item in named}
+    applied = {item.name: item.applied(plan, request.model, request.machine) for item in named}
     known: dict[tuple[Plan, str], PlanEvaluation] = {}
     for item in named:
-        key = (adapted[item.name], item.passes_for(plan))
+        key = applied[item.name]
         if key not in known:
             known[key] = evaluate(Task(request.model, *key, request.machine, is_folded(plan)))
-    first = known[adapted[named[0].name], named[0].passes_for(plan)].step_seconds
+    first = known[applied[named[0].name]].step_seconds
     for item in named:
-        outcome = known[adapted[item.name], item.passes_for(plan)]
+        outcome = known[applied[item.name]]
         seconds = outcome.step_seconds
         row = {
             "step_seconds": seconds,

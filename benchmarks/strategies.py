@@ -30,9 +30,10 @@ def row(item: Strategy, model: str, plan: str) -> str:
     manager = PassManager(target, verify_each=True)
     start = time.perf_counter()
     with paused_gc():
-        module = lower(config, item.adapted(resolved, config, target.machine))
+        adapted, pipeline = item.applied(resolved, config, target.machine)
+        module = lower(config, adapted)
         try:
-            manager.run(module, item.passes_for(module.plan))
+            manager.run(module, pipeline)
         except DiagnosticError as error:
             outcome = f"{error.diagnostics[0].message} | - | -"
         else:

@@ -9,8 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.model.blocks import gathered_bits
-from ratrain.ratrain_ir.ops.base import Engine, Group, Op
-from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import BlockOp, Update
 from ratrain.ratrain_ir.ops.messages import MessageOp
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
@@ -22,15 +21,15 @@ from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.record import machine_info
 from ratrain.targets.machine.registry import TARGETS
-from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
+from ratrain.targets.machine.timing import TimedOp, op_work, timed_op
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import group_name
 from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.ratrain_ir.ops.base import Engine, Op
     from ratrain.ratrain_ir.target import Capacity
-    from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.program.routine import Routine
 
 
@@ -85,7 +84,7 @@ class MachineTarget:
         if isinstance(op, BlockOp):
             routine = self.routine(module, op)
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
-        if isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS):
+        if reduces_over_replicas(op):
             return self._staging_chunks
         streamed = streamed_state(op)
         if streamed and not self.machine.updates_in(streamed[0].home):
@@ -130,10 +129,6 @@ class MachineTarget:
         blocks = op.blocks if isinstance(op, AllReduce) else ()
         fields = op.keyword, group_name(op), op.engine
         return timed_op(module.model, module.plan, *fields, routine, operands, ends, blocks)
-
-    def message_seconds(self, nbytes: int, link: Link) -> float:
-        """Return the seconds of a message of `nbytes` between stages that has its link to itself."""
-        return message_seconds(nbytes, link, self.machine)
 
 
 def target_of(machine: Machine) -> MachineTarget:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.allocation import Allocation, allocate
-from ratrain.passes.memory.overlap import Occupancy, occupancy
-from ratrain.passes.memory.trial import Trials, allocation_problem
 from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.trial.overlap import Occupancy, occupancy
+from ratrain.passes.trial.trial import Trials, allocation_problem
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
-from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
+from ratrain.passes.trial.trial import workspace_of
 from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
-from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 
 @frozen
@@ -39,7 +39,9 @@ class LegalisePass(Pass):
         workspaces: list[tuple[Op, Tensors]] = []
         for stage in module.stages:
             made: dict[str, Tensor] = {}
-            workspaces += [(op, _workspace(stage, module, op, context, made)) for op in stage.ops]
+            workspaces += [(op, workspace_of(stage, context.workspace(module, stage, op), made)) for op in stage.ops]
+            for tensor in made.values():
+                stage.add(tensor)
             largest = max(largest, *(t.type.nbytes for t in made.values()), 0)
         for op, workspace in workspaces:  # no op is changed before the target has answered for all
             op.scratch = workspace
@@ -47,14 +49,3 @@ class LegalisePass(Pass):
                 op.placement = engine_of_update(op, target.update_engine)
         module.target = target.info(module)
         context.statistics["largest workspace bytes"] = largest
-
-
-def _workspace(stage: Stage, module: Module, op: Op, context: PassContext, made: dict[str, Tensor]) -> Tensors:
-    """Return the workspace of an op, or () if it needs none; `made` holds the stage's workspaces by routine key."""
-    request = context.workspace(module, stage, op)
-    if request is None or request.nbytes == 0:
-        return ()
-    if request.key not in made:
-        type_ = tensor_type(Dtype.U8, (request.nbytes,))
-        made[request.key] = stage.add(Tensor(stage.free_name(f"ws.{request.key}"), StateKind.WORKSPACE, type_))
-    return (made[request.key],)

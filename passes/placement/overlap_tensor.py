@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
-from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding, hoisted, merged
@@ -43,6 +42,7 @@ from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
+from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, any_gathered_within_step, block_chain

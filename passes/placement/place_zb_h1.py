@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Fact, Idle, Pass, PassContext
 from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1
 
 if TYPE_CHECKING:

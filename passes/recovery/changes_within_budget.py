@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ratrain.passes.memory.trial import Trials
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.module import Stage
 
 if TYPE_CHECKING:

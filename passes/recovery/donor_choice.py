@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.donor_search import DonorSearch
 from ratrain.passes.recovery.kept_bytes import checkpoint_bytes
 from ratrain.passes.recovery.peer_offload import UnitTimes
 from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import Donor, LayerChoice
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.messages import PeerOffload

@@ -32,7 +32,7 @@ from ratrain.ratrain_ir.ops.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ratrain.passes.memory.trial import Trials
+    from ratrain.passes.trial.trial import Trials
     from ratrain.ratrain_ir.module import Stage
 
 

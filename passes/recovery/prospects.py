@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.peer_offload import add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, Front, StageShape, as_chosen
 from ratrain.passes.recovery.rewriting import Rewriting
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Engine
 

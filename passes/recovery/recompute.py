@@ -30,13 +30,18 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
 from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
 from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import choose
-from ratrain.passes.recovery.recompute_placement import Moves, idle_windows, moved_ahead, moves_to_forward_side
+from ratrain.passes.recovery.recompute_placement import (
+    Moves,
+    idle_windows,
+    moved_ahead,
+    moves_to_forward_side,
+    why_inline,
+)
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     ChoiceOf,
@@ -48,8 +53,9 @@ from ratrain.passes.recovery.rewriting import (
     same_for_all,
 )
 from ratrain.passes.recovery.storing import store_kept
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.types import STORES, Home
-from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
+from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.compute import Recompute
 from ratrain.ratrain_ir.process_pool import each_stage
@@ -77,24 +83,12 @@ GATHERED = ("auto", "again")
 """Choices of `gathered`."""
 
 
-def why_inline(plan: Plan) -> str:
-    """Return why all recomputation under a plan must be inline; empty if some may stand on the forward side."""
-    if plan.pp == 1:
-        return "one stage (pp = 1) waits for no gradient, so recovery has no idle window to stand in"
-    if gathers_layers_within_step(plan):
-        return (
-            "the view that recovery reads is gathered for its backward alone (zero = 3), so it stands right before that"
-        )
-    if shares_rows(plan):
-        return (
-            "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it "
-            "stands right before that"
-        )
-    return ""
+def idle_of_recovery(policy: str, placement: str, plan: Plan, *, by_bytes: bool = False) -> Iterator[Idle]:
+    """Yield `placement` and `gathered` where they have no effect, and `budget` where no bytes decide.
 
-
-def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
-    """Yield `placement` and `gathered` where they have no effect."""
+    Bytes decide what `policy=auto` keeps, what recomputation with `placement=forward-side` may hold, and with
+    `by_bytes` something else.
+    """
     if policy == "none":
         yield Idle("placement", "with policy=none nothing is recovered", "leave it out, or use another policy")
     elif placement == "forward-side" and (why := why_inline(plan)):
@@ -105,6 +99,10 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
     elif not shares_rows(plan):
         why = "tensor-parallel ranks gather no input: that is with tp = 2 or more and sequence_sharding"
         yield Idle("gathered", why, "leave it out, or use a plan with tensor-parallel ranks")
+    moves = placement == "forward-side" and policy != "none" and not why_inline(plan)
+    if policy != "auto" and not (moves or by_bytes):
+        why = f"with policy={policy} and recovery inline nothing is chosen by its bytes"
+        yield Idle("budget", why, "leave it out, or use policy=auto")
 
 
 class Storing(Protocol):
@@ -188,16 +186,9 @@ class RecomputePass(Pass):
     """
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """Yield `placement` and `gathered` where they have no effect, and `budget` where no bytes decide.
-
-        Bytes decide what `policy=auto` keeps, and what recomputation with `placement=forward-side` may hold.
-        """
+        """Yield the options that `idle_of_recovery` finds without effect."""
         del model
-        yield from idle_of_recovery(self.policy, self.placement, plan)
-        moves = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
-        if self.policy != "auto" and not moves:
-            why = f"with policy={self.policy} and recovery inline nothing is chosen by its bytes"
-            yield Idle("budget", why, "leave it out, or use policy=auto")
+        return idle_of_recovery(self.policy, self.placement, plan)
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.

@@ -16,7 +16,7 @@ fronts, each O(n^2 log n) in their points.
 
 The budget is not a formula. Each choice is written into a copy of the stage's list, and the exact live bytes of that
 list, with the workspace of its ops, are compared with the capacity; larger choices are tried until none fits. Bytes
-that let other engines lag without being waited for (`passes/memory/overlap.py`) are reserved first: they are few, and a
+that let other engines lag without being waited for (`passes/trial/overlap.py`) are reserved first: they are few, and a
 wait costs as much as a recomputation. Finally a trial placement checks the arena; if it exceeds the capacity, the
 budget shrinks by the gap.
 """
@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain.passes.memory.trial import excess_bytes
 from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, recovers_whole_layer
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
@@ -48,6 +47,7 @@ from ratrain.passes.recovery.rewriting import (
     rewritten,
 )
 from ratrain.passes.recovery.storing import store_kept
+from ratrain.passes.trial.trial import excess_bytes
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.plan import slice_plan
@@ -59,8 +59,8 @@ from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ratrain.passes.memory.overlap import Occupancy
-    from ratrain.passes.memory.trial import Trials
+    from ratrain.passes.trial.overlap import Occupancy
+    from ratrain.passes.trial.trial import Trials
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
 

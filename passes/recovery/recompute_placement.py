@@ -34,9 +34,26 @@ from ratrain.ratrain_ir.ops.messages import PeerReload
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ratrain.passes.memory.trial import Trials
+    from ratrain.passes.trial.trial import Trials
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.schedules.action import Work
+
+
+def why_inline(plan: Plan) -> str:
+    """Return why all recomputation under a plan must be inline; empty if some may stand on the forward side."""
+    if plan.pp == 1:
+        return "one stage (pp = 1) waits for no gradient, so recovery has no idle window to stand in"
+    if gathers_layers_within_step(plan):
+        return (
+            "the view that recovery reads is gathered for its backward alone (zero = 3), so it stands right before that"
+        )
+    if shares_rows(plan):
+        return (
+            "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it "
+            "stands right before that"
+        )
+    return ""
 
 
 def idle_windows(module: Module) -> list[list[Work]]:
@@ -45,8 +62,8 @@ def idle_windows(module: Module) -> list[list[Work]]:
     Empty for each stage where recomputation must be inline, or the order hangs.
     """
     none: list[list[Work]] = [[] for _ in module.stages]
-    if gathers_layers_within_step(module.plan) or shares_rows(module.plan):
-        return none  # the view or input that recomputation reads is gathered only for its backward
+    if why_inline(module.plan):
+        return none
     orders = [[action for _, action in chunk_actions(module, stage)] for stage in module.stages]
     try:
         return gradient_waits(orders, module.topology.chunk_stages)

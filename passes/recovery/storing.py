@@ -47,7 +47,7 @@ from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-    from ratrain.passes.memory.trial import Trials
+    from ratrain.passes.trial.trial import Trials
     from ratrain.ratrain_ir.module import Stage
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 from attrs import evolve, field, frozen
 
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, any_gathered_within_step, block_chain
 from ratrain.ratrain_ir.ops.base import Engine, Op, Quantity

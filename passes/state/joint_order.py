@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.recompute import (
     GATHERED,
@@ -46,7 +45,6 @@ from ratrain.passes.recovery.recompute import (
     refuse_missing_memory,
     refuse_second_recovery,
     take_the_shorter,
-    why_inline,
 )
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
@@ -54,6 +52,7 @@ from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.offload_choice import offload_as_much_as_pays
 from ratrain.passes.state.prefetch_depth import DEPTHS, prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
+from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, block_chain, zero_level
@@ -133,14 +132,10 @@ class JointOrderPass(Pass):
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """Yield the ineffective options of `recompute`, and those on which no order that is tried depends."""
-        yield from idle_of_recovery(self.policy, self.placement, plan)
-        in_windows = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
         within_step = any_gathered_within_step(plan, block_chain(model))
         chooses_depth = self.state == "ordered" and within_step
         elsewhere = self.store != NOWHERE or self.offload != NOWHERE
-        if self.policy != "auto" and not (in_windows or chooses_depth or elsewhere):
-            why = f"with policy={self.policy} and recovery inline nothing is chosen by its bytes"
-            yield Idle("budget", why, "leave it out, or use policy=auto")
+        yield from idle_of_recovery(self.policy, self.placement, plan, by_bytes=chooses_depth or elsewhere)
         if self.reduction != "buckets":
             why = f"with reduction={self.reduction} a bucket is all that a stage reduces, of whatever size"
             yield Idle("bucket_bytes", why, f"leave it out, or reduction={self.reduction}")

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state.offload_state import state_of, state_of_last
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import Home, aligned
 from ratrain.ratrain_ir.copying import copy_module

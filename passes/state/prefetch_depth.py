@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from ratrain.passes.recovery.rewriting import NOTHING, Rewriting, rewritten, same_for_all
 
 if TYPE_CHECKING:
-    from ratrain.passes.memory.trial import Trials
     from ratrain.passes.recovery.recompute import RecomputePass
+    from ratrain.passes.trial.trial import Trials
     from ratrain.ratrain_ir.module import Stage
 
 DEPTHS = (0, 1, 2, 3, 4)

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, field, frozen
 
-from ratrain.passes.memory.list_times import ListTimes
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Pass, PassContext
+from ratrain.passes.trial.list_times import ListTimes
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Engine, Op
@@ -95,9 +95,9 @@ class _Rescheduling:
         """Rewrite the stage; return the number of updates that overtake the update of an earlier block."""
         placed: dict[int, list[Op]] = {}
         ranks: list[int] = []
-        windows = list(self.windows())
+        windows, usual = list(self.windows()), self.trials.context.target.update_engine
         for engine in (Engine.COMPUTE, Engine.HOST):
-            mine = [window for window in windows if self.engine_of(window.update) is engine]
+            mine = [window for window in windows if engine_of_update(window.update, usual) is engine]
             free, position = self.is_free(engine)
             for window in self.in_order(mine, free):
                 position = min(max(position, window.first), window.last)
@@ -109,10 +109,6 @@ class _Rescheduling:
         self.stage.ops += placed.get(len(self.rest), ())
         lowest_from = list(accumulate(reversed(ranks), min))[::-1]
         return sum(lowest < rank for lowest, rank in zip(lowest_from, ranks, strict=True))
-
-    def engine_of(self, update: Update) -> Engine:
-        """Return the engine that an update will run on."""
-        return engine_of_update(update, self.trials.context.target.update_engine)
 
     def is_free(self, engine: Engine) -> tuple[float, int]:
         """Return the seconds and the position in `rest` from which an engine is free for updates."""

@@ -25,8 +25,8 @@ from attrs import define, evolve, field, frozen
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.module import Module, SourceText, Stage
-from ratrain.ratrain_ir.ops.base import Group, Op, Payload
-from ratrain.ratrain_ir.ops.collectives import AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.base import Op, Payload
+from ratrain.ratrain_ir.ops.collectives import reduces_over_replicas
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
@@ -133,7 +133,7 @@ def actions_of_module(module: Module) -> ActionTable:
 
 
 def _stage_row(module: Module, stage: Stage) -> tuple[PlacedAction, ...]:
-    last_reduction = next((op for op in reversed(stage.ops) if _reduces(op)), None)
+    last_reduction = next((op for op in reversed(stage.ops) if reduces_over_replicas(op)), None)
     computations = {id(op): action for op, action in chunk_actions(module, stage)}
     row: list[PlacedAction] = []
 
@@ -162,10 +162,6 @@ _MESSAGE_KINDS: dict[type[Op], tuple[ActionKind, ActionKind]] = {
     Recv: (ActionKind.RECV_F, ActionKind.RECV_B),
 }
 """Kinds of messages that carry an activation, and a gradient."""
-
-
-def _reduces(op: Op) -> bool:
-    return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)
 
 
 def actions_of_orders(orders: Iterable[Sequence[Action]]) -> ActionTable:

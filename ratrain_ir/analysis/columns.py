@@ -26,10 +26,10 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.analysis.dependence import ENGINE_INDEX, end_byte, first_byte
+from ratrain.ratrain_ir.analysis.dependence import end_byte, first_byte
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps
 from ratrain.ratrain_ir.config.types import Home, StateKind
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op
+from ratrain.ratrain_ir.ops.base import ENGINE_NUMBERS, BlockPieceOp, Engine, Op
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, piece_of
@@ -135,7 +135,7 @@ class StageColumns:
         """Same ops in the form that sweeps of dependences and shared bytes take."""
         engines, blocks = [], []
         for op in self.examples:
-            engine = NONE if type(op) is Release else ENGINE_INDEX[op.engine]
+            engine = NONE if type(op) is Release else ENGINE_NUMBERS[op.engine]
             engines.append(engine)
             blocks.append(int(engine != NONE and op.engine is Engine.COLLECTIVE and is_blocking(op)))
         posts, awaits = self._slots()

@@ -26,7 +26,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps, reduced_waits
 from ratrain.ratrain_ir.config.types import Home, aligned
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINE_NUMBERS, ENGINES, Engine
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import piece_of
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.module import Stage
 
-ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
-_COMPUTE, _COLLECTIVE = ENGINE_INDEX[Engine.COMPUTE], ENGINE_INDEX[Engine.COLLECTIVE]
+_COMPUTE, _COLLECTIVE = ENGINE_NUMBERS[Engine.COMPUTE], ENGINE_NUMBERS[Engine.COLLECTIVE]
 _MEMORY = 1 << 56
 """Addresses of each memory in a joint space of all memories; no offset is as large."""
 _BEGINS = {home: number * _MEMORY for number, home in enumerate(Home)}
@@ -83,7 +82,7 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
             blocks.append(0)
             bounds += (len(tensors),) * 4
             continue
-        engine = ENGINE_INDEX[op.engine]
+        engine = ENGINE_NUMBERS[op.engine]
         blocks.append(engine == _COLLECTIVE and is_blocking(op))
         tensors += map(number_of, op.reads)
         read = len(tensors)

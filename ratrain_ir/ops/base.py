@@ -56,6 +56,7 @@ ENGINES = (
     Engine.HOST,
 )
 """The engines that execute something, in the order streams are stored."""
+ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
 
 
 class WorkGroup(Enum):

@@ -343,7 +343,7 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if block.kind == "embed":
         reads: Roles = (token_role("tokens", plan), view, *documents)
         return [(False, Signature(reads, (output_role("y", model, plan, block),)))]
-    source = input_role("x", model, plan, block)
+    source = input_role(model, plan, block)
     if block.kind == "head":
         reads = (source, view, token_role("labels", plan))
         saved, loss = saved_roles(model, plan, block, optional=False), scalar_role("loss", Dtype.F64)
@@ -368,7 +368,7 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     saved = tuple(role for role in given if role.name not in sums)
     seen = seen_key_roles(model, plan, block) if attends else ()
     documents = document_roles(model, plan, block)
-    reads = (input_role("x", model, plan, block), *given, view_role(model, plan, block), *documents, *seen)
+    reads = (input_role(model, plan, block), *given, view_role(model, plan, block), *documents, *seen)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
     # With tensor-parallel ranks a block's output is a partial sum. The reduced sum is kept instead: recomputing it
@@ -379,7 +379,7 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
 
 @cache
 def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    source, view = input_role("x", model, plan, block), view_role(model, plan, block)
+    source, view = input_role(model, plan, block), view_role(model, plan, block)
     outputs: Roles = (input_gradient_role(model, plan, block),)
     saved, documents = saved_roles(model, plan, block, optional=False), document_roles(model, plan, block)
     if projected_slots(model, plan, block):
@@ -408,7 +408,7 @@ def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidat
     """List the signatures of an attention's backward that starts from the gradients of normed queries and keys."""
     names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
     saved = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in names)
-    ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
+    ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
     reads = (*ends, *saved, view_role(model, plan, block), *gradients_before_norms(model, plan, block))
     reads += branch_sum_roles(model, plan, block)
     dx, gradient = (input_gradient_role(model, plan, block),), (gradient_role(model, plan, block),)
@@ -418,7 +418,7 @@ def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidat
 @cache
 def _project(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     check_row_sums(model, plan, block)
-    reads = (input_role("x", model, plan, block), view_role(model, plan, block))
+    reads = (input_role(model, plan, block), view_role(model, plan, block))
     return [(False, Signature(reads, (part_of_sums(plan, SQUARES), *slot_roles(projected_slots(model, plan, block)))))]
 
 
@@ -466,7 +466,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *own_sum_roles(model, plan, block),
         *branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block))),
     )
-    ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
+    ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
     if gradients := gradients_before_norms(model, plan, block):
         reads = (*ends, *saved, view_role(model, plan, block), *gradients)
         return [
@@ -481,7 +481,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 @cache
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = half_roles(model, plan, block, WEIGHT_HALF_SLOTS)
-    source = () if model.has_pre_norm else (input_role("x", model, plan, block),)
+    source = () if model.has_pre_norm else (input_role(model, plan, block),)
     values = tuple(role for role in gradients_before_norms(model, plan, block) if role.name == "dv")
     pending = (*pending_roles(model, plan, block), *values, *branch_sum_roles(model, plan, block))
     reads = (output_role("dy", model, plan, block), *source, *saved, *pending)

@@ -62,9 +62,9 @@ PARTIAL = frozenset({StateKind.PARTIAL})
 REMOTE = frozenset({StateKind.REMOTE})
 
 
-def input_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """Return the role of a block's input in the form in which the block computes with it: with all its rows."""
-    return Role(name, ACTIVATIONS, computed_type(model, plan, block))
+def input_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """Return the role `x` of a block's input in the form in which the block computes with it: with all its rows."""
+    return Role("x", ACTIVATIONS, computed_type(model, plan, block))
 
 
 def output_role(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:

@@ -94,7 +94,7 @@ class UncachedWarning(RuntimeWarning):
     """Warning that compiled loops cannot be kept: every process compiles them again."""
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Any:
+def compiled(function: F, **options: Any) -> F:
     """Return the function as numba compiles it at its first call from Python; it runs without Python's lock (GIL).
 
     `options` are further options of `njit`. The result is kept on disk; if neither the package's folder, nor one in the
@@ -104,12 +104,12 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     # State `fastmath` explicitly: numba otherwise compiles a function with the fast-math options of whichever caller
     # compiles it first in the process.
     rules = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "fastmath": False}
-    loop = _kept_or_not(function, rules | options)
+    loop: F = _kept_or_not(function, rules | options)
     # with NUMBA_DISABLE_JIT, `njit` returns the plain function, which has no `stats`
     return counted(loop) if hasattr(loop, "stats") else loop
 
 
-def counted(loop: Any) -> Any:
+def counted(loop: F) -> F:
     """Register a loop for `compiled_anew` and `kept_in`, which read its `stats`; return it."""
     _LOOPS.append(loop)
     return loop

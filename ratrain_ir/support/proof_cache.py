@@ -75,12 +75,8 @@ def installation() -> str | None:
     return "\n".join([_digest_of(files), sys.version, *libraries])
 
 
-def digest_of_files(folder: Path) -> str:
-    """Return the SHA-256 of the names and bytes of all files below a folder, except those in `__pycache__`."""
-    return _digest_of(_files_below(folder))
-
-
 def _digest_of(files: Iterable[tuple[str, str]]) -> str:
+    """Return the SHA-256 of the names and bytes of files."""
     digest = sha256()
     for name, path in files:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - making a Path takes as long as reading the file

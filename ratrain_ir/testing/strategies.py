@@ -252,11 +252,6 @@ def cases(
     return Case(model, draw(plans(model, **bounds, max_slices=max_slices, max_micro_batches=max_micro_batches)))
 
 
-def dataflow_modules(**bounds: int) -> st.SearchStrategy[Module]:
-    """Generate modules of one training step of a case, in plain micro-batch order; `bounds` are those of `cases`."""
-    return cases(**bounds).map(Case.module)
-
-
 @st.composite
 def pass_specs(draw: st.DrawFn, choices: PipelineChoices) -> list[PassSpec]:
     """Generate a selection of passes of a table, in its order, each with some options; for `pipeline_of`."""

@@ -31,7 +31,6 @@ from ratrain.ratrain_ir.support.diagnostics import (
     fail,
     nearest,
 )
-from ratrain.ratrain_ir.support.files import read_text
 from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError, quick_records
 from ratrain.ratrain_ir.text.syntax import (
     DeclarationRecord,
@@ -68,14 +67,6 @@ _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 Groups = dict[str, Tensors]
 Call = tuple[Callable[..., Op], dict[str, Any]]
 """The class of an op, and its fields by name."""
-
-
-def read_module(path: str) -> Module:
-    """Read a `.rtir` file.
-
-    Raises `DiagnosticError` with every error found in it.
-    """
-    return parse_module(read_text(path, "schedule"), file=path)
 
 
 def parse_module(text: str, *, file: str = "<text>") -> Module:

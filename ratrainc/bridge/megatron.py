@@ -338,7 +338,7 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
         reader.put("total_steps", decay, "lr-decay-iters", "lr-decay-samples", "train-iters", "train-samples")
         reader.carry("min_lr", minimum, "min-lr")
         if total is not None:
-            _leave_length(reader, "train")
+            _leave_length(reader)
         return
     if style == "cosine":
         reader.wrong(
@@ -351,7 +351,7 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
             reader.left.append(Left("lr-decay-style", style, f"{why} (the default of Megatron-LM)"))
     for name in ("min-lr", "lr-decay-iters", "lr-decay-samples"):
         reader.leave(name, "without a cosine the learning rate stays at lr")
-    _leave_length(reader, "train")
+    _leave_length(reader)
 
 
 def _one_unit(reader: SettingsReader) -> None:
@@ -362,9 +362,9 @@ def _one_unit(reader: SettingsReader) -> None:
                 reader.wrong(name, f"train-{unit} and {name} exclude one another: Megatron-LM stops")
 
 
-def _leave_length(reader: SettingsReader, what: str) -> None:
-    for unit in ("iters", "samples"):
-        reader.leave(f"{what}-{unit}", "'run --steps' sets the length of a run")
+def _leave_length(reader: SettingsReader) -> None:
+    for name in _LENGTHS:
+        reader.leave(name, "'run --steps' sets the length of a run")
 
 
 def _steps(reader: SettingsReader, what: str, batch: int) -> int | None:

@@ -97,8 +97,8 @@ def compiled(rows: Sequence[MeasuredRow], machine: Machine, strategy: Strategy) 
 
     programs = []
     for row in rows:
-        plan = strategy.adapted(row.plan, row.model, machine)
-        module = building.compile(row.model, plan, machine=machine, passes=strategy.passes_for(plan))
+        plan, pipeline = strategy.applied(row.plan, row.model, machine)
+        module = building.compile(row.model, plan, machine=machine, passes=pipeline)
         programs.append(building.emit(module, machine=machine))
     return programs
 

@@ -54,10 +54,6 @@ class Strategy:
     needs_tensor_ranks: bool = False
     """True if plans without tensor-parallel ranks are refused"""
 
-    def passes_for(self, plan: Plan) -> str:
-        """Return the pipeline for a plan; with tensor-parallel ranks, insert `overlap-tensor` before `joint-order`."""
-        return hiding_exchanges(self.passes, plan.tp)
-
     @property
     def schedule(self) -> str | None:
         """Schedule that it is named after; None if it takes the plan's."""
@@ -73,6 +69,14 @@ class Strategy:
         if self.needs_tensor_ranks and plan.tp == 1:
             text = f"the strategy '{self.name}' is about tensor-parallel ranks, and the plan has none: tp = 1"
             fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor-parallel ranks share a chip of the MT-3000")
+
+    def applied(self, plan: Plan, model: ModelConfig, machine: Machine) -> tuple[Plan, str]:
+        """Return a plan adapted to this strategy, and the pipeline for it, in which exchanges are hidden.
+
+        Raises `DiagnosticError` RT064 as `adapted` does.
+        """
+        adapted = self.adapted(plan, model, machine)
+        return adapted, hiding_exchanges(self.passes, adapted.tp)
 
     def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
         """Adapt a plan to this strategy: set its ZeRO level, and add chunks or slices if the schedule needs them.

@@ -71,7 +71,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     help="Instead of rows: time kernels, updates and copies on this processor or a device of PyTorch.",
 )
 @model_option(required=False)
-@plan_option(required=False)
+@plan_option
 @click.option(
     "--kernels",
     type=KernelSetName(),

@@ -38,7 +38,7 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("schedule", type=InputFile("schedule"), required=False, metavar="[FILE.rtir]")
 @model_option(required=False)
-@plan_option(required=False)
+@plan_option
 @target_options
 @click.option(
     "--strategy",

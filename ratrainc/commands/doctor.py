@@ -18,7 +18,7 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=InputFile("program"), required=False, metavar="[FILE.rtx|FILE.rtir]")
 @model_option(required=False)
-@plan_option(required=False)
+@plan_option
 @machine_option
 @json_option
 def command(file: str | None, model: str | None, plan: str | None, machine: str | None, as_json: bool) -> int:

@@ -62,8 +62,9 @@ def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.report.summary_tables import module_parts
     from ratrain.ratrainc.running.examples import example_path
+    from ratrain.ratrainc.running.run_checks import default_threads
     from ratrain.ratrainc.running.run_result import show_run
-    from ratrain.ratrainc.running.training import default_threads, run_training
+    from ratrain.ratrainc.running.training import run_training
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
     from ratrain.targets.verifier.program_verifier import check_program
 

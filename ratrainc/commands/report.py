@@ -113,9 +113,6 @@ def _compare(
     file: str, against: str, output: str, machine: str | None, *, rendezvous: bool, sharing: bool, as_json: bool
 ) -> None:
     """Write the page of a program and its baseline, and print the differences."""
-    ending = Path(output).suffix.lower()
-    if ending not in ("", *_ENDINGS):
-        raise click.UsageError(f"no page is written as {ending}: name a {' or '.join(_ENDINGS)}")
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program
     from ratrain.ratrainc.console.console import print_json, say, size_text, status

@@ -91,13 +91,13 @@ def command(
         refuse_idle("goes with --markdown: it names the page", "output")
     from ratrain import api
     from ratrain.ratrain_ir.support.files import write_text
-    from ratrain.ratrainc.choices.machine_choice import given_machine
+    from ratrain.ratrainc.commands.words.loading import machine_of_option
     from ratrain.ratrainc.console.console import bar, print_json
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.validation.markdown import page
     from ratrain.ratrainc.validation.validation_tables import validation_parts
 
-    chosen = None if machine is None else given_machine(machine)
+    chosen = machine_of_option(machine)
     with bar(None, "validating") as progress:
 
         def hear(now: Progress) -> None:

@@ -38,11 +38,10 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
     """
     from ratrain import api
     from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-    from ratrain.ratrainc.choices.machine_choice import given_machine
-    from ratrain.ratrainc.commands.words.loading import state_machine
+    from ratrain.ratrainc.commands.words.loading import machine_of_option, state_machine
     from ratrain.ratrainc.console.console import print_json, show_diagnostics, status
 
-    chosen = given_machine(machine) if machine else None
+    chosen = machine_of_option(machine)
     try:
         with status(f"verifying {file}"), misuse_of_command():
             proof = api.verify(file, machine=chosen)

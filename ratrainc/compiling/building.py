@@ -170,8 +170,9 @@ def compiled(
     _check_schedule(given_plan, plan, chosen, passes)
     # The plan is adapted before anything is lowered: chunks and slices change the blocks and their cuts. Passes of the
     # user's own leave it as given.
-    adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
-    pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
+    adapted = given_plan
+    if passes is None:
+        adapted, pipeline = evolve(chosen, passes=pipeline).applied(given_plan, config, machine)
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
     if passes is not None and said:
         _refuse_idle_options(passes, adapted, config)
@@ -185,7 +186,8 @@ def compiled(
 
         choice = level_choice.choose_levels(config, adapted, pipeline, machine, hear)
         adapted, levels = evolve(adapted, zero_blocks=choice.levels), choice.words
-    module = lowered(config, adapted)
+    with paused_gc():
+        module = lower(config, adapted)
     try:
         runs = _run(
             module, pipeline, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress
@@ -211,31 +213,37 @@ def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
 
     The passes of a strategy are exempt, as they are written for any plan.
     """
-    if passes not in {known for each in STRATEGIES for known in (each.passes, each.passes_for(plan))}:
+    if passes not in {known for each in STRATEGIES for known in (each.passes, hiding_exchanges(each.passes, plan.tp))}:
         refuse_idle_options(passes, plan, model)
         refuse_deciding_twice(parse_pipeline(passes))
 
 
 def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:
-    """Return the pipeline that places a table's order instead of the plan's schedule."""
-    try:
-        return placed_by_table(passes, schedule_file)
-    except ValueError as placing:
+    """Return the pipeline that places a table's order and then runs `passes`.
+
+    Raises `DiagnosticError` if these place a schedule too.
+    """
+    placing = placement_in(passes)
+    if placing is not None:
         named = title if title == "--passes" else f"the strategy '{title}'"
         misuse(
-            f"{named} places the schedule by '{placing}', --schedule-file by '{schedule_file}': leave one of them out"
+            f"{named} places the schedule by '{placing.name}', --schedule-file by '{schedule_file}': "
+            "leave one of them out"
         )
+    own = pass_text(PlaceFromFilePass(schedule_file))
+    return f"{own},{passes}" if passes.strip() else own
 
 
 def _resolved_for_table(
     model: str | ModelConfig, plan: str | Path | Plan, schedule_file: str | None
 ) -> tuple[ModelConfig, Plan]:
-    """Load and check the model and plan; a table, if given, completes the plan's shape."""
+    """Load and check the model and plan; a table, if given, says the keys of shape that the plan leaves out."""
     if schedule_file is None or isinstance(plan, Plan):
         return resolved(model, plan)
     config = load_model(model) if isinstance(model, str) else model
     check_model(config)
-    return config, load_plan_for_table(str(plan), config, schedule_file)
+    shape = shape_keys(shape_of_table(read_foreign_table(schedule_file)))
+    return config, load_plan(plan, config, shape=shape)
 
 
 def _check_schedule(plan: Plan, path: str | Path | Plan, chosen: Strategy, passes: str | None) -> None:
@@ -413,24 +421,3 @@ def source_module(program: Program, file: str) -> Module:
         why = "its model, plan and passes give another program: its schedule was edited, or compiled by another version"
         fail("RT002", f"what '{file}' was made from cannot be made again: {why}", help=way_out)
     return module
-
-
-def load_plan_for_table(path: str, model: ModelConfig, table: str) -> Plan:
-    """Load a plan; take pp, micro_batches, chunks, layout and slices from a schedule table if the plan leaves them out.
-
-    Raises `DiagnosticError` with the errors of either; the placement checks that they agree.
-    """
-    shape = shape_keys(shape_of_table(read_foreign_table(table)))
-    return load_plan(path, model, shape=shape)
-
-
-def placed_by_table(passes: str, table: str) -> str:
-    """Return the pipeline that places a table and then runs `passes`.
-
-    Raises ValueError if these place a schedule too.
-    """
-    placing = next((item.name for item in parse_pipeline(passes) if item.name.startswith("place-")), None)
-    if placing is not None:
-        raise ValueError(placing)
-    own = pass_text(PlaceFromFilePass(table))
-    return f"{own},{passes}" if passes.strip() else own

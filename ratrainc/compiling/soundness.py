@@ -11,7 +11,6 @@ from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrainc.compiling.opening import machine_for
-from ratrain.targets.machine.record import target_info
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, T
 
 def info_on(module: Module, own: TargetInfo, machine: Machine) -> TargetInfo:
     """Return the target info of a module on a machine: its own info if it was made for that machine."""
-    info = target_info(machine, module.topology)
+    info = target_of(machine).info(module)
     if own.digest == info.digest:
         return own
     if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name

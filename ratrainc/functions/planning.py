@@ -181,7 +181,6 @@ def scale(
     else:
         fixed = plan if isinstance(plan, Plan) else load_plan(plan, config)
         request.strategy.check_schedule(fixed, _place(plan))
-        fixed = request.strategy.adapted(fixed, config, request.machine)
         points = fixed_points(request, fixed, clusters, sequences_per_cluster, counting(progress, len(clusters)))
     return Scaling(tuple(points), config.name, request.machine.name, request.strategy.name)
 

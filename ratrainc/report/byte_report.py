@@ -75,7 +75,7 @@ def byte_report(
             progress(Progress(0, None, "emitting"))
             program = emit(module, machine=machine)
         if stage is None:
-            peaks = each_stage(_peak_bytes, module.stages) if program is None else _peaks(program)
+            peaks = _peaks(program) if program else each_stage(lambda each: lifetimes(each).peak_bytes, module.stages)
             stage = peaks.index(max(peaks))
         facts = _facts(module, module.stages[stage], machine)
         pricing, outcome, untried = _pricing(module, stage, machine, seconds) if levers else (None, None, "")
@@ -111,10 +111,6 @@ def byte_report(
         assert outcome is not None
         untried = _add_levers(facts, outcome, pricing.prices(outcome, found[own:], count))
     return ByteReport(facts, untried)
-
-
-def _peak_bytes(stage: Stage) -> int:
-    return lifetimes(stage).peak_bytes
 
 
 def _peaks(program: Program) -> list[int]:

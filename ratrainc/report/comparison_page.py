@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.report_page import (
@@ -28,6 +27,7 @@ from ratrain.ratrainc.report.report_page import (
     page_file,
     split_page,
     step_views,
+    write_parts,
 )
 from ratrain.targets.simulator.bubbles import Bubbles
 
@@ -56,11 +56,7 @@ _FIGURES = {
 
 def write_comparison(program: Side, baseline: Side, differences: Differences, path: str) -> int:
     """Write the page, atomically; return its bytes. Raises `DiagnosticError` RT002 if the file cannot be written."""
-    written = 0
-    with replacing(path) as stream:
-        for part in _parts(program, baseline, differences):
-            written += stream.write(part.encode())
-    return written
+    return write_parts(_parts(program, baseline, differences), path)
 
 
 def _parts(program: Side, baseline: Side, found: Differences) -> Iterator[str]:

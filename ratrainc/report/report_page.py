@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -44,11 +44,16 @@ def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: s
 
     Raises `DiagnosticError` RT002 if the file cannot be written.
     """
-    written = 0
+    return write_parts(_parts(timeline, figures, machine), path)
+
+
+def write_parts(parts: Iterable[str], path: str) -> int:
+    """Write the parts of a page, atomically; return its bytes.
+
+    Raises `DiagnosticError` RT002 if the file cannot be written.
+    """
     with replacing(path) as stream:
-        for part in _parts(timeline, figures, machine):
-            written += stream.write(part.encode())
-    return written
+        return sum(stream.write(part.encode()) for part in parts)
 
 
 def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[str]:
@@ -156,9 +161,7 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
         **({} if scale is None else {"seconds": scale.seconds}),
         "views": {view.name: {"start": view.start, "end": view.end} for view in views},
     }
-    # "</script>" in a name would end the element; in JSON the escape means the same character
-    text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    yield f'<script type="application/json" id="facts">{text}</script>\n'
+    yield facts_element(facts)
     yield from op_elements(timeline, keywords)
     for view in views:
         yield from view.elements()
@@ -169,6 +172,13 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
             intervals = live_intervals(timeline, stage, home)
             for view in views:
                 yield view.interval_element(stage, home, intervals)
+
+
+def facts_element(facts: dict[str, Any]) -> str:
+    """Return the element in which a page's script finds its facts."""
+    # "</script>" in a name would end the element; in JSON the escape means the same character
+    text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="facts">{text}</script>\n'
 
 
 def homes_of(stage: ProgramStage) -> list[Home]:

@@ -105,16 +105,6 @@ def simulate_on_cores(program: Program | str, cores: int | None, *, machine: str
     return CoresStep(seconds, known.plan.tokens_per_step / seconds, cores, chosen)
 
 
-def write_trace(simulation: StepSimulation, path: str) -> None:
-    """Write the timeline of a simulation for Perfetto or chrome://tracing.
-
-    Raises `DiagnosticError` RT002 if the file cannot be written.
-    """
-    from ratrain.ratrainc.report import trace
-
-    trace.write_trace(simulation.timeline, path)
-
-
 def explain_time(simulation: Simulation, *, stage: int | None = None, cold: bool = False) -> TimeReport:
     """Explain the time of a simulated step: idle time of engines by cause, and the critical path.
 

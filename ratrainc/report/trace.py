@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ratrain.ratrain_ir.topology import Hop
+    from ratrain.ratrainc.report.simulation import StepSimulation
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.timeline import Span, Timeline
@@ -65,11 +66,12 @@ _NAMED = 4
 """Most tensors that a span names; with a thousand micro-batches names make most of the file."""
 
 
-def write_trace(timeline: Timeline, path: str) -> None:
-    """Write a simulated timeline, atomically.
+def write_trace(simulation: StepSimulation, path: str) -> None:
+    """Write the timeline of a simulation for Perfetto or chrome://tracing, atomically.
 
     Raises `DiagnosticError` RT002 if the file cannot be written.
     """
+    timeline = simulation.timeline
     events = [*_names(timeline), *_spans(timeline), *_flows(timeline), *_live_bytes(timeline)]
     lines = [json.dumps(event, separators=(",", ":")) for event in events]
     body = [line + "," for line in lines[:-1]] + lines[-1:]

@@ -8,14 +8,34 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import misuse
-from ratrain.ratrainc.running.training import default_threads
-from ratrain.targets.runtime.settings import HOST_DEVICE, TENSOR_KERNELS, RunSettings
+from ratrain.targets.runtime.settings import HOST_DEVICE, TENSOR_KERNELS, RunSettings, available_threads
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.choices.run_choices import Outputs, Ranks
     from ratrain.targets.program.program import Program
+
+
+LEAST_OPERATIONS = 2.5e8
+"""Mean operations of a block from which parallel engines gain more than they cost.
+
+An assumption: twice those of `examples/tiny.json`, for which they do not pay (docs/runtime.md). That is a few
+milliseconds, compared with about one millisecond of the interpreter's work.
+"""
+
+
+def default_threads(program: Program) -> int:
+    """Return the threads of a run that names no number: one a core, or one if blocks are small (`LEAST_OPERATIONS`)."""
+    plan = program.plan
+    blocks = sum(
+        instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
+    )
+    operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
+    small = operations < LEAST_OPERATIONS * blocks * plan.dp * plan.tp
+    return 1 if small else available_threads()
 
 
 def for_program(program: Program, settings: RunSettings, ranks: Ranks, threads: int | None) -> RunSettings:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
-from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
 from ratrain.ratrainc.console.console import status
@@ -28,7 +27,6 @@ from ratrain.ratrainc.running.trackers import check_trackers, open_trackers
 from ratrain.ratrainc.running.training_data import companion_files, open_data
 from ratrain.targets.runtime.checkpoint.checkpoint import check_checkpoint_place
 from ratrain.targets.runtime.checkpoint.checkpoint_series import check_no_series
-from ratrain.targets.runtime.settings import RunSettings, available_threads
 from ratrain.targets.runtime.training.preparation import prepare
 from ratrain.targets.runtime.training.utilisation import Utilisation, measured_peak_flops
 from ratrain.targets.runtime.watch.positions import RankPhase
@@ -39,25 +37,8 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.running.trackers import Tracker
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.engine.processes import Processes
+    from ratrain.targets.runtime.settings import RunSettings
     from ratrain.targets.runtime.training.training import TrainingRun
-
-LEAST_OPERATIONS = 2.5e8
-"""Mean operations of a block from which parallel engines gain more than they cost.
-
-An assumption: twice those of `examples/tiny.json`, for which they do not pay (docs/runtime.md). That is a few
-milliseconds, compared with about one millisecond of the interpreter's work.
-"""
-
-
-def default_threads(program: Program) -> int:
-    """Return the threads of a run that names no number: one a core, or one if blocks are small (`LEAST_OPERATIONS`)."""
-    plan = program.plan
-    blocks = sum(
-        instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
-    )
-    operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
-    small = operations < LEAST_OPERATIONS * blocks * plan.dp * plan.tp
-    return 1 if small else available_threads()
 
 
 def run_training(
@@ -142,7 +123,7 @@ def _prepare(
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
         threads = settings.execution.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.execution.kernels, threads, settings.execution.device)
-        utilisation = _utilisation(program)
+        utilisation = Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
         run = prepare(
             program,
             stream,
@@ -185,10 +166,6 @@ def check_outputs(settings: RunSettings, outputs: Outputs, processes: int) -> No
             check_checkpoint_place(directory)
     if settings.watch.folder is not None:
         check_directory_writable(settings.watch.folder)
-
-
-def _utilisation(program: Program) -> Utilisation:
-    return Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
 
 
 def _draw(run: TrainingRun, path: str | None) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.console.markdown_text import escaped, prose, wrapped
-from ratrain.ratrainc.validation.validation_rows import label_of
 from ratrain.ratrainc.validation.validation_tables import (
     class_tables,
     error_table,
@@ -71,7 +70,7 @@ def _not_asked_for(validation: Validation) -> str:
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
     """Yield the section of one table: its comments, and its rows by class."""
-    yield f"## {escaped(label_of(table.path))}"
+    yield f"## {escaped(Path(table.path).stem)}"
     yield from _comments(table.comments)
     for each in class_tables(validation):
         yield f"Class {escaped(each.title)}:"

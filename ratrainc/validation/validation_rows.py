@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
@@ -28,7 +27,7 @@ from ratrain.ratrainc.calibration.measured_tables import (
     read_lines,
 )
 from ratrain.ratrainc.choices.machine_choice import resized
-from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges, strategy
 from ratrain.ratrainc.choices.times_text import textbook_times
 from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
@@ -270,7 +269,7 @@ class _RowReader:
         if model is None or plan is None or machine is None or chosen is None:
             return None
         self.attempt("strategy", lambda: self.check_strategy(plan, chosen))
-        return Task(model, plan, chosen.passes_for(plan), machine, times=times)
+        return Task(model, plan, hiding_exchanges(chosen.passes, plan.tp), machine, times=times)
 
     def times(self, kind: str) -> GivenTimes | None:
         text = self.cells.text("times")
@@ -378,8 +377,3 @@ def _toml_value(cell: str) -> Any:
     except (ValueError, RecursionError):
         return cell
     return values["value"] if values.keys() == {"value"} else cell
-
-
-def label_of(path: str) -> str:
-    """Return the name of a table: that of its file, without the ending."""
-    return Path(path).stem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.report.page_tables import table
-from ratrain.ratrainc.report.report_page import SCRIPT, page_file, scripts
+from ratrain.ratrainc.report.report_page import SCRIPT, facts_element, page_file, scripts
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.watch.reading import GrowingLog
@@ -92,7 +91,6 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
         "charts": [{"name": name, "title": words, "form": form, "series": keys} for name, words, form, keys in CHARTS],
         "runs": [{"name": name, "series": _series(log)} for name, log in zip(names, logs, strict=True)],
     }
-    text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     state = "a run goes on: this page is written again as the log grows" if reload_seconds else "no run writes to it"
     body = [
         f'<h1>{escape(title)}</h1>\n<p id="state">{escape(state)}</p>\n',
@@ -108,7 +106,7 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
         "</section>\n<h2>Runs</h2>\n",
         table("The last step of each run", _HEAD, [_row(name, log) for name, log in zip(names, logs, strict=True)]),
         *(_slow_ranks(name, log) for name, log in zip(names, logs, strict=True)),
-        f'<script type="application/json" id="facts">{text}</script>\n',
+        facts_element(facts),
     ]
     page = page_file("report.html").replace("<!--ratrain-title-->", escape(title))
     page = page.replace(

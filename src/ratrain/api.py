@@ -83,8 +83,8 @@ if TYPE_CHECKING:
         simulate,
         simulate_given,
         simulate_on_cores,
-        write_trace,
     )
+    from ratrain.ratrainc.report.trace import write_trace
 
 _ROOMS = {
     "ratrain.ratrain_ir.process_pool": "processes",
@@ -101,8 +101,8 @@ _ROOMS = {
     "ratrain.ratrainc.compiling.proving": "verify",
     "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
     "ratrain.ratrainc.compiling.soundness": "check",
-    "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given "
-    "simulate_on_cores write_trace",
+    "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given simulate_on_cores",
+    "ratrain.ratrainc.report.trace": "write_trace",
     "ratrain.ratrainc.memory.buffer_placing": "RefusedPlacingError",
     "ratrain.ratrainc.console.progress": "OnProgress Progress",
     "ratrain.ratrainc.report.table_report": "UnsoundTableError",

@@ -78,7 +78,6 @@ class EmittedStage:
     """by tensor, in the order of the stage's tensors"""
     offsets: list[int]
     names: list[str]
-    peak_bytes: int
 
 
 @frozen(eq=False)
@@ -109,12 +108,9 @@ class Streams:
         """Engines of instructions in list order."""
         return np.asarray(self.engines[self.engines != NONE], np.int32)
 
-    def waits(self, kept: Sequence[int], needed: Sequence[int]) -> tuple[Int64s, Int32s]:
-        """Return the number of waits of each instruction, and all waits as rows (engine, count, previous step).
-
-        `kept` and `needed` are reduced waits (`StageNumbers.reduced_waits`): their number by op, and the awaited ops.
-        """
-        counts, places = np.array(kept, np.int64), np.array(needed, np.int64)
+    def waits(self, numbers: StageNumbers) -> tuple[Int64s, Int32s]:
+        """Return the number of waits of each instruction, and all waits as rows (engine, count, previous step)."""
+        counts, places = (np.array(each, np.int64) for each in numbers.reduced_waits())
         ops = len(self.engines)
         # Places are numbered over two steps: below `ops` the awaited op is of the step before, else of this step.
         awaited = places % ops if ops else places
@@ -171,7 +167,7 @@ class _Forms:
         rows[:, PIECE] = np.where(cut, pieces * max(1, self.slices) + own_slices, pieces)
         rows[:, PEER] = np.array(stage.peers, np.int32)[order]
         operands, rows[:, OPERANDS] = self._operands(stage, streams)
-        rows[:, WAITS], waits = streams.waits(*stage.numbers.reduced_waits())
+        rows[:, WAITS], waits = streams.waits(stage.numbers)
         names, begins = self.blocks
         blocks = names[_runs(begins[forms], rows[:, BLOCKS])].astype(np.int32)
         return _StageColumns(streams.lengths, rows, operands, waits, blocks, streams.list_order)

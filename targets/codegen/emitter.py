@@ -69,7 +69,7 @@ def emit(module: Module, target: EmittingTarget) -> Program:
         module.target.capacity_bytes,
         module.pipeline,
         list(common.routines.values()),
-        _stages(common.columns(emitted), [stage.peak_bytes for stage in emitted]),
+        _stages(common.columns(emitted), [lifetimes(stage).peak_bytes for stage in module.stages]),
         module.target.digest,
         module.target.machine,
         module.target.stores,
@@ -85,7 +85,7 @@ def without_reuse(program: Program, module: Module) -> Program:
     found = []
     for stage in module.stages:
         numbers = stage_numbers(stage, reuse=False)
-        found.append(Streams.of(numbers).waits(*numbers.reduced_waits()))
+        found.append(Streams.of(numbers).waits(numbers))
     instructions = columns.instructions.copy()
     instructions[:, WAITS] = np.concatenate([counts for counts, _ in found])
     apart = evolve(columns, instructions=instructions, waits=np.concatenate([rows for _, rows in found]))
@@ -159,7 +159,6 @@ class _Emission:
             tensor_forms,
             [_offset(tensor) for tensor in tensors],
             [tensor.name for tensor in tensors],
-            lifetimes(stage).peak_bytes,
         )
 
     def form(self, op: Op) -> Form:

@@ -11,8 +11,6 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
-from attrs import evolve
-
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail
 from ratrain.targets.machine.capacity import capacity_of
@@ -47,14 +45,6 @@ def machine_digest(machine: Machine) -> str:
 @cache
 def _built_in_digest(name: str) -> str:
     return machine_digest(load_machine(name)) if name in machine_names() else ""
-
-
-def target_info(machine: Machine, topology: Topology) -> TargetInfo:
-    """Return the facts of a machine that a module or program carries, with the bytes left for tensors as capacity.
-
-    Raises `DiagnosticError` RT053 where no bytes are left for tensors.
-    """
-    return evolve(machine_info(machine), capacity_bytes=capacity_of(machine, topology).left)
 
 
 def machine_info(machine: Machine) -> TargetInfo:

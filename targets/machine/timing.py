@@ -11,10 +11,21 @@ from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
-from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import (
+    TENSOR_OPS,
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    CombineLoss,
+    GatherRows,
+    ReduceRows,
+    ReduceScatter,
+    ReduceSums,
+)
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch
-from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS, DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
 from ratrain.targets.machine.collective_cost import (
@@ -45,12 +56,24 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.machine.placement import Members
     from ratrain.targets.program.columns import TensorForm
     from ratrain.targets.program.instruction import ProgramTensor
 
 _SCALAR_BYTES = 8
-_WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "donor_accept", "peer_reload")
-_OF_PARTS = ("reduce_rows", "reduce_sums", "combine_loss")
+_CHANGED = Access.READ, Access.UPDATE
+_CARRIED: PerOp[tuple[Access, ...]] = PerOp(
+    "payload",
+    {
+        **dict.fromkeys((LoadInput, Recv, DonorAccept, PeerReload, AllGather, GatherRows), (Access.WRITE,)),
+        **dict.fromkeys((Send, PeerOffload, DonorReturn, *MEMORY_OPS, Update, ScaleUpdate), _CHANGED),
+        **dict.fromkeys((AllReduce, AllReduceScalar, ReduceRows, ReduceSums, CombineLoss), _CHANGED),
+        ReduceScatter: (Access.READ,),  # the shards it adds to stay where they are
+    },
+    never=(*BLOCK_OPS, Release),
+)
+"""Accesses by which an op that calls no routine touches what travels or is loaded."""
+_OF_PARTS = frozenset(kind.keyword for kind in (ReduceRows, ReduceSums, CombineLoss))
 """Collectives that also read tensors which do not travel."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """Number of times an access moves a tensor to or from DDR."""
@@ -93,10 +116,7 @@ def timed_op(
     if routine is not None:
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
     operands = list(operands)
-    carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
-    if keyword == "reduce_scatter":  # the shards it adds to stay where they are
-        carries = (Access.READ,)
-    parts_alone = keyword in _OF_PARTS
+    carries, parts_alone = _CARRIED[keyword], keyword in _OF_PARTS
     nbytes = elements = own = 0
     for tensor, access in operands:
         if tensor.kind is StateKind.SCALAR:
@@ -182,7 +202,7 @@ def _pads(step: Step) -> bool:
 
 def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:
     """Return the seconds of a message between stages that has its link to itself."""
-    measured = machine.table.seconds("send", nbytes) if machine.cost == "table" else None
+    measured = machine.table.seconds(Send.keyword, nbytes) if machine.cost == "table" else None
     return message_work(nbytes, link, 0, machine).seconds if measured is None else measured
 
 
@@ -198,7 +218,7 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         return copy_work(op.own_bytes, machine)
     if (bits := _packed_bits(op, plan)) is not None:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
-    if op.keyword == "all_reduce_scalar":  # its source is read first; the number itself is small
+    if op.keyword == AllReduceScalar.keyword:  # its source is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
 
@@ -313,26 +333,58 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     members = placement_of(plan, machine).members(op.group)
     if members.count == 1:
         return None
-    bits = _packed_bits(op, plan)
-    if bits is not None and op.keyword == ReduceScatter.keyword:
-        return _packed_reduction(op, plan, machine, packed_nbytes(op.payload_elements, bits))
-    if bits is not None:
+    return _WAYS[op.keyword](op, plan, machine, members)
+
+
+def _scalar_way(_op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
+    return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
+
+
+def _gather_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
+    if (bits := _packed_bits(op, plan)) is not None:
         op = _as_packed(op, bits)
-    if op.keyword == "all_reduce_scalar":
-        return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
-    if op.keyword in ("all_gather", "gather_rows"):
-        return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
+    return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
+
+
+def _all_reduce_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
     if sums_shared(op.keyword, op.group):  # everyone gathers all parts, and adds them up
         return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
-    itemsize = op.payload_bytes / max(1, op.payload_elements)
+    return cheapest(all_reduces(op.payload_elements, _itemsize(op), members, machine), machine, op.own_bytes)
+
+
+def _reduce_scatter_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
+    if (bits := _packed_bits(op, plan)) is not None:
+        return _packed_reduction(op, plan, machine, packed_nbytes(op.payload_elements, bits))
     if _copies_shards(op, plan):
         placement = placement_of(plan, machine)
         group = placement.members(Group.SHARDS.value)
-        itemsizes = itemsize, Dtype(plan.grad_shard_dtype).itemsize
+        itemsizes = _itemsize(op), Dtype(plan.grad_shard_dtype).itemsize
         return copied_shards(op.payload_elements, itemsizes, group, placement.copies, machine, op.own_bytes)
-    shares = op.keyword == "reduce_scatter" or (op.keyword == "reduce_rows" and shares_rows(plan))
-    kinds = reduce_scatters if shares else all_reduces
-    return cheapest(kinds(op.payload_elements, itemsize, members, machine), machine, op.own_bytes)
+    return cheapest(reduce_scatters(op.payload_elements, _itemsize(op), members, machine), machine, op.own_bytes)
+
+
+def _reduce_rows_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
+    return (_reduce_scatter_way if shares_rows(plan) else _all_reduce_way)(op, plan, machine, members)
+
+
+def _itemsize(op: TimedOp) -> float:
+    return op.payload_bytes / max(1, op.payload_elements)
+
+
+_WAYS: PerOp[Callable[[TimedOp, Plan, Machine, Members], Algorithm]] = PerOp(
+    "algorithm",
+    {
+        ReduceScatter: _reduce_scatter_way,
+        AllReduce: _all_reduce_way,
+        AllGather: _gather_way,
+        AllReduceScalar: _scalar_way,
+        GatherRows: _gather_way,
+        ReduceRows: _reduce_rows_way,
+        **dict.fromkeys((ReduceSums, CombineLoss), _all_reduce_way),
+    },
+    never=(*LONE_OPS, *MESSAGE_OPS, Release),
+)
+"""Cheapest algorithms of collectives whose group has several members."""
 
 
 def _packed_reduction(op: TimedOp, plan: Plan, machine: Machine, nbytes: float) -> Algorithm:

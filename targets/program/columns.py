@@ -23,7 +23,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType, aligned
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINE_NUMBERS, ENGINES, Engine
 from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.ops.numbering import Numbers
 from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
@@ -46,7 +46,6 @@ ACCESSES = tuple(Access)
 OF_SLICES = frozenset(cls.keyword for cls, attributes in FIELDS.items() if any(a.name == "slice" for a in attributes))
 """Instructions that work on one slice where micro-batches are cut."""
 _MOST_KEYS = 1 << 62
-ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
 
 
 _BEGINS_LIFE = np.array([access in (Access.WRITE, Access.SCRATCH) for access in ACCESSES])
@@ -197,9 +196,12 @@ class ProgramColumns:
     def engines_in_order(self, stage: int) -> list[Engine]:
         """Return the list order that a stage was given, as engines."""
         assert self.order is not None
+        return list(map(ENGINES.__getitem__, self.order[slice(*self._bounds(stage))].tolist()))
+
+    def _bounds(self, stage: int) -> tuple[int, int]:
+        """Return the number of a stage's first instruction, and the one behind its last."""
         stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
-        own = self.order[stop - int(self.lengths[stage].sum()) : stop]
-        return list(map(ENGINES.__getitem__, own.tolist()))
+        return stop - int(self.lengths[stage].sum()), stop
 
     def list_order(self, stage: int) -> Int64s:
         """Return the instructions of a stage in list order, by number.
@@ -209,7 +211,7 @@ class ProgramColumns:
         places = self._given_places(stage)
         if places is None:
             return self.execution_order(stage)
-        return int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0]) + np.argsort(places)
+        return self._bounds(stage)[0] + np.argsort(places)
 
     def keeps_waits(self, stage: int) -> bool:
         """Return whether the given list order puts each instruction after its waits within a step; True without one."""
@@ -223,8 +225,7 @@ class ProgramColumns:
         if self.order is None:
             return None
         lengths = self.lengths[stage]
-        stops = self.stream_stops[stage * len(ENGINES) : (stage + 1) * len(ENGINES)]
-        first, stop = int(stops[0] - lengths[0]), int(stops[-1])
+        first, stop = self._bounds(stage)
         # The order names engines. A stable sort by engine lists the places of the first engine's instructions, then of
         # the second's: the columns' own order.
         places = np.argsort(self.order[first:stop], kind="stable")
@@ -234,7 +235,7 @@ class ProgramColumns:
             owners = np.repeat(np.arange(stop - first), self.instructions[first:stop, WAITS])
             # A wait for `count` instructions of an engine is a wait for its instruction number count - 1. Waits on the
             # step before always hold.
-            awaited = (stops - lengths - first)[waits[:, ENGINE]] + waits[:, COUNT] - 1
+            awaited = (np.cumsum(lengths) - lengths)[waits[:, ENGINE]] + waits[:, COUNT] - 1
             if ((places[awaited] >= places[owners]) & (waits[:, PREVIOUS] == 0)).any():
                 return None
         return places
@@ -248,8 +249,7 @@ class ProgramColumns:
         engines = self.streams % len(ENGINES)
         found = [np.empty(0, np.int32)]
         for stage in range(self.stages):
-            stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
-            own = np.arange(stop - int(self.lengths[stage].sum()), stop)
+            own = np.arange(*self._bounds(stage))
             ordered = self.list_order(stage)
             found.append(engines[np.concatenate((ordered, np.setdiff1d(own, ordered)))].astype(np.int32))
         return np.concatenate(found)
@@ -266,8 +266,7 @@ class ProgramColumns:
         """
         if not len(order):
             return np.empty(0, np.int64)
-        first = int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0])
-        stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
+        first, stop = self._bounds(stage)
         places = np.full(stop - first, len(order), np.int64)
         places[order - first] = np.arange(len(order))
         taken, _ = _runs(self.operand_stops, self.instructions[first:stop, OPERANDS], first, stop)
@@ -302,8 +301,7 @@ class ProgramColumns:
     def execution_order(self, stage: int) -> Int64s:
         """Return the instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
         lengths = self.lengths[stage]
-        stops = self.stream_stops[stage * len(ENGINES) : (stage + 1) * len(ENGINES)]
-        first, stop = int(stops[0] - lengths[0]), int(stops[-1])
+        first, stop = self._bounds(stage)
         if first == stop:
             return np.empty(0, np.int64)
         taken, _ = _runs(self.wait_stops, self.instructions[first:stop, WAITS], first, stop)
@@ -312,7 +310,7 @@ class ProgramColumns:
         owners = np.repeat(np.arange(stop - first), self.instructions[first:stop, WAITS])[present]
         ends = np.cumsum(np.bincount(owners, minlength=stop - first))
         engines, counts = (waits[present, column].astype(np.int64) for column in (ENGINE, COUNT))
-        return first + ready_places(stops - lengths - first, lengths, ends, engines, counts)
+        return first + ready_places(np.cumsum(lengths) - lengths, lengths, ends, engines, counts)
 
     # Back into objects
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.simulator.flat_program import flatten
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 DurationOf = Callable[[int, Instruction], float]
 """Seconds of an instruction of a stage that runs alone."""
-WorkOf = Callable[[int, Engine, Instruction], ResourceWork]
-"""Works of an instruction of a stage on an engine."""
 
 UNLIMITED = Bandwidths(np.inf, (LinkLevel(np.inf),), np.inf)
 """Bandwidths for instructions that have no bytes to move."""
@@ -42,35 +40,14 @@ def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = Fa
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
-    return simulate_work(
-        program,
-        lambda s, _engine, item: ResourceWork(duration_of(s, item)),
-        UNLIMITED,
-        rendezvous=rendezvous,
-        steps=steps,
-    )
-
-
-def simulate_work(
-    program: Program,
-    work_of: WorkOf,
-    bandwidths: Bandwidths,
-    *,
-    rendezvous: bool = False,
-    steps: int = STEPS,
-) -> Timeline:
-    """Time `steps` consecutive steps of instructions that share bandwidth while they overlap.
-
-    Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
-    """
     works = [
-        work_of(index, engine, item)
+        ResourceWork(duration_of(index, item))
         for index, stage in enumerate(program.stages)
         for engine in ENGINES
         for item in stage.streams[engine]
     ]
     timed = OpWorks(works, np.arange(len(works)))
-    return simulate_works(program, program.columns(), timed, bandwidths, rendezvous=rendezvous, steps=steps)
+    return simulate_works(program, program.columns(), timed, UNLIMITED, rendezvous=rendezvous, steps=steps)
 
 
 def simulate_works(
@@ -82,7 +59,10 @@ def simulate_works(
     rendezvous: bool = False,
     steps: int = STEPS,
 ) -> Timeline:
-    """Time a program in columns, given the works of its ops; otherwise as `simulate_work`."""
+    """Time `steps` consecutive steps of a program in columns, whose ops share bandwidth while they overlap.
+
+    Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
+    """
     from ratrain.targets.simulator import event_loop, interpreted_loop
 
     flat = flatten(columns, program.topology)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Piece
+from ratrain.ratrain_ir.ops.base import ENGINE_NUMBERS, ENGINES, Engine, Piece
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
 from ratrain.targets.program.instruction import Access, Instruction
@@ -33,8 +33,8 @@ from ratrain.targets.verifier.race_sweep import Conflict, Swept, SweptStage, swe
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program, ProgramStage
 
-_COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
-_STORE, _FETCH = ENGINES.index(Engine.STORE), ENGINES.index(Engine.FETCH)
+_COMPUTE, _COLLECTIVE = ENGINE_NUMBERS[Engine.COMPUTE], ENGINE_NUMBERS[Engine.COLLECTIVE]
+_STORE, _FETCH = ENGINE_NUMBERS[Engine.STORE], ENGINE_NUMBERS[Engine.FETCH]
 _MAX_REPORTS = 20
 
 
@@ -124,7 +124,6 @@ def _begins(stage: ProgramStage) -> dict[Home, int]:
 
 def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
     """Convert a stage to the numbers that the sweep takes."""
-    indices = {engine: index for index, engine in enumerate(ENGINES)}
     operand_ends: list[int] = []
     tensors: list[int] = []
     reads: list[int] = []
@@ -137,7 +136,7 @@ def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
                 reads.append(access is Access.READ)
             operand_ends.append(len(tensors))
             for wait in item.waits:
-                waits += (indices[wait.engine], wait.count, wait.previous_step)
+                waits += (ENGINE_NUMBERS[wait.engine], wait.count, wait.previous_step)
             wait_ends.append(len(waits) // 3)
     return SweptStage(
         [len(stage.streams[engine]) for engine in ENGINES],

@@ -10,11 +10,11 @@ import pytest
 from attrs import define, evolve, field
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.trial import Trials, at_own_addresses, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery import recompute
 from ratrain.passes.recovery.rewriting import CHOICES, NOTHING, Rewriting, rewritten, same_for_all
+from ratrain.passes.trial.trial import Trials, at_own_addresses, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.compute import Recompute

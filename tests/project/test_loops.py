@@ -91,10 +91,11 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     from ratrain.targets.runtime.kernels import kernel_set
     from ratrain.targets.runtime.kernels.fast import attention_loops, fast_flat, fast_head, fast_rows
-    from ratrain.passes.memory.allocation import compiled
+    from ratrain.ratrain_ir.support.loops import compiled
+    from ratrain.passes.memory.allocation import sweep, tree, valleys
     fast = kernel_set("fast", 1)
 assert [str(each.category.__name__) for each in said] == ["UncachedWarning"], said
-@compiled.kernel
+@compiled
 def total(n):
     found = 0
     for i in range(n):

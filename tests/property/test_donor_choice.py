@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
 from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, StageShape, as_chosen, kept_in_ddr
 from ratrain.passes.recovery.rewriting import Donor, Rewriting
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.target import target_of

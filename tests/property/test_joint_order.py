@@ -8,11 +8,11 @@ import pytest
 from attrs import evolve
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state import bucket_grad_sync
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
+from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.base import Engine

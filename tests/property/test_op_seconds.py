@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.base import Engine

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.list_times import OpSeconds, list_times
-from ratrain.passes.memory.overlap import Occupancy, occupancy
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial.list_times import ListTimes, OpSeconds, TimedRows
+from ratrain.passes.trial.overlap import Occupancy, occupancy
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.analysis import op_rows
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import StateKind
@@ -44,13 +44,18 @@ def stages_with_workspace(case: Case, pipeline: str, target: FakeTarget) -> tupl
     return [trials.with_workspace(stage) for stage in module.stages], trials.op_seconds
 
 
+def times_of(stage: Stage, op_seconds: OpSeconds) -> ListTimes:
+    timed = TimedRows()
+    return timed.times(timed.of(stage, op_seconds), 1, arrays=False)[0]
+
+
 @settings(max_examples=40)
 @given(cases(max_layers=4, max_micro_batches=3), st.sampled_from(PIPELINES))
 def test_nothing_waits_for_bytes_under_an_endless_lag(case: Case, pipeline: str) -> None:
     """An interval ends only where every op from there on starts after the last accessor has completed."""
     stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
     for stage in stages:
-        times = list_times(stage, op_seconds)
+        times = times_of(stage, op_seconds)
         for tensor, spans in occupancy(stage, op_seconds).within(inf).intervals.items():
             accesses = [at for at, op in enumerate(stage.ops) if tensor in op.operands and type(op) is not Release]
             if tensor.carried or len(spans) != 1 or not accesses:
@@ -127,7 +132,7 @@ def test_a_tensor_lives_from_where_it_is_made_to_its_last_access(case: Case, pip
     """Interval by interval, and when the last accessor has completed, tensor by tensor."""
     stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
     for stage in stages:
-        found, ends = occupancy(stage, op_seconds), list_times(stage, op_seconds).ends
+        found, ends = occupancy(stage, op_seconds), times_of(stage, op_seconds).ends
         completed = iter(found.completed.tolist())
         for tensor, spans in found.lives.intervals.items():
             touching = [

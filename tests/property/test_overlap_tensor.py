@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
-from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError

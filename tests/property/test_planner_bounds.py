@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.choices.machine_changes import with_constants
-from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
+from ratrain.ratrainc.choices.strategies import STRATEGIES, hiding_exchanges, strategy
 from ratrain.ratrainc.choices.timed_plan import time_plan
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
@@ -268,7 +268,7 @@ def test_bounds_of_tensor_peers_are_near_what_is_found(pp, name, sharded):
     setting = setting_of(model, named, machine)
     setting = evolve(setting, template=evolve(setting.template, sequence_sharding=sharded))
     plan = shape.plan(setting, cuts_of(layers))
-    timed = time_plan(model, plan, named.passes_for(plan), machine)
+    timed = time_plan(model, plan, hiding_exchanges(named.passes, plan.tp), machine)
     profiles = Profiles(setting)
     columns = Columns.of(profiles, [shape])
     engine = shape.micro_batches * (np.array([1, model.layers, 1]) @ profiles.exchange(shape).engine)

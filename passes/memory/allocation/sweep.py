@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.ratrain_ir.support.loops import compiled
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s
@@ -34,7 +34,7 @@ _MULTIPLIER, _INCREMENT, _MASK = 1103515245, 12345, (1 << 31) - 1
 """Constants of a linear congruential generator: the same numbers on every machine, and no global state."""
 
 
-@kernel
+@compiled
 def sweep(events: Int64s, sizes: Int64s, classes: Int64s, policy: Int64s, target: int, offsets: Int64s) -> int:
     """Place buffers as they are born; fill `offsets` and return the height.
 
@@ -50,7 +50,7 @@ def sweep(events: Int64s, sizes: Int64s, classes: Int64s, policy: Int64s, target
     return top
 
 
-@kernel
+@compiled
 def swept(
     events: Int64s, begin: int, end: int, sizes: Int64s, slots: Int64s, classes: Int64s, policy: Int64s, target: int,
     lows: Int64s, highs: Int64s, holes: int, top: int, held: Int64s, born: Int64s,
@@ -95,7 +95,7 @@ def swept(
     return holes, top
 
 
-@kernel
+@compiled
 def give_back(low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> int:
     """Join freed bytes [low, high) to the holes next to them; return the new number of holes."""
     left, right = 0, holes
@@ -122,7 +122,7 @@ def give_back(low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> i
     return holes + 1
 
 
-@kernel
+@compiled
 def take(chosen: int, low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> int:
     """Take bytes [low, high) out of the hole `chosen`; return the new number of holes."""
     if low > lows[chosen] and high < highs[chosen]:
@@ -140,7 +140,7 @@ def take(chosen: int, low: int, high: int, lows: Int64s, highs: Int64s, holes: i
     return holes
 
 
-@kernel
+@compiled
 def removed(gone: int, lows: Int64s, highs: Int64s, holes: int) -> int:
     """Close the place of a hole; return the new number of holes."""
     for k in range(gone, holes - 1):
@@ -148,7 +148,7 @@ def removed(gone: int, lows: Int64s, highs: Int64s, holes: int) -> int:
     return holes - 1
 
 
-@kernel
+@compiled
 def most_live(events: Int64s) -> int:
     """Count the most buffers that live at once."""
     live, most = 0, 0
@@ -158,7 +158,7 @@ def most_live(events: Int64s) -> int:
     return most
 
 
-@kernel
+@compiled
 def slots_of(events: Int64s, count: int) -> Int64s:
     """Give each of `count` buffers a slot until it dies; there are as many slots as buffers live at once."""
     slots = np.zeros(count, np.int64)
@@ -174,7 +174,7 @@ def slots_of(events: Int64s, count: int) -> Int64s:
     return slots
 
 
-@kernel
+@compiled
 def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
     """Give each of `count` buffers one of `most` slots, or -1 where none is free.
 
@@ -194,7 +194,7 @@ def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
     return slots
 
 
-@kernel
+@compiled
 def draw(state: Int64s, choices: int) -> int:
     """Draw a number from 0 to `choices` - 1; advances the generator."""
     state[0] = (state[0] * _MULTIPLIER + _INCREMENT) & _MASK
@@ -202,7 +202,7 @@ def draw(state: Int64s, choices: int) -> int:
     return int(state[0] >> 8) % choices
 
 
-@kernel
+@compiled
 def mutate(policy: Int64s, state: Int64s) -> None:
     """Change a policy for one or two classes, or now and then for all of them."""
     kinds = len(policy)
@@ -218,7 +218,7 @@ def mutate(policy: Int64s, state: Int64s) -> None:
             policy[k] = HIGHEST if k < short else (LOWEST, TIGHTEST)[draw(state, 2)]
 
 
-@kernel
+@compiled
 def same_holes(one: int, other: int, lows: Int64s, highs: Int64s, holes: Int64s, tops: Int64s) -> bool:
     """Tell whether two sweeps have come to the same height and the same holes."""
     if holes[one] != holes[other] or tops[one] != tops[other]:
@@ -227,7 +227,7 @@ def same_holes(one: int, other: int, lows: Int64s, highs: Int64s, holes: Int64s,
     return bool((lows[one, :used] == lows[other, :used]).all() and (highs[one, :used] == highs[other, :used]).all())
 
 
-@kernel
+@compiled
 def beam_sweep(
     events: Int64s, sizes: Int64s, classes: Int64s, kinds: int, target: int, cuts: Int64s, width: int, tries: int,
     seed: int, offsets: Int64s,
@@ -308,7 +308,7 @@ def beam_sweep(
     return int(tops[now, kept[0]])
 
 
-@kernel
+@compiled
 def follow_back(
     events: Int64s, cuts: Int64s, first_born: Int64s, came_from: Int64s, history: Int64s, offsets: Int64s
 ) -> None:

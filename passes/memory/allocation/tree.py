@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.passes.memory.allocation.compiled import kernel
-from ratrain.ratrain_ir.support.loops import part
+from ratrain.ratrain_ir.support.loops import compiled, part
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s
@@ -31,7 +30,7 @@ MOST_LISTS = 256
 """More than the lists that one interval can meet: two nodes and two of their ancestors at each level."""
 
 
-@kernel
+@compiled
 def first_fit(
     order: Int64s,
     sizes: Int64s,

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.ratrain_ir.support.loops import compiled
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance, Int64s
@@ -92,7 +92,7 @@ def _standing(instance: Instance, filled: np.ndarray) -> np.ndarray:
     return standing
 
 
-@kernel
+@compiled
 def valley_search(
     sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, steps: Int64s, capacity: int,
     standing: np.ndarray, noise: float, limit: int, shortest: int, seed: int, few: int, offsets: Int64s,
@@ -134,7 +134,7 @@ def valley_search(
     return STOPPED, nodes
 
 
-@kernel
+@compiled
 def drawn(chance: np.ndarray) -> float:
     """Draw a number from 0 (inclusive) to 1 (exclusive) by Marsaglia's xorshift."""
     x = chance[0]
@@ -145,7 +145,7 @@ def drawn(chance: np.ndarray) -> float:
     return float(x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@kernel
+@compiled
 def run(
     sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, steps: Int64s, capacity: int,
     likely: np.ndarray, limit: int, few: int, line: Int64s, lowest: Int64s, ways: Int64s, frames: Int64s,
@@ -216,7 +216,7 @@ def run(
             blamed[depth] |= blame
 
 
-@kernel
+@compiled
 def rest(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray) -> None:
     """Store the lowest start of the buffers still to come in a section, and how many start there."""
     best, ways = _NEVER, 0
@@ -230,7 +230,7 @@ def rest(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, placed:
     now[_REST, s], now[_WAYS, s] = best, ways
 
 
-@kernel
+@compiled
 def easiest(
     now: Int64s, low: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray,
     failures: np.ndarray, capacity: int,
@@ -249,7 +249,7 @@ def easiest(
     return best
 
 
-@kernel
+@compiled
 def in_valley(
     s: int, now: Int64s, low: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray
 ) -> bool:
@@ -264,7 +264,7 @@ def in_valley(
     return True
 
 
-@kernel
+@compiled
 def list_ways(
     s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s,
     steps: Int64s, placed: np.ndarray, likely: np.ndarray, ways: Int64s, blame: np.ndarray, capacity: int,
@@ -309,7 +309,7 @@ def list_ways(
     return found
 
 
-@kernel
+@compiled
 def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray) -> int:
     """Return the least height of a section's floor if nothing starts at its lowest start."""
     start = now[_REST, s]
@@ -321,7 +321,7 @@ def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps
     return int(higher)
 
 
-@kernel
+@compiled
 def listed_alike(buffer: int, ways: Int64s, found: int, sizes: Int64s, at: Int64s, where: Int64s) -> bool:
     """Tell whether a listed way has the same size and sections, so that both lead to the same placements."""
     for k in range(found):
@@ -337,7 +337,7 @@ def listed_alike(buffer: int, ways: Int64s, found: int, sizes: Int64s, at: Int64
     return False
 
 
-@kernel
+@compiled
 def explain(
     buffer: int, start: int, prefer: int, now: Int64s, at: Int64s, where: Int64s, blame: np.ndarray, capacity: int
 ) -> None:
@@ -369,7 +369,7 @@ def explain(
             blame[t] = True
 
 
-@kernel
+@compiled
 def follow(
     buffer: int, s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
     cover: Int64s, steps: Int64s, placed: np.ndarray, failures: np.ndarray, blame: np.ndarray, hull: Int64s,
@@ -427,7 +427,7 @@ def follow(
     return True
 
 
-@kernel
+@compiled
 def lift(
     s: int, end: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
     cover: Int64s, placed: np.ndarray, blame: np.ndarray, hull: Int64s, capacity: int,
@@ -450,7 +450,7 @@ def lift(
     return True
 
 
-@kernel
+@compiled
 def full(
     s: int, now: Int64s, low: Int64s, sizes: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray, few: int,
     sums: Int64s, short: Int64s,
@@ -496,7 +496,7 @@ def full(
     return raised
 
 
-@kernel
+@compiled
 def jump_back(
     depth: int, frames: Int64s, ways: Int64s, at: Int64s, where: Int64s, blamed: np.ndarray, placed: np.ndarray,
     left: Int64s,

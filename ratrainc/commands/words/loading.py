@@ -20,7 +20,7 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
     """
     from ratrain.ratrainc.compiling.proving import sound_schedule
 
-    chosen = _given(machine)
+    chosen = machine_of_option(machine)
     module = sound_schedule(file, machine=chosen)
     if module.target is not None:
         state_machine(file, module.target, chosen)
@@ -56,13 +56,14 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
         module, chosen = checked_schedule(file, machine)
         program = sound_program(api.emit(module, machine=chosen))
     else:
-        chosen = _given(machine)
+        chosen = machine_of_option(machine)
         program = sound_program(file, machine=chosen)
         state_machine(file, program.info, chosen)
     return program, chosen or api.machine_of(program)
 
 
-def _given(machine: str | None) -> Machine | None:
+def machine_of_option(machine: str | None) -> Machine | None:
+    """Load the machine that `--machine` names; None without the option."""
     return given_machine(machine) if machine else None
 
 

@@ -469,7 +469,7 @@ def sharing_option(function: F) -> F:
     return click.option("--sharing/--no-sharing", default=True, show_default=True, help=text)(function)
 
 
-def plan_option(*, required: bool) -> Callable[[F], F]:
+def plan_option(function: F) -> F:
     """`--plan`."""
     text = "The parallel plan, in TOML."
-    return click.option("--plan", type=InputFile("plan"), required=required, metavar="P.toml", help=text)
+    return click.option("--plan", type=InputFile("plan"), metavar="P.toml", help=text)(function)

@@ -51,9 +51,10 @@ def planned_points(request: PlanRequest, counts: Sequence[int], sequences: int, 
 def fixed_points(request: PlanRequest, plan: Plan, counts: Sequence[int], sequences: int, tick: Steps) -> list[Point]:
     """Time a plan's stages and micro-batches with as many replicas as each number of clusters has room for.
 
-    Raises `DiagnosticError` RT064 if a number of clusters is not a multiple of the stages, or sequences do not divide
-    evenly.
+    Raises `DiagnosticError` RT064 if the plan does not suit the strategy, a number of clusters is not a multiple of the
+    stages, or sequences do not divide evenly.
     """
+    plan, pipeline = request.strategy.applied(plan, request.model, request.machine)
     timed = []
     for clusters in counts:
         dp, rest = divmod(clusters, plan.pp)
@@ -70,7 +71,7 @@ def fixed_points(request: PlanRequest, plan: Plan, counts: Sequence[int], sequen
         alone = {} if dp > 1 else {"zero": 0, "reduce": "last"}
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
         tick.begin(f"{clusters} clusters")
-        evaluation = evaluate(Task(request.model, shaped, request.strategy.passes_for(shaped), request.machine))
+        evaluation = evaluate(Task(request.model, shaped, pipeline, request.machine))
         tick(f"{clusters} clusters")
         timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
     return _points(timed, plan.seq_len)

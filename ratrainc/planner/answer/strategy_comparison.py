@@ -163,9 +163,9 @@ def rows_on_one_plan(
     rows: list[dict[str, Any]] = []
     reference: float | None = None
     for item in strategies:
-        adapted = item.adapted(plan, model, machine)
+        adapted, pipeline = item.applied(plan, model, machine)
         tick.begin(item.name)
-        found = evaluate(Task(model, adapted, item.passes_for(adapted), machine))
+        found = evaluate(Task(model, adapted, pipeline, machine))
         reference = reference if rows else found.step_seconds
         figures = found.step_seconds, max(found.peak_bytes), found.exposed_tail_seconds
         row = _row(item.name, *figures, reference, plan.tokens_per_step, capacity)

@@ -22,8 +22,7 @@ from ratrain.ratrainc.planner.space.tilings import Tiles
 from ratrain.targets.machine.capacity import mesh_capacity
 from ratrain.targets.machine.link_groups import Link
 from ratrain.targets.machine.placement import Members, Placement
-from ratrain.targets.machine.timing import TimedOp
-from ratrain.targets.target import target_of
+from ratrain.targets.machine.timing import TimedOp, message_seconds
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -67,9 +66,8 @@ class Profiles:
         key = (shape.pp, shape.dp, shape.tp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        target = target_of(self.setting.machine)
         nbytes = self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary
-        return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
+        return min(message_seconds(nbytes, link, self.setting.machine) for link in self.crossed[key])
 
     def exchange(self, shape: Shape) -> ExchangeProfile:
         """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share a profile."""

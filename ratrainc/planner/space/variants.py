@@ -15,9 +15,9 @@ import attrs
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import NOWHERE, RecomputePass
+from ratrain.passes.recovery.recompute_placement import why_inline
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.passes.state.offload_state import OffloadStatePass
-from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
 
 if TYPE_CHECKING:
@@ -82,10 +82,7 @@ too."""
 
 def _inline(pipeline: str, plan: Plan) -> Iterator[str]:
     """Yield the pipeline with recovery inline, if that is another order."""
-    # If views are gathered within the step, a recovery has its view only at its backward anyway; the same holds for
-    # its input if peers have rows of it. Then forward-side placement is inline already.
-    waits = plan.pp > 1 and not gathers_layers_within_step(plan) and not shares_rows(plan)
     passes = parse_pipeline(pipeline)
-    if waits and any(isinstance(p, JointOrderPass) and p.placement == "forward-side" for p in passes):
+    if not why_inline(plan) and any(isinstance(p, JointOrderPass) and p.placement == "forward-side" for p in passes):
         inline = [attrs.evolve(p, placement="inline") if isinstance(p, JointOrderPass) else p for p in passes]
         yield pipeline_text(inline)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 LANE_BYTES = 16 * 8
 """Bytes of a vector register."""
 MULTIPLY_ADD_UNITS = 3
-REGISTERS = 64
 MICRO_TILES = ((18, 1), (9, 2), (6, 3), (6, 4))
 """Register tiles (rows, vectors). Rows times vectors are multiples of 3 and at least 18, to hide the six cycles of a
 multiply-add. Operands and accumulators fit the 64 registers; accumulators are float32, so take two registers for a

@@ -15,10 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from ratrain.targets.mt3000.tiling.attention import (
-    FORWARD,
-    KEY_GRADIENT,
     PARTS,
-    QUERY_GRADIENT,
     AttentionShape,
     attention_bound_seconds,
     attention_candidates,
@@ -86,8 +83,3 @@ def _best(
     if best is None:
         raise ValueError("no tile of it fits the on-chip memories")
     return best
-
-
-ATTENTION_BACKWARD = (QUERY_GRADIENT.kernel, KEY_GRADIENT.kernel)
-"""Parts of the backward, in order."""
-ATTENTION_FORWARD = (FORWARD.kernel,)

@@ -64,8 +64,6 @@ class TileTime:
     """Time of a schedule that has the cluster to itself: seconds, and bytes by (source, destination) memory."""
 
     seconds: float
-    fill_seconds: float
-    drain_seconds: float
     core_seconds: float
     """of the slowest core in every section, added up; likewise for the other three"""
     am_seconds: float
@@ -92,9 +90,8 @@ def tile_time(schedule: TileSchedule, cluster: Cluster) -> TileTime:
     walk.close()
     fill, drain = _fill_seconds(schedule, cluster), _drain_seconds(schedule, cluster)
     seconds = walk.closed
-    return TileTime(
-        seconds.total + fill + drain, fill, drain, seconds.core, seconds.am, seconds.gsm, seconds.ddr, walk.transfers
-    )
+    total = seconds.total + fill + drain
+    return TileTime(total, seconds.core, seconds.am, seconds.gsm, seconds.ddr, walk.transfers)
 
 
 @define

@@ -54,12 +54,10 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.T
         torch.addmm(added, a, b, out=out)
 
 
-def share_multiply(
-    team: Team, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.Tensor | None = None
-) -> None:
+def share_multiply(team: Team, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Do `multiply` by ranges of rows, shared out to the threads of a team."""
 
     def part(rows: slice) -> None:
-        multiply(a[rows], b, out[rows], None if added is None else added[rows])
+        multiply(a[rows], b, out[rows])
 
     team.run(part, team.product_rows(len(out), b.numel()))

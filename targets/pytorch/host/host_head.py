@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratrain.targets.pytorch.device.device_common import row_steps
 from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, share_multiply, tensor_of
 from ratrain.targets.pytorch.host.product_loops import add_to_product, logit_gradient, widen
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
@@ -67,11 +67,6 @@ def _stored_logits(logits: F32, columns: int) -> Array:
     return logits.reshape(-1).view(BFLOAT16)[: rows * columns].reshape(rows, columns)
 
 
-def _chunks(rows: int, step: int) -> Iterator[slice]:
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
-
-
 def forward(
     team: Team,
     xn: Array,
@@ -93,12 +88,12 @@ def forward(
     weight = tensor_of(table).T
     if not accumulate:
         loss[0] = 0
-    for rows in _chunks(len(xn), len(logits)):
+    for rows in row_steps(len(xn), len(logits)):
         chunk, x, sums = logits[: rows.stop - rows.start], xn[rows], lse[rows]
 
         def part(numbered: tuple[int, slice], chunk: F32 = chunk, x: Array = x, sums: F32 = sums) -> None:
             number, mine = numbered
-            for some in _chunks(mine.stop - mine.start, len(buffers[number])):
+            for some in row_steps(mine.stop - mine.start, len(buffers[number])):
                 at = slice(mine.start + some.start, mine.start + some.stop)
                 product = buffers[number][: some.stop - some.start]
                 multiply(tensor_of(x[at]), weight, tensor_of(product))
@@ -131,7 +126,7 @@ def backward(
         if dtable.dtype == BFLOAT16
         else scratch.take_all([Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * team.threads)
     )
-    for rows in _chunks(len(xn), len(stored)):
+    for rows in row_steps(len(xn), len(stored)):
         chunk, x = stored[: rows.stop - rows.start], tensor_of(xn[rows])
         share_multiply(team, x, weight.T, tensor_of(chunk))
         gradient = partial(_part_of_gradient, bits(chunk), labels[rows], lse[rows], factor)

@@ -125,10 +125,6 @@ class StoredTensor:
         for low, high in cut(start, stop):
             yield self.values(low, high)
 
-    def to_float32(self) -> Float32:
-        """Copy all values to f32, in the tensor's shape."""
-        return joined(self.pieces(0, self.elements), self.elements).reshape(self.shape)
-
 
 def joined(pieces: Iterable[Float32], elements: int) -> Float32:
     """Join consecutive pieces into one array of `elements` elements."""

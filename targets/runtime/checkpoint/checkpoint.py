@@ -226,11 +226,7 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
     another version, changed or damaged, of another model.
     """
     manifest = read_manifest(directory)
-    check_model_of(directory, manifest.get("model"), model)
-    step, scale, updates = read_counts(directory, manifest, model)
-    run = manifest.get("run")
-    if not isinstance(run, dict):
-        contradicts(directory, "run")
+    step, scale, updates, run = read_counts(directory, manifest, model)
     stored = _open_state(directory, manifest, model)
     return TrainingState(step, _StoredStates(model, stored, updates), scale), run
 
@@ -482,7 +478,7 @@ def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
     return list(entries)
 
 
-def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
+def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
     """Refuse, with RT092, a checkpoint of another model.
 
     Name, initializer range, padding token and inert keys may differ: the weights do not depend on them any more.
@@ -503,9 +499,13 @@ def _is_count(value: object) -> bool:
 
 def read_counts(
     directory: str, manifest: Mapping[str, Any], model: ModelConfig
-) -> tuple[int, tuple[float, float], dict[str, int]]:
-    """Return steps done, loss scale [factor, steps since it changed], and updates by block. Raises RT092."""
-    step, scale, updates = manifest.get("step"), manifest.get("scale"), manifest.get("updates")
+) -> tuple[int, tuple[float, float], dict[str, int], dict[str, Any]]:
+    """Return steps done, loss scale [factor, steps since it changed], updates by block, and the caller's record.
+
+    Raises RT092, also for a checkpoint of another model.
+    """
+    _check_model(directory, manifest.get("model"), model)
+    step, scale, updates, run = map(manifest.get, ("step", "scale", "updates", "run"))
     if not isinstance(step, int) or not _is_count(step):
         contradicts(directory, "step")
     if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
@@ -513,7 +513,9 @@ def read_counts(
     blocks = [str(owner) for owner in block_chain(model)]
     if not isinstance(updates, dict) or sorted(updates) != sorted(blocks) or not all(map(_is_count, updates.values())):
         contradicts(directory, "updates")
-    return step, (scale[0], scale[1]), updates
+    if not isinstance(run, dict):
+        contradicts(directory, "run")
+    return step, (scale[0], scale[1]), updates, run
 
 
 def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[str, StoredTensor]:

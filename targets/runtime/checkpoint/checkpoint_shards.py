@@ -31,7 +31,6 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
     FORMAT,
     HashingStream,
     check_content,
-    check_model_of,
     contradicts,
     read_counts,
     read_manifest,
@@ -152,11 +151,7 @@ def load_shards(
     pieces missing.
     """
     manifest = read_manifest(directory, (SHARDED_VERSION,))
-    check_model_of(directory, manifest.get("model"), model)
-    step, scale, updates = read_counts(directory, manifest, model)
-    run = manifest.get("run")
-    if not isinstance(run, dict):
-        contradicts(directory, "run")
+    step, scale, updates, run = read_counts(directory, manifest, model)
     pieces = _checked_pieces(directory, model, manifest.get("files"), share)
     return TrainingState(step, _ShardStates(model, pieces, updates), scale), run
 

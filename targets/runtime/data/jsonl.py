@@ -25,8 +25,6 @@ from ratrain.targets.runtime.data.token_file import FileTokens, text_bytes
 if TYPE_CHECKING:
     from ratrain.targets.runtime.data.tokenizer import Encoder
 
-SUFFIX = ".jsonl"
-
 _LINE_FEED = b"\n"
 # Tokenised in one call, unless one document is larger: the package spreads a call over its threads.
 _TOGETHER = 1 << 22  # characters

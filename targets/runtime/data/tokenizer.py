@@ -101,7 +101,7 @@ class Encoder:
         Raises `DiagnosticError` RT002 and RT090 where no file names it.
         """
         places = [Path(self.tokenizer.path).with_name(name) for name in _SAYING_SPECIAL_TOKENS]
-        said = ((place, _special_token(str(place), "eos_token")) for place in places if is_regular(place))
+        said = ((place, _eos_token(str(place))) for place in places if is_regular(place))
         place, token = next((entry for entry in said if entry[1] is not None), (None, None))
         if token is None:
             fail(
@@ -119,7 +119,7 @@ class Encoder:
         return int(number)
 
 
-def _special_token(path: str, key: str) -> str | None:
+def _eos_token(path: str) -> str | None:
     try:
         held = json.loads(read_text(path, "tokenizer"))
     except (ValueError, RecursionError):
@@ -128,7 +128,7 @@ def _special_token(path: str, key: str) -> str | None:
             f"'{path}' is no JSON",
             help="put the file of the tokenizer back, or name the token's number: --eos 2",
         )
-    token = held.get(key) if isinstance(held, dict) else None
+    token = held.get("eos_token") if isinstance(held, dict) else None
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 

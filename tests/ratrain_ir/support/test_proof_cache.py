@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support import proof_cache
-from ratrain.ratrain_ir.support.proof_cache import VARIABLE, digest_of_files, entry_name, prove
+from ratrain.ratrain_ir.support.proof_cache import VARIABLE, entry_name, prove
 
 
 class _Proof:
@@ -126,6 +126,10 @@ def test_the_oldest_entries_go(cache, monkeypatch):
         assert _again(bytes([number]))
     assert len(list(cache.iterdir())) == 3
     assert not _again(bytes([5]))
+
+
+def digest_of_files(folder):
+    return proof_cache._digest_of(proof_cache._files_below(folder))
 
 
 def test_any_changed_name_or_byte_of_the_package_is_another_digest(tmp_path):

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ratrain import api
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text import parser, quick_syntax
-from ratrain.ratrain_ir.text.parser import parse_module, read_module
+from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
 from tests.end_to_end.toys import TOY as MODEL
@@ -292,12 +293,12 @@ def test_a_target_that_is_none(target):
 def test_what_is_no_text_is_refused(tmp_path):
     path = tmp_path / "x.rtir"
     with pytest.raises(DiagnosticError, match="RT002"):
-        read_module(str(path))
+        api.load_schedule(str(path))
     path.write_bytes(b"rtir 2\nmodule \xff")
     with pytest.raises(DiagnosticError, match=r"x.rtir:2:8: error\[RT002\]"):
-        read_module(str(path))
+        api.load_schedule(str(path))
     path.write_text(sound(), encoding="utf-8")
-    assert print_module(read_module(str(path))) == sound()
+    assert print_module(api.load_schedule(str(path))) == sound()
 
 
 # -- anything at all -----------------------------------------------------------------------------------------------------

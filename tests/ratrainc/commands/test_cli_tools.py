@@ -14,7 +14,6 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.analysis.module_diff import diff_modules
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.text.parser import read_module
 from ratrain.ratrainc.choices import levers
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import text_of
@@ -182,7 +181,7 @@ def test_diff_speaks_of_ops(schedule: str, tmp_path: Path, capsys: pytest.Captur
     assert sorted(path.name for path in steps.iterdir()) == ["001-recompute.rtir", "002-bucket-grad-sync.rtir"]
     shown = printed(capsys, "diff", placed, str(steps / "001-recompute.rtir"))
     assert "+ op recompute mlp.1 m0" in shown
-    stages = diff_modules(read_module(placed), read_module(str(steps / "001-recompute.rtir")))
+    stages = diff_modules(api.load_schedule(placed), api.load_schedule(str(steps / "001-recompute.rtir")))
     assert all(not stage.moved and not stage.dropped and stage.peak_after < stage.peak_before for stage in stages)
 
 
@@ -193,7 +192,7 @@ def test_diff_counts_a_swap_as_one_move(schedule: str, tmp_path: Path) -> None:
     lines[first], lines[second] = lines[second], lines[first]
     edited = tmp_path / "edited.rtir"
     edited.write_text("\n".join(lines))
-    stage = diff_modules(read_module(schedule), read_module(str(edited)))[0]
+    stage = diff_modules(api.load_schedule(schedule), api.load_schedule(str(edited)))[0]
     assert {move.op for move in stage.moved} <= {"update attention.0", "update mlp.0", "all_gather attention.0"}
     assert stage.moved
     assert not stage.added
@@ -207,7 +206,7 @@ def test_diff_tells_of_a_release_that_moved(schedule: str, tmp_path: Path, capsy
     lines[at - 1], lines[at] = lines[at], lines[at - 1]
     edited = tmp_path / "edited.rtir"
     edited.write_text("\n".join(lines) + "\n")
-    stages = diff_modules(read_module(schedule), read_module(str(edited)))
+    stages = diff_modules(api.load_schedule(schedule), api.load_schedule(str(edited)))
     (stage,) = [stage for stage in stages if not stage.is_empty]
     assert not stage.moved
     assert {f"%{each.tensor}" for each in stage.released} == set(re.findall(r"%[\w.]+", lines[at - 1]))

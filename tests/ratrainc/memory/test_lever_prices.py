@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.passes.trial.trial import at_own_addresses
 from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan

@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.passes.memory.list_times import list_times
-from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.passes.trial.list_times import TimedRows
+from ratrain.passes.trial.trial import at_own_addresses
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import AllGather, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import Update
@@ -100,7 +100,8 @@ def test_a_view_sharded_within_the_step_is_waited_for_at_every_use() -> None:
 def test_one_stage_on_its_own_takes_as_long_as_in_the_simulator() -> None:
     """The times that passes work with."""
     (stage,) = module(f"{BULK % ' blocking=true'},insert-prefetch{{blocking=true}}").stages
-    times = list_times(stage, op_seconds)
+    timed = TimedRows()
+    (times,) = timed.times(timed.of(stage, op_seconds), 1, arrays=False)
     assert times.ends.max() == pytest.approx(COMPUTED + R + len(BLOCKS) * G, rel=1e-12)
     kinds = [type(op) for op in stage.ops]
     start, end = times.starts[kinds.index(ReduceScatter)], times.ends[kinds.index(ReduceScatter)]

@@ -11,8 +11,9 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.runtime.ranks.waiting import LONGEST_PAUSE, VISITED
 from ratrain.targets.simulator.rank_threads import threads_step_seconds
-from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_work
+from ratrain.targets.simulator.timed_run import UNLIMITED
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program
+from tests.targets.simulator.given_works import simulate_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable

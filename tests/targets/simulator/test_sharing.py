@@ -22,9 +22,9 @@ from ratrain.targets.simulator import interpreted_loop
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.simulator.live_curve import live_curve
-from ratrain.targets.simulator.timed_run import WorkOf, simulate_work
 from tests.end_to_end.tiny_runs import MODEL, make_program
 from tests.targets.simulator.fluid_oracle import Oracle, max_min
+from tests.targets.simulator.given_works import WorkOf, simulate_work
 from tests.targets.simulator.test_simulator import check_messages, check_order, compiled, pipeline
 
 if TYPE_CHECKING:

@@ -49,8 +49,8 @@ class FastAttentionBlocks:
         self.team.run(lambda rows: finish(state, out, lse, rows.start, rows.stop), self.team.rows(o.shape))
 
     def attention_delta(self, o, do, delta, *, scratch, heads, head_dim):
-        arrays = stored(o, do)
-        self.team.run(lambda rows: deltas(*arrays, delta, rows.start, rows.stop), self.team.rows(o.shape))
+        out, gradient = stored(o, do)
+        self.team.run(lambda rows: deltas(out, gradient, delta, rows.start, rows.stop), self.team.rows(o.shape))
 
     def attention_partial_backward(
         self, q, k, v, lse, do, delta, dq, dk, dv, *, documents=None, scratch, spec, accumulate

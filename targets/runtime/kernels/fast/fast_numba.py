@@ -152,7 +152,7 @@ _LN2_LOW = np.float32(-2.12194440e-4)
 _INFINITY = np.float32(np.inf)
 _LOW = np.float32(-86.5)
 _HIGH = np.float32(88.72283)
-_ZERO, _ONE, _HALF_F = np.float32(0), np.float32(1), np.float32(0.5)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 # minimax polynomial of (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 (Cephes, expf)
 _C0, _C1, _C2, _C3, _C4, _C5 = (
     np.float32(c)

@@ -11,7 +11,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.running.training import default_threads
+from ratrain.ratrainc.running.run_checks import default_threads
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.engine.threaded import ThreadedEngine
 from tests.end_to_end.tiny_runs import (

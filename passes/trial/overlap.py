@@ -11,7 +11,7 @@ the target's own seconds, the next user in the list would not have to wait. That
 op may lag behind its place in the list trades bytes for time (`Occupancy.lag_within`). Scalars share their bytes with
 nothing unless the lag is 0: an op that reuses the four bytes of a flag would wait for a collective.
 
-The times are those of one stage on its own (`passes/memory/list_times.py`). Cost: one sweep over the ops, then a binary
+The times are those of one stage on its own (`passes/trial/list_times.py`). Cost: one sweep over the ops, then a binary
 search per interval for each lag.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.passes.memory.list_times import OpSeconds, TimedRows
+from ratrain.passes.trial.list_times import OpSeconds, TimedRows
 from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes_and_completions
 from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.config.types import Home, StateKind

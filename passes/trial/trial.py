@@ -13,22 +13,23 @@ import attrs
 from attrs import define, field
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
-from ratrain.passes.memory.list_times import ListTimes, TimedRows
-from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.trial.list_times import ListTimes, TimedRows
+from ratrain.passes.trial.overlap import Occupancy, occupancy
 from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
-from ratrain.ratrain_ir.ops.tensor import Tensor
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.support.time_limit import go_on
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
+    from ratrain.ratrain_ir.target import WorkspaceRequest
 
 
 @define(eq=False)
@@ -38,7 +39,7 @@ class Trials:
     module: Module
     context: PassContext
     _legalised: dict[Op, Op] = field(factory=dict, init=False, repr=False)
-    _workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
+    _workspace: dict[int, dict[str, Tensor]] = field(factory=dict, init=False, repr=False)
     """By stage index and routine key."""
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
     _timed: TimedRows = field(factory=TimedRows, init=False, repr=False)
@@ -67,15 +68,12 @@ class Trials:
         if type(op) is Release:
             return op
         if type(op) is Update:
-            op = _on_its_engine(op, engine_of_update(op, self.context.target.update_engine))
+            engine = engine_of_update(op, self.context.target.update_engine)
+            op = op if op.placement is engine else attrs.evolve(op, placement=engine)
         request, seconds = self.context.needs(self.module, stage, op)
-        if request is not None and request.nbytes:
-            key = stage.index, request.key
-            tensor = self._workspace.get(key)
-            if tensor is None:
-                name, type_ = stage.free_name(f"ws.{request.key}"), tensor_type(Dtype.U8, (request.nbytes,))
-                tensor = self._workspace[key] = Tensor(name, StateKind.WORKSPACE, type_)
-            op = attrs.evolve(op, scratch=(tensor,))
+        workspace = workspace_of(stage, request, self._workspace.setdefault(stage.index, {}))
+        if workspace:
+            op = attrs.evolve(op, scratch=workspace)
         self._seconds[op] = seconds
         return op
 
@@ -127,6 +125,16 @@ class Trials:
         return placement.arena_bytes <= capacity
 
 
+def workspace_of(stage: Stage, request: WorkspaceRequest | None, made: dict[str, Tensor]) -> Tensors:
+    """Return the workspace that an op asks for, or () if none; `made` holds the stage's workspaces by routine key."""
+    if request is None or request.nbytes == 0:
+        return ()
+    if request.key not in made:
+        name, type_ = stage.free_name(f"ws.{request.key}"), tensor_type(Dtype.U8, (request.nbytes,))
+        made[request.key] = Tensor(name, StateKind.WORKSPACE, type_)
+    return (made[request.key],)
+
+
 def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
     """Return the bytes by which an arena for `occupied` would exceed the capacity, with room for ops that lag by `lag`.
 
@@ -135,10 +143,6 @@ def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
     enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
     placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
     return max(0, placement.arena_bytes - capacity)
-
-
-def _on_its_engine(op: Update, engine: Engine) -> Update:
-    return op if op.placement is engine else attrs.evolve(op, placement=engine)
 
 
 def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.analysis.op_rows import GrownArray, OpRows, pays
+from ratrain.ratrain_ir.analysis.op_rows import GrownArray, OpRows
 from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
@@ -97,13 +97,6 @@ class TimedRows:
             loop(at, numbers.released, numbers.bounds, numbers.operands, *timed, _COMPUTE, inf, *state, *times)
             found.append(ListTimes(*map(np.array, times)))
         return found
-
-
-def list_times(stage: Stage, op_seconds: OpSeconds) -> ListTimes:
-    """Simulate one step of a stage's ops, with all engines free at the start; releases take no time and never wait."""
-    timed = TimedRows()
-    places = timed.of(stage, op_seconds)
-    return timed.times(places, 1, arrays=pays(len(places)))[0]
 
 
 @cache
