@@ -51,7 +51,9 @@ left out because they change nothing here, and which are refused.
 - What is computed again in the backward is said by passes, not by a plan: they are printed for `--passes`.
 - Numbers differ as kernels differ: logits are computed by rows here (`head_chunk`).
 - `export` writes what the settings can say and names each key that reading them back would give another value. An order of
-  actions that has no name there is a table: `export --format torch-csv`.
+  actions that has no name there is a table: `export --format torch-csv`. What a schedule computes again in the backward is
+  said if it is all layers or nothing, and named otherwise. f16, which torchtitan does not have, is bfloat16 there, and named.
+  How long a run is, no plan says: a cosine's length is written as such, not as the length of the training.
 - Megatron-LM's arguments have the model too: its sizes, norms, biases, positions, windows and vocabulary. A part of a model
   that no argument says is named with the reason. torchtitan's models are its code: no setting has their sizes. What to add is
   said at the head of the file, and on stderr.

@@ -38,7 +38,8 @@ OLD_SCHEDULES = {"interleaved_1f1b": "Interleaved1F1B"}
 """Names of schedules before October 2024, and the later ones."""
 OTHER_SCHEDULES = ("FlexibleInterleaved1F1B", "flexible_interleaved_1f1b", "InterleavedZeroBubble")
 """Schedules of torch.distributed.pipelining that no plan can have."""
-TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+TYPES = {"float32": "f32", "bfloat16": "bf16"}
+"""Types of mixed_precision_param and of mixed_precision_reduce; some versions take float32 alone for the latter."""
 
 RENAMED = {
     "training.batch_size": LOCAL,
