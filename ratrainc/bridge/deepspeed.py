@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     ADAM_W,
     BETAS,
@@ -158,8 +159,8 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     if _auto(reader, name):
         if asked is None:
             where = f"give {option}, or say" if option else "say"
-            text = f"'auto' is filled in by what calls DeepSpeed: {where} {' and '.join(keys)} in the plan"
-            reader.leave(name, text)
+            text = f"{_until_said(keys)}: what calls DeepSpeed fills 'auto' in; {where} {' and '.join(keys)}"
+            reader.leave(name, f"{text} in [optimizer]")
             reader.unsaid.update(keys)
         reader.taken.add(name)
         return asked
@@ -169,6 +170,16 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     if asked is not None and said is not None and said != asked:
         reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
     return said
+
+
+def _until_said(keys: Sequence[str]) -> str:
+    """Return the values that a plan has for keys of its optimizer that its file leaves out."""
+    own = {key: getattr(Optimizer(), key) for key in keys if key not in ("max_norm", "min_lr")}  # idle by default
+    values = [
+        f"no {key}" if value is None else f"{key} = {shown(list(value) if key == 'betas' else value)}"
+        for key, value in own.items()
+    ]
+    return f"the plan has {', '.join(values)}"
 
 
 def _stages(reader: SettingsReader) -> int:
@@ -349,7 +360,7 @@ def _without_optimizer(reader: SettingsReader) -> None:
         reader.carry(key, value, OPTIMIZER)
     unsaid = [key for key, value in asked.items() if value is None]
     reader.unsaid.update(unsaid)
-    text = f"what calls DeepSpeed brings its own optimizer: say {', '.join(unsaid)} in the plan"
+    text = f"{_until_said(unsaid)}: what calls DeepSpeed brings its own optimizer; say them in [optimizer]"
     options = [f"--{key.replace('_', '-')}" for key in unsaid if key not in ("betas", "eps")]
     reader.left.append(Left("optimizer", None, text + (f", or give {', '.join(options)}" if options else "")))
 
@@ -481,8 +492,11 @@ def _cosine(reader: SettingsReader) -> None:
     default = reader.defaults.get(ratio_name)
     ratio = reader.number(ratio_name) if default is None else default.value
     if steps is None or "lr" not in reader.values:
-        reader.leave(ratio_name, "of a learning rate, or of an end, that is not known")
-        if steps is not None:
+        unknown = "it is a part of a learning rate, or of a length, that is not known"
+        if steps is None:
+            reader.leave(ratio_name, unknown)
+        else:
+            reader.differ(ratio_name, f"the plan has min_lr = {Optimizer().min_lr}: {unknown}")
             reader.put("total_steps", steps, name)
             reader.unsaid.add("min_lr")
     elif ratio is not None:
