@@ -21,6 +21,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     MAY_BE_AUTO,
     MICRO,
     OF_TORCH,
+    OFF,
     OLD_HIGHEST,
     OPTIMIZER,
     OPTIONS,
@@ -40,6 +41,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     TABLES,
     TIMES,
     TIMING,
+    TRAINS,
     UNBIASED,
     VIEWS,
     WHOLE,
@@ -85,7 +87,8 @@ def _read(reader: SettingsReader) -> None:
         reader.put("tp", tp, PEERS)
         reader.put("sequence_sharding", False, PEERS)
     if peers > 1:
-        reader.leave(SEQUENCE_RANKS, f"sequences are not shared out over ranks: of {peers} ranks the plan has one")
+        text = f"sequences are not shared out over ranks: of {peers} ranks the plan has one"
+        reader.leave(SEQUENCE_RANKS, text, trains=True)
     dp = _batch(reader, pp, tp, peers)
     put_seq_len(reader, None)
     _state(reader, dp)
@@ -118,12 +121,12 @@ def _take_old_names(reader: SettingsReader) -> None:
 
 def _refuse_what_is_on(reader: SettingsReader) -> None:
     for name, why in FORBIDDEN.items():
-        if not reader.has(name) or _auto(reader, name):
-            continue
-        if reader.flag(name):
+        if _auto(reader, name):
+            reader.leave(name, f"the plan has it off: what calls DeepSpeed fills 'auto' in, and {why}", trains=True)
+        elif reader.has(name) and reader.flag(name):
             reader.wrong(name, f"{name} is on: {why}", way_out="switch it off")
-        else:
-            reader.leave(name, "it is off")
+    tables = tuple(f"{name}." for name, why in TABLES.items() if why == OFF)
+    reader.taken.update(name for name in reader.settings if name.startswith(tables) and name not in FORBIDDEN)
     if reader.word(REDUCTION) not in (None, "mean"):
         reader.wrong(REDUCTION, "gradients of a plan are the mean over replicas, not their sum")
     if reader.has(f"{PARAMS}max_grad_norm"):
@@ -160,7 +163,7 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
         if asked is None:
             where = f"give {option}, or say" if option else "say"
             text = f"{_until_said(keys)}: what calls DeepSpeed fills 'auto' in; {where} {' and '.join(keys)}"
-            reader.leave(name, f"{text} in [optimizer]")
+            reader.leave(name, f"{text} in [optimizer]", trains=True)
             reader.unsaid.update(keys)
         reader.taken.add(name)
         return asked
@@ -362,7 +365,8 @@ def _without_optimizer(reader: SettingsReader) -> None:
     reader.unsaid.update(unsaid)
     text = f"{_until_said(unsaid)}: what calls DeepSpeed brings its own optimizer; say them in [optimizer]"
     options = [f"--{key.replace('_', '-')}" for key in unsaid if key not in ("betas", "eps")]
-    reader.left.append(Left("optimizer", None, text + (f", or give {', '.join(options)}" if options else "")))
+    text += f", or give {', '.join(options)}" if options else ""
+    reader.left.append(Left("optimizer", None, text, trains=True))
 
 
 def _weight_decay(reader: SettingsReader, kind: str) -> None:
@@ -412,7 +416,7 @@ def _schedule(reader: SettingsReader) -> None:
             "after the warm-up DeepSpeed lowers the learning rate along a line, and a plan along a cosine: "
             "it stays at lr"
         )
-        reader.leave(f"{TIMING}total_num_steps", text)
+        reader.leave(f"{TIMING}total_num_steps", text, trains=True)
 
 
 def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
@@ -435,7 +439,8 @@ def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
         if reader.settings.get(each, Setting(0, reader.top)).value == 0:
             reader.taken.add(each)
         else:
-            reader.leave(each, "the warm-up of a plan begins at the first step's share of the learning rate")
+            text = "the warm-up of a plan begins at the first step's share of the learning rate"
+            reader.leave(each, text, trains=True)
 
 
 def _highest(reader: SettingsReader, kind: str) -> None:
@@ -526,5 +531,5 @@ def _check_asked(reader: SettingsReader, dp: int | None) -> None:
 
 
 DEEPSPEED = Framework(
-    "DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE
+    "DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE, trains=TRAINS
 )

@@ -65,6 +65,8 @@ class Left:
     key: str
     value: Any
     why: str
+    trains: bool = False
+    """true if something else is trained without it, as far as is known"""
 
 
 @frozen
@@ -104,6 +106,10 @@ class Framework:
     """returns why a setting without a rule is not carried over; None if it is unknown"""
     idle: Mapping[str, str] = field(factory=dict)
     """reasons why settings that set keys have no effect where nothing reads them"""
+    trains: frozenset[str] = frozenset()
+    """reasons of settings that set no key, where something else is trained without them unless they are off"""
+    agrees: Mapping[str, tuple[Any, ...]] = field(factory=dict)
+    """values of such settings that say what the plan does anyway, beside those that `is_off` knows"""
     script: bool = False
     """true if its file is a script, with variables"""
 
@@ -236,17 +242,21 @@ class SettingsReader:
         if value is not None:
             self.put(key, value, name)
 
-    def leave(self, name: str, why: str) -> None:
-        """Record that a setting is not carried over, and why; nothing happens if the file does not have it."""
+    def leave(self, name: str, why: str, *, trains: bool = False) -> None:
+        """Record that a setting is not carried over, and why; nothing happens if the file does not have it.
+
+        `trains` says that something else is trained without it.
+        """
         if name in self.settings and all(each.key != self.name(name) for each in self.left):
-            self.left.append(Left(self.name(name), self.settings[name].value, why))
+            self.left.append(Left(self.name(name), self.settings[name].value, why, trains))
         self.taken.add(name)
 
-    def differ(self, name: str, why: str) -> None:
+    def differ(self, name: str, why: str, *, trains: bool = True) -> None:
         """Record how the plan differs from a setting, or from the framework's default for it."""
         if name in self.defaults and name not in self.settings and all(each.key != name for each in self.left):
-            self.left.append(Left(name, self.defaults[name].value, f"{why} (the default of {self.framework.title})"))
-        self.leave(name, why)
+            text = f"{why} (the default of {self.framework.title})"
+            self.left.append(Left(name, self.defaults[name].value, text, trains))
+        self.leave(name, why, trains=trains)
 
     def leave_rest(self) -> None:
         """Record the settings that nothing took; refuse unknown ones that may decide what is trained."""
@@ -255,18 +265,40 @@ class SettingsReader:
             if name in self.taken:
                 continue
             if name not in rules and (why := self.framework.others(name)) is not None:
-                self.leave(name, why)
+                self._leave_or_agree(name, why)
             elif name not in rules:
                 hint = nearest(name, rules)
                 if (table := self._table_above(name)) is not None:
-                    self.leave(name, table)
+                    self._leave_or_agree(name, table)
                 elif near(name.split(".")[0], self.framework.strict) or self.framework.stops(name):
                     text = f"{name} is not known here as a setting of {self.framework.title}"
                     self.wrong(name, text, code="RT063", way_out=hint or "correct its name, or take it out of the file")
                 else:
-                    self.leave(name, f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else ""))
+                    text = f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else "")
+                    self.leave(name, text, trains=True)
+            elif rules[name].keys:
+                self.leave(name, self.framework.idle.get(name, UNREAD))
+            elif rules[name].refused:
+                self.refuse(name)
             else:
-                self.leave(name, rules[name].says if not rules[name].keys else self.framework.idle.get(name, UNREAD))
+                self._leave_or_agree(name, rules[name].says)
+
+    def refuse(self, name: str, way_out: str | None = None) -> None:
+        """Report a setting that a file must not have, unless it is off, or says one rank or one expert."""
+        self.taken.add(name)
+        value = self.settings[name].value
+        if not is_off(value) and not (is_one(value) and name.endswith(("size", "degree", "experts"))):
+            said = "" if value is True else f" {shown(value)}" if not isinstance(value, str) else f" {value}"
+            text = f"{self.name(name)}{said} is not carried over: {self.framework.rules[name].says}"
+            self.wrong(name, text, way_out=way_out or "take it out of the file")
+
+    def _leave_or_agree(self, name: str, why: str) -> None:
+        """Record a setting that no key needs; drop one that says what the plan does anyway."""
+        trains, value = why in self.framework.trains, self.settings[name].value
+        if trains and (is_off(value) or value in self.framework.agrees.get(name, ())):
+            self.taken.add(name)
+        else:
+            self.leave(name, why, trains=trains)
 
     def _table_above(self, name: str) -> str | None:
         """Return why the table around a setting is not carried over; None if the table is read."""
@@ -305,6 +337,20 @@ def _flag(value: Any) -> bool | None:
     if isinstance(value, str) and value.lower() in ("true", "false"):  # as pydantic reads them
         return value.lower() == "true"
     return value if isinstance(value, bool) else None
+
+
+_OFF = ("", "0", "0.0", "false", "none", "null", "fp32", "float32")
+"""Words that switch something off, or ask for the type that state has anyway."""
+
+
+def is_off(value: Any) -> bool:
+    """Tell whether a setting that switches something on leaves it off with this value."""
+    return value.lower() in _OFF if isinstance(value, str) else value in (None, 0, [], {})
+
+
+def is_one(value: Any) -> bool:
+    """Tell whether a value is the number 1, as a number or in a script."""
+    return value == "1" or (value == 1 and value is not True)
 
 
 def near(name: str, known: Iterable[str]) -> bool:

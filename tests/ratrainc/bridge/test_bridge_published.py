@@ -336,7 +336,9 @@ def test_what_changes_training_beyond_a_plan_is_refused_where_it_is_on(name: str
         if on:
             assert any(f"{name} is on" in each.message for each in refused("deepspeed", json.dumps(data)).diagnostics)
         else:
-            assert name in {each.key for each in read("deepspeed", json.dumps(data)).left}
+            made = read("deepspeed", json.dumps(data))
+            assert name not in {each.key for each in made.left}
+            assert made.plan == read("deepspeed", ds(optimizer=adam())).plan
 
 
 @pytest.mark.parametrize(
