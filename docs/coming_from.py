@@ -26,8 +26,9 @@ left out because they change nothing here, and which are refused.
 - A setting is carried over into keys of a plan ([keys and options](keys.md)), or named with its value and the reason in the
   plan's head and under `not_carried` of `--json`. First come those without which something else is trained
   (`changes_training`); where the plan is not printed, they are on stderr too, the others by name. What is switched off
-  agrees with a plan, and is not named. Names that are not known here are named too. They stop the import where they may decide what is trained: all of Megatron-LM's, and in DeepSpeed's and
-  torchtitan's files those of the sections that the tables below say.
+  agrees with a plan, and is not named. Names that are not known here are named too. They stop the import where they may
+  decide what is trained: all of Megatron-LM's, and in DeepSpeed's and torchtitan's files those of the sections that the
+  tables below say.
 - What a file leaves out is what the framework takes then. The plan's head has each such default with the place in the
   framework's source, `defaults` of `--json` their values.
 - DeepSpeed's file is read by the rules of Hjson, as DeepSpeed reads it. A value `"auto"` is filled in by the program that

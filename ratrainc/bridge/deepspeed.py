@@ -56,6 +56,7 @@ from ratrain.ratrainc.bridge.settings import (
     SettingsReader,
     near,
     one_of,
+    product,
     put_batch,
     put_ranks,
     put_seq_len,
@@ -506,7 +507,7 @@ def _cosine(reader: SettingsReader) -> None:
             reader.unsaid.add("min_lr")
     elif ratio is not None:
         reader.put("total_steps", steps, name)
-        reader.put("min_lr", ratio * reader.values["lr"], ratio_name)
+        reader.put("min_lr", product(ratio, reader.values["lr"]), ratio_name)
 
 
 def _check_asked(reader: SettingsReader, dp: int | None) -> None:

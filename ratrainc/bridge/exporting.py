@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import pairwise
 
 from attrs import frozen
@@ -18,7 +19,7 @@ from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.megatron_model import model_flags
 from ratrain.ratrainc.bridge.recomputing import UNSAID, Recomputing
-from ratrain.ratrainc.bridge.settings import Asked, Framework, Missing
+from ratrain.ratrainc.bridge.settings import Asked, Framework, Missing, product
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
 
@@ -243,13 +244,18 @@ def _torchtitan_optimizer(plan: Plan) -> list[str]:
 
 
 def _factor(part: float, whole: float) -> float:
-    """Return a number whose product with `whole` is `part`, exactly if one next to the quotient does that."""
+    """Return a number whose `product` with `whole` is `part`, exactly if one next to the quotient does that.
+
+    Of two such numbers the shorter one is returned.
+    """
     if part == 0 or whole == 0:
         return 0.0
-    # The rounded quotient, or one of its two neighbours, usually gives the part back to the last bit.
     near = part / whole
-    around = (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
-    return next((each for each in around if each * whole == part), near)
+    written = float(Decimal(repr(part)) / Decimal(repr(whole)))
+    # The rounded quotient, or one of its two neighbours, usually gives the part back to the last bit.
+    around = (near, written, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
+    exact = [each for each in around if product(each, whole) == part]
+    return min(exact, key=lambda each: len(repr(each)), default=near)
 
 
 @frozen

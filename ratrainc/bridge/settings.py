@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from typing import Any, TypeVar
 
 from attrs import define, field, frozen
@@ -356,6 +357,11 @@ def is_one(value: Any) -> bool:
 def near(name: str, known: Iterable[str]) -> bool:
     """Tell whether a name is a known one or a close misspelling (stricter than `nearest`)."""
     return bool(difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.8))
+
+
+def product(a: float, b: float) -> float:
+    """Multiply numbers as people do who read them: 0.1 * 3e-4 is 3e-05, where floats give 2.9999999999999997e-05."""
+    return float(Decimal(repr(a)) * Decimal(repr(b)))
 
 
 def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from ratrain.ratrainc.bridge.settings import (
     Setting,
     SettingsReader,
     flat,
+    product,
     put_batch,
     put_clip,
     put_ranks,
@@ -407,7 +408,7 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
     if kind == "cosine" and whole:
         reader.put("total_steps", steps, said)
         if factor:
-            reader.put("min_lr", factor * reader.values.get("lr", 0.0), LEAST)
+            reader.put("min_lr", product(factor, reader.values.get("lr", 0.0)), LEAST)
         return
     reader.leave(said, "'run --steps' sets the length of a run")
     reader.defaults.pop(STEPS, None)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ratrain import api
+from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.exporting import export_plan
 
 LAUNCH = (
     "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4"
@@ -156,3 +158,29 @@ def test_clusters_are_advised_where_some_make_the_sizes_fit(times: int, way_out:
         assert "--clusters" not in problem.help
     else:
         assert plan_of(text, tmp_path, "deepspeed", clusters=8, seq_len=64).plan.dp == 8
+
+
+@pytest.mark.parametrize(
+    ("rate", "factor", "least"), [("3e-4", "0.1", "3e-05"), ("6e-5", "0.1", "6e-06"), ("0.7", "0.1", "0.07")]
+)
+def test_the_product_of_two_numbers_is_written_as_people_write_it(
+    rate: str, factor: str, least: str, tmp_path: Path
+) -> None:
+    titan = f"[training]\nsteps = 900\n[optimizer]\nlr = {rate}\n[lr_scheduler]\ndecay_type = 'cosine'\nmin_lr_factor = {factor}\n"
+    cosine = f'{{"total_num_steps": 9000, "cos_min_ratio": {factor}}}'
+    deepspeed = (
+        f'{{"train_batch_size": 8, "optimizer": {{"type": "AdamW", "params": {{"lr": {rate}}}}},'
+        f' "scheduler": {{"type": "WarmupCosineLR", "params": {cosine}}}}}'
+    )
+    for framework, text in (("torchtitan", titan), ("deepspeed", deepspeed)):
+        made = plan_of(text, tmp_path, framework, clusters=2, seq_len=64)
+        assert f"\nmin_lr = {least}\n" in made.text()
+    exported = export_plan("torchtitan", made.plan, load_model("llama-2-7b"))
+    assert f"\nmin_lr_factor = {factor}\n" in exported.text
+
+
+def test_keys_that_say_nothing_are_not_written(tmp_path: Path) -> None:
+    constant = plan_of(launch("--lr-decay-style constant --clip-grad 0"), tmp_path).text()
+    assert not {"min_lr", "max_norm"} & {line.partition(" = ")[0] for line in constant.splitlines()}
+    cosine = plan_of(launch("--lr-decay-style cosine --train-iters 9"), tmp_path).text()
+    assert {"min_lr", "max_norm"} <= {line.partition(" = ")[0] for line in cosine.splitlines()}
