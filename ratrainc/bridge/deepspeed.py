@@ -20,6 +20,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     LOSS_SCALE,
     MAY_BE_AUTO,
     MICRO,
+    OF_PYDANTIC,
     OF_TORCH,
     OFF,
     OLD_HIGHEST,
@@ -532,5 +533,15 @@ def _check_asked(reader: SettingsReader, dp: int | None) -> None:
 
 
 DEEPSPEED = Framework(
-    "DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE, trains=TRAINS
+    "DeepSpeed",
+    "a ds_config of DeepSpeed",
+    _settings,
+    RULES,
+    _read,
+    TABLES,
+    STRICT,
+    _stops,
+    idle=IDLE,
+    trains=TRAINS,
+    takes_text=lambda name: name.startswith(OF_PYDANTIC),
 )

@@ -281,6 +281,14 @@ TABLES: dict[str, str] = {
 TRAINS = frozenset([_COMPRESSED, _FLOAT8])
 """Reasons of settings without which something else is trained."""
 
+OF_PYDANTIC = tuple(
+    f"{table}."
+    for table in ("zero_optimization", "fp16", "bf16", "bfloat16", "tensor_parallel", "data_types", "expert_parallel")
+)
+"""Tables that DeepSpeed reads by pydantic's models (deepspeed/runtime/config_utils.py, DeepSpeedConfigModel).
+
+There the text "2" is the number; elsewhere a text goes on as it is, and the first comparison with a number stops.
+"""
 STRICT = (
     "zero_optimization",
     "fp16",

@@ -467,6 +467,7 @@ MEGATRON = Framework(
     _settings,
     RULES,
     _read,
+    takes_text=lambda _name: True,
     script=True,
     others=reason,
     idle=IDLE,

@@ -111,6 +111,8 @@ class Framework:
     """reasons of settings that set no key, where something else is trained without them unless they are off"""
     agrees: Mapping[str, tuple[Any, ...]] = field(factory=dict)
     """values of such settings that say what the plan does anyway, beside those that `is_off` knows"""
+    takes_text: Callable[[str], bool] = lambda _name: False
+    """tells whether a setting's number or truth value may be written as a text, as all are in a script"""
     script: bool = False
     """true if its file is a script, with variables"""
 
@@ -212,10 +214,14 @@ class SettingsReader:
         if name not in self.settings:
             return None if rule.default is None else self.default(name, rule.default, rule.source)
         self.taken.add(name)
-        value = convert(self.settings[name].value)
+        said = self.settings[name].value
+        value = convert(said)
         if value is None:
-            text = f"{self.name(name)} is {shown(self.settings[name].value)}: {EXPECTED[kind]} is expected"
-            self.wrong(name, text, code="RT063")
+            self.wrong(name, f"{self.name(name)} is {shown(said)}: {EXPECTED[kind]} is expected", code="RT063")
+        elif isinstance(said, str) and kind in (int, float, bool) and not self.framework.takes_text(name):
+            text = f"{self.name(name)} is the text {shown(said)}: {self.framework.title} expects {EXPECTED[kind]}"
+            self.wrong(name, text, code="RT063", way_out=f"write it without quotation marks: {said}")
+            return None
         return value
 
     def default(self, name: str, value: T, source: str) -> T:

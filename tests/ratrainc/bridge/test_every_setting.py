@@ -394,3 +394,35 @@ def test_experts_become_no_dense_plan(framework: str, name: str, value: Any) -> 
     assert name in problem.message
     assert "another model would be trained" in problem.message or value == "$N"
     assert problem.help
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "value", "taken"),
+    [
+        ("torchtitan", "optimizer.lr", "3e-4", False),
+        ("torchtitan", "training.seq_len", "64", False),
+        ("torchtitan", "training.max_norm", "1.0", False),
+        ("torchtitan", "parallelism.data_parallel_shard_degree", "8", False),
+        ("deepspeed", "optimizer.params.lr", "3e-4", False),
+        ("deepspeed", "gradient_clipping", "1.0", False),
+        ("deepspeed", "gradient_accumulation_steps", "2", False),
+        ("deepspeed", "zero_optimization.stage", "2", True),
+        ("deepspeed", "bf16.enabled", "true", True),
+        ("deepspeed", "fp16.loss_scale", "8", True),
+    ],
+)
+def test_a_number_in_quotation_marks_is_taken_where_the_framework_takes_it(
+    framework: str, name: str, value: str, taken: bool
+) -> None:
+    beside = {"optimizer.type": "AdamW"} if framework == "deepspeed" else {}
+    beside |= {"fp16.enabled": True} if name == "fp16.loss_scale" else {}
+    plain: Any = value if framework == "torchtitan" else json.loads(value)
+    quoted = f'"{value}"' if framework == "torchtitan" else value
+    assert read(framework, file_of(framework, beside | {name: plain})) is not None
+    text = file_of(framework, beside | {name: quoted})
+    if taken:
+        assert read(framework, text) is not None
+        return
+    with pytest.raises(DiagnosticError, match=f"{name} is the text") as caught:
+        imported(FRAMEWORKS[framework], "x", text, ASKED[framework])
+    assert f"without quotation marks: {value}" in str([each.help for each in caught.value.diagnostics])
