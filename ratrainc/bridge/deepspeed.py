@@ -340,7 +340,7 @@ def _optimizer(reader: SettingsReader) -> None:
     if kind.lower() not in ("adam", "adamw"):
         said = [name for name in reader.settings if name.startswith(PARAMS)]
         names = ", ".join(name.removeprefix(PARAMS) for name in said)
-        values = f": its {names} would not suit AdamW, and are not carried over" if said else ""
+        values = f", and takes over none of its values ({names})" if said else ""
         way_out = "say AdamW and its values, or take the optimizer out of the file and say its keys in the plan"
         reader.wrong(OPTIMIZER, f"ratrain trains with AdamW, not with {kind}{values}", way_out=way_out)
         reader.taken.update(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.text import Place, Source, read_text, shown
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
@@ -76,7 +78,29 @@ class Imported:
 def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
     """Convert a framework's file to a plan. Raises `DiagnosticError` RT002, RT063 and RT064 with all its errors."""
     known = FRAMEWORKS[framework]
-    return imported(known, str(path), read_text(path, "RT063", known.file), asked)
+    text = read_text(path, "RT063", known.file)
+    try:
+        return imported(known, str(path), text, asked)
+    except DiagnosticError:
+        likely = framework_of(text)
+        if likely in (None, framework):
+            raise
+        message = f"this looks like {FRAMEWORKS[likely].title}'s settings, and {known.file} is expected"
+        fail("RT063", message, Source(str(path), text).top().location, help=f"--from {likely}")
+
+
+_SECTION = re.compile(r"^\[[\w.]+\]\s*(#.*)?$", re.MULTILINE)
+_ARGUMENT = re.compile(r"(?<!\S)--([a-z0-9]+(?:[-_][a-z0-9]+)+)\b")
+
+
+def framework_of(text: str) -> str | None:
+    """Return the name of the framework whose settings a text looks like; None if it looks like none's."""
+    if re.match(r"\s*\{\s*[\w\"'/#]+.*:", text):
+        return "deepspeed"
+    if _SECTION.search(text):
+        return "torchtitan"
+    names = {name.replace("_", "-") for name in _ARGUMENT.findall(text)}
+    return "megatron" if len(names & MEGATRON.rules.keys()) > 1 else None
 
 
 def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:

@@ -391,7 +391,7 @@ def _not_said(reader: SettingsReader) -> None:
     for name in _LENGTHS:
         value = reader.settings[name].value if reader.has(name) else None
         if hangs and isinstance(value, NotSaid):
-            reader.wrong(name, f"{name} is {value}: {value.unknown.why}", way_out=value.unknown.help())
+            reader.wrong(name, f"{name} is {value.told()}", way_out=value.unknown.help())
 
 
 def _warm_up(reader: SettingsReader, decay: int | None, batch: int) -> None:

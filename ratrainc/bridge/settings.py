@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -396,15 +397,32 @@ def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *other
     if ranks is None:
         reader.wrong("", f"{reader.framework.file} does not say on how many ranks it runs", way_out="give --clusters N")
         return None
-    each = 1
-    for _, count in others:
-        each *= count
+    each = math.prod(count for _, count in others)
     if ranks % each:
         text = " * ".join(f"{name} {count}" for name, count in others)
-        way_out = "give another --clusters" if world is None else "change one of them in the file"
+        way_out = _other_ranks(reader, ranks, [count for _, count in others]) if clusters is None else None
+        way_out = f"give --clusters {each * max(1, ranks // each)}" if world is None else way_out
+        way_out = way_out or "change one of them in the file"
         reader.wrong(world_name, f"{ranks} ranks are not a multiple of {text}", way_out=way_out)
         return None
     return ranks // each
+
+
+def _other_ranks(reader: SettingsReader, ranks: int, counts: list[int]) -> str | None:
+    """Return the advice to give a variable another value, if the command line gives one that counts ranks."""
+    rules, given = reader.framework.rules, reader.asked.given
+    for name, value in given.items():
+        if not any(
+            str(setting.value) == value and {"pp", "tp", "dp"} & {*rules[key].keys.split(", ")}
+            for key, setting in reader.settings.items()
+            if key in rules
+        ):
+            continue
+        # The largest smaller count that shares out the ranks, where the variable is one of the counts.
+        others = math.prod(counts) // int(value) if value.isdecimal() and int(value) in counts else 0
+        fits = [less for less in range(1, int(value)) if ranks % (others * less) == 0] if others else []
+        return f"give another value: --set {name}={max(fits, default='VALUE')}"
+    return None
 
 
 def put_batch(
