@@ -24,13 +24,16 @@ left out because they change nothing here, and which are refused.
     ratrainc export X.rtir --format torchtitan -o job.toml
 
 - A setting is carried over into keys of a plan ([keys and options](keys.md)), or named with its value and the reason in the
-  plan's head, under `not_carried` of `--json` and, where the plan is not printed, on stderr. Names that are not known here
-  are named too. They stop the import where they may decide what is trained: all of Megatron-LM's, and in DeepSpeed's and
-  torchtitan's files those of the sections that the tables below say.
+  plan's head and under `not_carried` of `--json`. First come those without which something else is trained
+  (`changes_training`); where the plan is not printed, they are on stderr too, the others by name. What is switched off
+  agrees with a plan, and is not named. Names that are not known here are named too. They stop the import where they may
+  decide what is trained: all of Megatron-LM's, and in DeepSpeed's and torchtitan's files those of the sections that the
+  tables below say.
 - What a file leaves out is what the framework takes then. The plan's head has each such default with the place in the
   framework's source, `defaults` of `--json` their values.
 - DeepSpeed's file is read by the rules of Hjson, as DeepSpeed reads it. A value `"auto"` is filled in by the program that
-  calls DeepSpeed: options say it here. Sizes and types are asked for; other keys are left out of the plan, and named.
+  calls DeepSpeed: options say it here. Sizes and types are asked for; other keys are left out of the plan, and named with the
+  value that the plan has then.
 - torchtitan's older names are read as what they are called today.
 - What contradicts itself is refused (RT064) at its place: a batch that the replicas cannot share
   out, a size of the command line beside another of the file.
@@ -44,6 +47,7 @@ left out because they change nothing here, and which are refused.
 - Each argument of Megatron-LM is known, with the number of values that it takes: those below, the others with the reason why
   no key of a plan is theirs, and those of public forks, of ModelOpt and of Kitchen. Defaults are those of its commit d98e8a64
   (August 2026); the plan's head names each with the place in its source. Its dropout of 0.1 is named where a file is silent.
+- Experts are refused: a plan is of a dense model.
 - A setting that nothing reads beside the others is named with that reason: a loss scale without f16, parameters of a DeepSpeed
   optimizer without its type.
 - Cuts that a file does not say are `cuts = "auto"`.
@@ -51,7 +55,9 @@ left out because they change nothing here, and which are refused.
 - What is computed again in the backward is said by passes, not by a plan: they are printed for `--passes`.
 - Numbers differ as kernels differ: logits are computed by rows here (`head_chunk`).
 - `export` writes what the settings can say and names each key that reading them back would give another value. An order of
-  actions that has no name there is a table: `export --format torch-csv`.
+  actions that has no name there is a table: `export --format torch-csv`. What a schedule computes again in the backward is
+  said if it is all layers or nothing, and named otherwise. f16, which torchtitan does not have, is bfloat16 there, and named.
+  How long a run is, no plan says: a cosine's length is written as such, not as the length of the training.
 - Megatron-LM's arguments have the model too: its sizes, norms, biases, positions, windows and vocabulary. A part of a model
   that no argument says is named with the reason. torchtitan's models are its code: no setting has their sizes. What to add is
   said at the head of the file, and on stderr.

@@ -26,7 +26,7 @@ _COMMANDS = {
     "diff": "Show what differs between two schedules, in schedule terms.",
     "verify": "Prove that a schedule or a program is sound, or show the errors.",
     "lint": "Check another runtime's pipeline schedule (CSV); report its bubble and memory.",
-    "export": "Write a schedule as the table of actions of another runtime (CSV).",
+    "export": "Write a schedule as torch.distributed's table (CSV), or as settings of Megatron-LM or torchtitan.",
     "schedule": "Print a well-known schedule as a table: one CSV row a stage.",
     "explain": "Say who holds the bytes at the peak, and price the changes that free some.",
     "simulate": "Time a program on a machine, from its own streams.",

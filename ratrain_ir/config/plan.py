@@ -112,7 +112,13 @@ class Optimizer:
     )
     """Step at which the learning rate has come down to `min_lr`; None: it stays at `lr`."""
     min_lr: float = field(
-        default=0.0, metadata=key("optimizer", "the learning rate after `total_steps`; refused without", _RATE)
+        default=0.0,
+        metadata=key(
+            "optimizer",
+            "the learning rate after `total_steps`; refused without",
+            _RATE,
+            not_in_file=lambda own: own.total_steps is None and own.min_lr == 0,
+        ),
     )
     clip: str = field(
         default="none",
@@ -125,6 +131,7 @@ class Optimizer:
             "optimizer",
             "the largest norm; a value other than the default is refused where gradients are not clipped",
             number(lambda value: 0 < value <= 1e30, "a number above 0"),
+            not_in_file=lambda own: own.clip == "none" and own.max_norm == 1,
         ),
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     ADAM_W,
     BETAS,
@@ -19,7 +20,9 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     LOSS_SCALE,
     MAY_BE_AUTO,
     MICRO,
+    OF_PYDANTIC,
     OF_TORCH,
+    OFF,
     OLD_HIGHEST,
     OPTIMIZER,
     OPTIONS,
@@ -39,6 +42,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     TABLES,
     TIMES,
     TIMING,
+    TRAINS,
     UNBIASED,
     VIEWS,
     WHOLE,
@@ -53,6 +57,7 @@ from ratrain.ratrainc.bridge.settings import (
     SettingsReader,
     near,
     one_of,
+    product,
     put_batch,
     put_ranks,
     put_seq_len,
@@ -84,7 +89,8 @@ def _read(reader: SettingsReader) -> None:
         reader.put("tp", tp, PEERS)
         reader.put("sequence_sharding", False, PEERS)
     if peers > 1:
-        reader.leave(SEQUENCE_RANKS, f"sequences are not shared out over ranks: of {peers} ranks the plan has one")
+        text = f"sequences are not shared out over ranks: of {peers} ranks the plan has one"
+        reader.leave(SEQUENCE_RANKS, text, trains=True)
     dp = _batch(reader, pp, tp, peers)
     put_seq_len(reader, None)
     _state(reader, dp)
@@ -117,12 +123,12 @@ def _take_old_names(reader: SettingsReader) -> None:
 
 def _refuse_what_is_on(reader: SettingsReader) -> None:
     for name, why in FORBIDDEN.items():
-        if not reader.has(name) or _auto(reader, name):
-            continue
-        if reader.flag(name):
+        if _auto(reader, name):
+            reader.leave(name, f"the plan has it off: what calls DeepSpeed fills 'auto' in, and {why}", trains=True)
+        elif reader.has(name) and reader.flag(name):
             reader.wrong(name, f"{name} is on: {why}", way_out="switch it off")
-        else:
-            reader.leave(name, "it is off")
+    tables = tuple(f"{name}." for name, why in TABLES.items() if why == OFF)
+    reader.taken.update(name for name in reader.settings if name.startswith(tables) and name not in FORBIDDEN)
     if reader.word(REDUCTION) not in (None, "mean"):
         reader.wrong(REDUCTION, "gradients of a plan are the mean over replicas, not their sum")
     if reader.has(f"{PARAMS}max_grad_norm"):
@@ -158,8 +164,8 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     if _auto(reader, name):
         if asked is None:
             where = f"give {option}, or say" if option else "say"
-            text = f"'auto' is filled in by what calls DeepSpeed: {where} {' and '.join(keys)} in the plan"
-            reader.leave(name, text)
+            text = f"{_until_said(keys)}: what calls DeepSpeed fills 'auto' in; {where} {' and '.join(keys)}"
+            reader.leave(name, f"{text} in [optimizer]", trains=True)
             reader.unsaid.update(keys)
         reader.taken.add(name)
         return asked
@@ -169,6 +175,16 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     if asked is not None and said is not None and said != asked:
         reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
     return said
+
+
+def _until_said(keys: Sequence[str]) -> str:
+    """Return the values that a plan has for keys of its optimizer that its file leaves out."""
+    own = {key: getattr(Optimizer(), key) for key in keys if key not in ("max_norm", "min_lr")}  # idle by default
+    values = [
+        f"no {key}" if value is None else f"{key} = {shown(list(value) if key == 'betas' else value)}"
+        for key, value in own.items()
+    ]
+    return f"the plan has {', '.join(values)}"
 
 
 def _stages(reader: SettingsReader) -> int:
@@ -324,7 +340,7 @@ def _optimizer(reader: SettingsReader) -> None:
     if kind.lower() not in ("adam", "adamw"):
         said = [name for name in reader.settings if name.startswith(PARAMS)]
         names = ", ".join(name.removeprefix(PARAMS) for name in said)
-        values = f": its {names} would not suit AdamW, and are not carried over" if said else ""
+        values = f", and takes over none of its values ({names})" if said else ""
         way_out = "say AdamW and its values, or take the optimizer out of the file and say its keys in the plan"
         reader.wrong(OPTIMIZER, f"ratrain trains with AdamW, not with {kind}{values}", way_out=way_out)
         reader.taken.update(said)
@@ -349,9 +365,10 @@ def _without_optimizer(reader: SettingsReader) -> None:
         reader.carry(key, value, OPTIMIZER)
     unsaid = [key for key, value in asked.items() if value is None]
     reader.unsaid.update(unsaid)
-    text = f"what calls DeepSpeed brings its own optimizer: say {', '.join(unsaid)} in the plan"
+    text = f"{_until_said(unsaid)}: what calls DeepSpeed brings its own optimizer; say them in [optimizer]"
     options = [f"--{key.replace('_', '-')}" for key in unsaid if key not in ("betas", "eps")]
-    reader.left.append(Left("optimizer", None, text + (f", or give {', '.join(options)}" if options else "")))
+    text += f", or give {', '.join(options)}" if options else ""
+    reader.left.append(Left("optimizer", None, text, trains=True))
 
 
 def _weight_decay(reader: SettingsReader, kind: str) -> None:
@@ -401,7 +418,7 @@ def _schedule(reader: SettingsReader) -> None:
             "after the warm-up DeepSpeed lowers the learning rate along a line, and a plan along a cosine: "
             "it stays at lr"
         )
-        reader.leave(f"{TIMING}total_num_steps", text)
+        reader.leave(f"{TIMING}total_num_steps", text, trains=True)
 
 
 def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
@@ -424,7 +441,8 @@ def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
         if reader.settings.get(each, Setting(0, reader.top)).value == 0:
             reader.taken.add(each)
         else:
-            reader.leave(each, "the warm-up of a plan begins at the first step's share of the learning rate")
+            text = "the warm-up of a plan begins at the first step's share of the learning rate"
+            reader.leave(each, text, trains=True)
 
 
 def _highest(reader: SettingsReader, kind: str) -> None:
@@ -481,13 +499,16 @@ def _cosine(reader: SettingsReader) -> None:
     default = reader.defaults.get(ratio_name)
     ratio = reader.number(ratio_name) if default is None else default.value
     if steps is None or "lr" not in reader.values:
-        reader.leave(ratio_name, "of a learning rate, or of an end, that is not known")
-        if steps is not None:
+        unknown = "it is a part of a learning rate, or of a length, that is not known"
+        if steps is None:
+            reader.leave(ratio_name, unknown)
+        else:
+            reader.differ(ratio_name, f"the plan has min_lr = {Optimizer().min_lr}: {unknown}")
             reader.put("total_steps", steps, name)
             reader.unsaid.add("min_lr")
     elif ratio is not None:
         reader.put("total_steps", steps, name)
-        reader.put("min_lr", ratio * reader.values["lr"], ratio_name)
+        reader.put("min_lr", product(ratio, reader.values["lr"]), ratio_name)
 
 
 def _check_asked(reader: SettingsReader, dp: int | None) -> None:
@@ -512,5 +533,15 @@ def _check_asked(reader: SettingsReader, dp: int | None) -> None:
 
 
 DEEPSPEED = Framework(
-    "DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE
+    "DeepSpeed",
+    "a ds_config of DeepSpeed",
+    _settings,
+    RULES,
+    _read,
+    TABLES,
+    STRICT,
+    _stops,
+    idle=IDLE,
+    trains=TRAINS,
+    takes_text=lambda name: name.startswith(OF_PYDANTIC),
 )

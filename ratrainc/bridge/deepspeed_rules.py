@@ -73,6 +73,7 @@ def scheduler_source(kind: str) -> str:
 
 
 FORBIDDEN: dict[str, str] = {
+    "expert_parallel.enabled": "models here have no experts, so another model would be trained",
     "amp.enabled": "a plan has no types by operation (apex amp)",
     "torch_autocast.enabled": "a plan has no types by operation (autocast)",
     "bf16.bf16_master_weights_and_grads": "master weights of a plan are f32",
@@ -100,6 +101,10 @@ def _all(why: str, prefix: str, names: str) -> dict[str, Rule]:
     return {prefix + name: Rule("", why) for name in names.split()}
 
 
+OFF = "it is off"
+"""Reason for settings of a table that is switched off: they agree with any plan."""
+_COMPRESSED = "models are not compressed"
+_FLOAT8 = "float8 is no type of a plan, and no table of DeepSpeed"
 _AUTO = "; where it is 'auto', --"
 
 RULES: dict[str, Rule] = {
@@ -265,15 +270,25 @@ TABLES: dict[str, str] = {
         ["checkpoint", "nebula", "datastates_ckpt", "aio"], "of files and checkpoints: 'run' is given places"
     ),
     **dict.fromkeys(["autotuning", "compile", "hybrid_engine"], "how this process is run changes no plan"),
-    **dict.fromkeys(["compression_training", "weight_quantization", "eigenvalue"], "models are not compressed"),
-    **dict.fromkeys(["amp", "torch_autocast"], "it is off"),
-    **dict.fromkeys(["elasticity", "curriculum_learning", "data_efficiency", "progressive_layer_drop"], "it is off"),
+    **dict.fromkeys(["compression_training", "weight_quantization", "eigenvalue"], _COMPRESSED),
+    **dict.fromkeys(["amp", "torch_autocast", "expert_parallel"], OFF),
+    **dict.fromkeys(["elasticity", "curriculum_learning", "data_efficiency", "progressive_layer_drop"], OFF),
     "sparse_attention": "the model's config.json says its attention (--model)",
-    **dict.fromkeys(["fp8", "float8"], "float8 is no type of a plan, and no table of DeepSpeed"),
-    "expert_parallel": "experts, which the models here do not have",
+    **dict.fromkeys(["fp8", "float8"], _FLOAT8),
 }
 """Tables that are not carried over, with the reason."""
 
+TRAINS = frozenset([_COMPRESSED, _FLOAT8])
+"""Reasons of settings without which something else is trained."""
+
+OF_PYDANTIC = tuple(
+    f"{table}."
+    for table in ("zero_optimization", "fp16", "bf16", "bfloat16", "tensor_parallel", "data_types", "expert_parallel")
+)
+"""Tables that DeepSpeed reads by pydantic's models (deepspeed/runtime/config_utils.py, DeepSpeedConfigModel).
+
+There the text "2" is the number; elsewhere a text goes on as it is, and the first comparison with a number stops.
+"""
 STRICT = (
     "zero_optimization",
     "fp16",

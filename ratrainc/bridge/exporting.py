@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import pairwise
 
 from attrs import frozen
@@ -13,11 +14,12 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.toml_text import toml_comment
-from ratrain.ratrainc.bridge.importing import imported
+from ratrain.ratrainc.bridge.importing import Imported, imported
 from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.megatron_model import model_flags
-from ratrain.ratrainc.bridge.settings import Asked, Framework, Missing
+from ratrain.ratrainc.bridge.recomputing import UNSAID, Recomputing
+from ratrain.ratrainc.bridge.settings import Asked, Framework, Missing, product
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
 
@@ -30,6 +32,7 @@ _WHY = {
     "mlp_chunk": "an mlp computes all rows at a time there",
     "logits": "the head computes as its kernels do there",
 }
+_WHY_TYPE = "its types are bfloat16 and float32"
 
 
 @frozen
@@ -40,25 +43,43 @@ class Exported:
     missing: tuple[Missing, ...]
     to_add: str = ""
     """settings that the framework needs and neither plan nor model says, with the reason; empty: none"""
+    assumed: str = ""
+    """what the settings say of recomputation although no pass has decided it; empty: one has"""
 
 
-def export_plan(name: str, plan: Plan, model: ModelConfig) -> Exported:
-    """Write a plan and its model as settings of `megatron` or `torchtitan`.
+def export_plan(name: str, plan: Plan, model: ModelConfig, again: Recomputing = UNSAID) -> Exported:
+    """Write a plan, its model and what its schedule computes `again` as settings of `megatron` or `torchtitan`.
 
-    The text is read back. Keys of the plan that come back with another value, and fields of the model that no argument
-    says, are listed at its head, and in the result.
+    The text is read back. Keys of the plan that come back with another value, fields of the model that no argument
+    says, and other recomputation than of nothing or of whole layers are listed at its head, and in the result.
     """
     writer = _WRITERS[name]
     framework = writer.framework
-    lines, of_model = writer.lines(plan, model)
+    lines, of_model = writer.lines(plan, model, again)
     body = "\n".join(lines) + "\n"
-    missing = (*_missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework), *of_model)
-    to_add = writer.to_add(plan)
-    head = [writer.head] + [f"Not expressed: {each}" for each in missing] + [f"To add: {to_add}"]
+    back = imported(framework, "what is exported", body, Asked())
+    missing = (*_missing(plan, back.plan, framework), *_not_again(again, back, framework), *of_model)
+    assumed = _ASSUMED if again.assumed else ""
+    head = [writer.head] + [f"Not expressed: {each}" for each in missing]
+    head += [f"Assumed: {assumed}"] * bool(assumed) + [f"To add: {writer.to_add}"]
     text = "\n".join([*map(toml_comment, head), "", body])
-    return Exported(
-        checked(text, "file of settings", lambda text: imported(framework, "settings", text, Asked())), missing, to_add
-    )
+    text = checked(text, "file of settings", lambda text: imported(framework, "settings", text, Asked()))
+    return Exported(text, missing, writer.to_add, assumed)
+
+
+_ASSUMED = (
+    "nothing is computed again in the backward: passes decide that, and this schedule has had none "
+    "('ratrainc opt X.rtir --passes recompute{policy=full}' runs one)"
+)
+
+
+def _not_again(again: Recomputing, back: Imported, framework: Framework) -> tuple[Missing, ...]:
+    """Return what a schedule computes again if the settings that are read back say something else."""
+    found = "full" if any(each.startswith("recompute{policy=full") for each in back.passes) else "none"
+    if again.kind == found:
+        return ()
+    why = f"the settings of {framework.title} say that all layers are computed again, or none"
+    return (Missing("recompute", again.said or "by hand", found, why),)
 
 
 def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...]:
@@ -66,7 +87,8 @@ def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...
     said, found = plan_words(plan), plan_words(back)
     names = [name for name in {**said, **found} if said.get(name) != found.get(name) and not _idle(plan, name)]
     why = f"{framework.title} cannot express it, or not together with the other keys"
-    return tuple(Missing(name, said.get(name, "(left out)"), found.get(name), _WHY.get(name, why)) for name in names)
+    reasons = _WHY | {name: _WHY_TYPE for name in names if said.get(name) == '"f16"' and framework is TORCHTITAN}
+    return tuple(Missing(name, said.get(name, "(left out)"), found.get(name), reasons.get(name, why)) for name in names)
 
 
 def _idle(plan: Plan, name: str) -> bool:
@@ -82,22 +104,22 @@ def _counts(plan: Plan, model: ModelConfig) -> list[int]:
     return [after - before for before, after in pairwise(ends)]
 
 
-def _megatron(plan: Plan, model: ModelConfig) -> tuple[list[str], tuple[Missing, ...]]:
+def _megatron(plan: Plan, model: ModelConfig, again: Recomputing) -> tuple[list[str], tuple[Missing, ...]]:
     of_model, missing = model_flags(model, plan)
     flags = [
         *of_model,
         *_megatron_shape(plan, model),
         *_megatron_state(plan),
         *_megatron_optimizer(plan),
-        *_megatron_attention(plan),
+        *_megatron_attention(plan, again),
     ]
     return [f"{WORLD}={plan.clusters}", "ARGUMENTS=(", *[f"    --{flag}" for flag in flags], ")"], missing
 
 
-def _megatron_to_add(plan: Plan) -> str:
-    length = [] if plan.optimizer.total_steps is not None else ["--train-iters (how long it trains)"]
-    data = "--tokenizer-type, --data-path and --save (the data and the places of a run)"
-    return " and ".join([*length, data]) + ", which neither plan nor model says"
+_MEGATRON_TO_ADD = (
+    "--train-iters (how long it trains) and --tokenizer-type, --data-path and --save (the data and the places of a "
+    "run), which neither plan nor model says"
+)
 
 
 def _megatron_shape(plan: Plan, model: ModelConfig) -> list[str]:
@@ -148,17 +170,20 @@ def _megatron_optimizer(plan: Plan) -> list[str]:
         f"lr-decay-style {'constant' if own.total_steps is None else 'cosine'}",
     ]
     if own.total_steps is not None:
-        flags += [f"train-iters {own.total_steps}", f"min-lr {own.min_lr!r}"]
+        flags += [f"lr-decay-iters {own.total_steps}", f"min-lr {own.min_lr!r}"]
     return flags
 
 
-def _megatron_attention(plan: Plan) -> list[str]:
+def _megatron_attention(plan: Plan, again: Recomputing) -> list[str]:
     flags = [f"attention-backend {'flash' if plan.attention == 'fused' else 'unfused'}"]
-    flags += ["recompute-granularity selective"] * (plan.attention == "scores-recomputed")
+    if again.kind == "full":
+        flags += ["recompute-granularity full", "recompute-method uniform", "recompute-num-layers 1"]
+    elif plan.attention == "scores-recomputed":
+        flags.append("recompute-granularity selective")
     return flags + ["reset-position-ids", "reset-attention-mask"] * plan.keeps_documents_apart
 
 
-def _torchtitan(plan: Plan, model: ModelConfig) -> tuple[list[str], tuple[Missing, ...]]:
+def _torchtitan(plan: Plan, model: ModelConfig, again: Recomputing) -> tuple[list[str], tuple[Missing, ...]]:
     shard = 1 if plan.zero == 0 else plan.shard_group or plan.dp
     lines = ["[parallelism]"]
     lines += [
@@ -171,21 +196,24 @@ def _torchtitan(plan: Plan, model: ModelConfig) -> tuple[list[str], tuple[Missin
         lines.append(f'fsdp_reshard_after_forward = "{"always" if plan.zero == 3 else "never"}"')
     if plan.pp > 1:
         lines += _torchtitan_pipeline(plan, model)
-    names = {ours: theirs for theirs, ours in TYPES.items()}
+    # torchtitan has no f16: computing in the other type of 16 bits, reducing exactly.
+    view, reduced = (
+        {ours: theirs for theirs, ours in TYPES.items()} | {"f16": other} for other in ("bfloat16", "float32")
+    )
     local = plan.micro_batch_size * (plan.micro_batches if plan.pp > 1 else 1)
     lines += ["", "[training]", f"local_batch_size = {local}", f"global_batch_size = {plan.global_batch}"]
-    lines += [f"seq_len = {plan.seq_len}", f'mixed_precision_param = "{names[plan.view_dtype]}"']
-    lines += [f'mixed_precision_reduce = "{names[plan.grad_shard_dtype]}"'] if shard > 1 else []
-    return [*lines, *_torchtitan_optimizer(plan), "", "[debug]", f"seed = {plan.seed}"], ()
+    lines += [f"seq_len = {plan.seq_len}", f'mixed_precision_param = "{view[plan.view_dtype]}"']
+    lines += [f'mixed_precision_reduce = "{reduced[plan.grad_shard_dtype]}"'] if shard > 1 else []
+    lines += [*_torchtitan_optimizer(plan), "", "[activation_checkpoint]"]
+    # Without the section torchtitan recomputes what it selects.
+    lines.append(f'mode = "{"full" if again.kind == "full" else "none"}"')
+    return [*lines, "", "[debug]", f"seed = {plan.seed}"], ()
 
 
-def _torchtitan_to_add(plan: Plan) -> str:
-    length = [] if plan.optimizer.total_steps is not None else ["steps of [training]"]
-    return (
-        "name, flavor and hf_assets_path of [model] (its sizes are in torchtitan's code, and no setting says them), "
-        + "".join(f"{each}, " for each in length)
-        + "and dataset of [training], which a plan does not say"
-    )
+_TORCHTITAN_TO_ADD = (
+    "name, flavor and hf_assets_path of [model] (its sizes are in torchtitan's code, and no setting says them), and "
+    "steps and dataset of [training], which a plan does not say"
+)
 
 
 def _torchtitan_pipeline(plan: Plan, model: ModelConfig) -> list[str]:
@@ -206,23 +234,28 @@ def _torchtitan_pipeline(plan: Plan, model: ModelConfig) -> list[str]:
 def _torchtitan_optimizer(plan: Plan) -> list[str]:
     own = plan.optimizer
     lines = [f"max_norm = {own.max_norm if own.clip == 'global' else math.inf!r}"]
-    lines += [] if own.total_steps is None else [f"steps = {own.total_steps}"]
     lines += ["", "[optimizer]", 'name = "AdamW"', f"lr = {own.lr!r}", f"beta1 = {own.betas[0]!r}"]
     lines += [f"beta2 = {own.betas[1]!r}", f"eps = {own.eps!r}", f"weight_decay = {own.weight_decay!r}"]
     lines += ["", "[lr_scheduler]", f"warmup_steps = {own.warmup_steps}"]
     if own.total_steps is None:
         return [*lines, "decay_ratio = 0.0"]
+    lines.append(f"total_steps = {own.total_steps}")
     return [*lines, 'decay_type = "cosine"', f"min_lr_factor = {_factor(own.min_lr, own.lr)!r}"]
 
 
 def _factor(part: float, whole: float) -> float:
-    """Return a number whose product with `whole` is `part`, exactly if one next to the quotient does that."""
+    """Return a number whose `product` with `whole` is `part`, exactly if one next to the quotient does that.
+
+    Of two such numbers the shorter one is returned.
+    """
     if part == 0 or whole == 0:
         return 0.0
-    # The rounded quotient, or one of its two neighbours, usually gives the part back to the last bit.
     near = part / whole
-    around = (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
-    return next((each for each in around if each * whole == part), near)
+    written = float(Decimal(repr(part)) / Decimal(repr(whole)))
+    # The rounded quotient, or one of its two neighbours, usually gives the part back to the last bit.
+    around = (near, written, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
+    exact = [each for each in around if product(each, whole) == part]
+    return min(exact, key=lambda each: len(repr(each)), default=near)
 
 
 @frozen
@@ -232,12 +265,12 @@ class _Writer:
     framework: Framework
     head: str
     """first line of its file"""
-    lines: Callable[[Plan, ModelConfig], tuple[list[str], tuple[Missing, ...]]]
+    lines: Callable[[Plan, ModelConfig, Recomputing], tuple[list[str], tuple[Missing, ...]]]
     """writes the settings; returns with them the fields of the model that they cannot express"""
-    to_add: Callable[[Plan], str]
+    to_add: str
 
 
 _WRITERS = {
-    "megatron": _Writer(MEGATRON, "Settings of Megatron-LM, of a model and a plan.", _megatron, _megatron_to_add),
-    "torchtitan": _Writer(TORCHTITAN, "Settings of torchtitan, of a plan.", _torchtitan, _torchtitan_to_add),
+    "megatron": _Writer(MEGATRON, "Settings of Megatron-LM, of a model and a plan.", _megatron, _MEGATRON_TO_ADD),
+    "torchtitan": _Writer(TORCHTITAN, "Settings of torchtitan, of a plan.", _torchtitan, _TORCHTITAN_TO_ADD),
 }

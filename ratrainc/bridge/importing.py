@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.text import Place, Source, read_text, shown
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
@@ -18,6 +20,8 @@ from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 
+_NOT_CARRIED = "Not carried over"
+_ELSEWHERE = "Not carried over, said elsewhere or without effect"
 FRAMEWORKS: dict[str, Framework] = {"megatron": MEGATRON, "deepspeed": DEEPSPEED, "torchtitan": TORCHTITAN}
 
 
@@ -33,13 +37,20 @@ class Imported:
     passes: tuple[str, ...]
     """passes that express settings which no key of a plan does"""
     left: tuple[Left, ...]
-    """settings that are not carried over"""
+    """settings that are not carried over, first those without which something else is trained"""
     defaults: dict[str, Default]
     """defaults of the framework for settings that the file leaves out, which the plan has"""
     unsaid: frozenset[str] = frozenset()
     """keys left out of the plan's file, since neither the settings nor the framework determine them"""
     unset: dict[str, str] = field(factory=dict)
     """variables that a script is taken to lack, and the text that it uses instead"""
+
+    def told(self) -> list[str]:
+        """Return what to tell of settings that are not carried over: those that train something else, one a line."""
+        lines = [f"not carried over: {each.key} = {shown(each.value)}: {each.why}" for each in self.left if each.trains]
+        others = ", ".join(each.key for each in self.left if not each.trains)
+        reasons = "reasons: in the plan's comments, and with --json"
+        return lines + [f"{_ELSEWHERE.lower()} ({reasons}): {others}"] * bool(others)
 
     def text(self) -> str:
         """Return the plan's file. Raises `DiagnosticError` RT011 if it cannot be read back as the same plan."""
@@ -55,7 +66,10 @@ class Imported:
             f"{taken}: {name} = {shown(each.value)}" + (f" ({each.source})" if each.source else "")
             for name, each in self.defaults.items()
         ]
-        head += [f"Not carried over: {each.key} = {shown(each.value)}: {each.why}" for each in self.left]
+        head += [
+            f"{_NOT_CARRIED if each.trains else _ELSEWHERE}: {each.key} = {shown(each.value)}: {each.why}"
+            for each in self.left
+        ]
         head += [f"{name} is not set: {shown(value)} (--set {name}=...)" for name, value in self.unset.items() if value]
         head += [f"${name} is not given, and empty (--set {name}=...)" for name in self.unset if name.isdigit()]
         return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan, left_out=self.unsaid)
@@ -64,7 +78,29 @@ class Imported:
 def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
     """Convert a framework's file to a plan. Raises `DiagnosticError` RT002, RT063 and RT064 with all its errors."""
     known = FRAMEWORKS[framework]
-    return imported(known, str(path), read_text(path, "RT063", known.file), asked)
+    text = read_text(path, "RT063", known.file)
+    try:
+        return imported(known, str(path), text, asked)
+    except DiagnosticError:
+        likely = framework_of(text)
+        if likely in (None, framework):
+            raise
+        message = f"this looks like {FRAMEWORKS[likely].title}'s settings, and {known.file} is expected"
+        fail("RT063", message, Source(str(path), text).top().location, help=f"--from {likely}")
+
+
+_SECTION = re.compile(r"^\[[\w.]+\]\s*(#.*)?$", re.MULTILINE)
+_ARGUMENT = re.compile(r"(?<!\S)--([a-z0-9]+(?:[-_][a-z0-9]+)+)\b")
+
+
+def framework_of(text: str) -> str | None:
+    """Return the name of the framework whose settings a text looks like; None if it looks like none's."""
+    if re.match(r"\s*\{\s*[\w\"'/#]+.*:", text):
+        return "deepspeed"
+    if _SECTION.search(text):
+        return "torchtitan"
+    names = {name.replace("_", "-") for name in _ARGUMENT.findall(text)}
+    return "megatron" if len(names & MEGATRON.rules.keys()) > 1 else None
 
 
 def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:
@@ -78,7 +114,8 @@ def imported(framework: Framework, file: str, text: str, asked: Asked) -> Import
     reader.leave_rest()
     reader.report.check()
     plan, auto = _plan(reader)
-    passes, left, defaults = tuple(reader.passes), tuple(reader.left), dict(reader.defaults)
+    passes, defaults = tuple(reader.passes), dict(reader.defaults)
+    left = tuple(sorted(reader.left, key=lambda each: not each.trains))
     return Imported(framework, file, plan, auto, passes, left, defaults, frozenset(reader.unsaid), reader.unset)
 
 
@@ -108,6 +145,9 @@ def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
         "passes": list(made.passes),
         "defaults": {name: each.value for name, each in made.defaults.items()},
         "unset": made.unset,
-        "not_carried": [{"key": each.key, "value": shown(each.value), "why": each.why} for each in made.left],
+        "not_carried": [
+            {"key": each.key, "value": shown(each.value), "why": each.why, "changes_training": each.trains}
+            for each in made.left
+        ],
         "output": output,
     }

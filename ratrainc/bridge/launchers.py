@@ -107,6 +107,11 @@ class NotSaid:
     def __repr__(self) -> str:
         return self.text
 
+    def told(self) -> str:
+        """Return what it is and why it is not known, behind "is" in a message, without saying a command twice."""
+        again = " ".join(self.text.split())[:60] in self.unknown.why
+        return f"{'not known' if again else self.text}: {self.unknown.why}"
+
 
 def value_of(text: Text) -> str | NotSaid:
     """Return the characters of a word, or `NotSaid` if some are unknown."""

@@ -7,12 +7,11 @@ from itertools import accumulate
 
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_reasons import DROPOUT, MODEL, reason
+from ratrain.ratrainc.bridge.megatron_reasons import AGREES, DROPOUT, MODEL, ONE_EXPERT, TRAINS, reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES, IDLE, RULES
 from ratrain.ratrainc.bridge.settings import (
     Asked,
     Framework,
-    Left,
     Setting,
     SettingsReader,
     put_batch,
@@ -21,7 +20,8 @@ from ratrain.ratrainc.bridge.settings import (
     put_seq_len,
 )
 
-_DECIDE = frozenset(name for name, rule in RULES.items() if rule.keys) - {"train-iters", "train-samples"}
+_EXPERTS = frozenset(name for name, rule in RULES.items() if rule.says == ONE_EXPERT)
+_DECIDE = (frozenset(name for name, rule in RULES.items() if rule.keys) | _EXPERTS) - {"train-iters", "train-samples"}
 """Arguments whose values must be known. The length of a run is needed only if the learning rate depends on it."""
 
 
@@ -60,7 +60,7 @@ def _read(reader: SettingsReader) -> None:
     for name in ("attention-dropout", "hidden-dropout"):
         if reader.number(name):
             reader.differ(name, DROPOUT)
-        reader.leave(name, DROPOUT)
+        reader.taken.add(name)
         reader.defaults.pop(name, None)
 
 
@@ -77,7 +77,9 @@ def _variables(reader: SettingsReader) -> None:
     for name in [each for each in reader.settings if each.startswith("$")]:
         value = reader.settings[name].value
         if isinstance(value, NotSaid):
-            reader.leave(name, f"it is not set in the file, and expands to nothing: else --set {name[1:]}=VALUE")
+            reader.leave(
+                name, f"it is not set in the file, and expands to nothing: else --set {name[1:]}=VALUE", trains=True
+            )
         else:
             reader.taken.add(name)
             reader.unset[name[1:]] = value
@@ -96,13 +98,16 @@ def _not_needed(reader: SettingsReader) -> None:
         del reader.settings[name]
 
 
+_WAYS_OUT = {
+    **dict.fromkeys(("deepspeed", "deepspeed-config"), "leave it out, and say zero and clip in the plan"),
+    **dict.fromkeys(_EXPERTS, "take the experts out of the file to have the plan of the dense model"),
+}
+
+
 def _refusals(reader: SettingsReader) -> None:
     for name in reader.settings:
         if name in RULES and RULES[name].refused:
-            reader.taken.add(name)
-            if not (name.endswith("-size") and reader.settings[name].value == "1"):
-                way_out = "leave it out, and say zero and clip in the plan" if name.startswith("deepspeed") else None
-                reader.wrong(name, f"{name} is not carried over: {RULES[name].says}", way_out=way_out)
+            reader.refuse(name, _WAYS_OUT.get(name))
     for name, words in CHOICES.items():
         value = reader.settings[name].value if name in reader.settings else words[0]
         if value not in words:
@@ -119,9 +124,8 @@ def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
         reader.leave("nnodes", "how many processes a node has is not said (nproc-per-node)")
     context = reader.size("context-parallel-size") or 1
     if context > 1:
-        reader.leave(
-            "context-parallel-size", f"sequences are not shared out over ranks: of {context} ranks the plan has one"
-        )
+        text = f"sequences are not shared out over ranks: of {context} ranks the plan has one"
+        reader.leave("context-parallel-size", text, trains=True)
     return put_ranks(
         reader,
         world,
@@ -286,7 +290,7 @@ def _state(reader: SettingsReader) -> None:
     reader.put("view_dtype", view, "bf16", "fp16")
     whole = "bf16" if in_bf16 else "f16" if fp16 and not in_f32 else "f32"
     if narrow and not decides:
-        reader.leave("main-grads-dtype", f"by the other types gradients of the plan are {whole}")
+        reader.leave("main-grads-dtype", f"by the other types gradients of the plan are {whole}", trains=True)
     reader.put("grad_dtype", whole, "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "bf16", "fp16")
     if fp16:
         scale = reader.number("loss-scale") if reader.has("loss-scale") else 0
@@ -326,7 +330,7 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
     put_clip(reader, "clip-grad")
     kind = reader.word("optimizer")
     if kind != "adam":
-        reader.leave("optimizer", f"ratrain trains with AdamW, here at the lr and weight-decay of {kind}")
+        reader.leave("optimizer", f"ratrain trains with AdamW, here at the lr and weight-decay of {kind}", trains=True)
     _one_unit(reader)
     total = _steps(reader, "lr-decay", batch)
     trained = _steps(reader, "train", batch)
@@ -346,9 +350,7 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
         )
     elif style != "constant":
         why = "the learning rate of a plan is constant or a cosine: it stays at lr"
-        reader.leave("lr-decay-style", why)
-        if not reader.has("lr-decay-style"):
-            reader.left.append(Left("lr-decay-style", style, f"{why} (the default of Megatron-LM)"))
+        reader.differ("lr-decay-style", why)
     for name in ("min-lr", "lr-decay-iters", "lr-decay-samples"):
         reader.leave(name, "without a cosine the learning rate stays at lr")
     _leave_length(reader)
@@ -389,7 +391,7 @@ def _not_said(reader: SettingsReader) -> None:
     for name in _LENGTHS:
         value = reader.settings[name].value if reader.has(name) else None
         if hangs and isinstance(value, NotSaid):
-            reader.wrong(name, f"{name} is {value}: {value.unknown.why}", way_out=value.unknown.help())
+            reader.wrong(name, f"{name} is {value.told()}", way_out=value.unknown.help())
 
 
 def _warm_up(reader: SettingsReader, decay: int | None, batch: int) -> None:
@@ -402,7 +404,7 @@ def _warm_up(reader: SettingsReader, decay: int | None, batch: int) -> None:
     elif samples:
         steps = samples // batch
     elif fraction and decay is None:
-        reader.leave(names[2], "of how many steps it is a fraction is not said")
+        reader.leave(names[2], "of how many steps it is a fraction is not said", trains=True)
     elif fraction and decay is not None:
         steps = int(fraction * decay)
     if steps is not None:
@@ -447,7 +449,7 @@ def _attention(reader: SettingsReader) -> None:
         reader.put("attention_mask", "document", *reset)
     for each in reset:
         if len(reset) == 1:
-            reader.leave(each, "documents are kept apart with their positions, or not at all: reset both")
+            reader.leave(each, "documents are kept apart with their positions, or not at all: reset both", trains=True)
 
 
 def _full_recompute(reader: SettingsReader) -> None:
@@ -465,7 +467,10 @@ MEGATRON = Framework(
     _settings,
     RULES,
     _read,
+    takes_text=lambda _name: True,
     script=True,
     others=reason,
     idle=IDLE,
+    trains=TRAINS,
+    agrees=AGREES,
 )

@@ -68,7 +68,7 @@ def arguments_of(file: str, text: str, asked: Asked, decide: Collection[str]) ->
     for name, setting in settings.items():
         if isinstance(setting.value, NotSaid) and name in decide and not _asked(name, settings, asked):
             unknown = setting.value.unknown
-            _error(report, setting.place, f"{_dashed(name)} is {shown(setting.value)}: {unknown.why}", unknown.help())
+            _error(report, setting.place, f"{_dashed(name)} is {setting.value.told()}", unknown.help())
     _once(report).check()
     return settings
 

@@ -34,6 +34,25 @@ _INITIAL = "initializer_range of the model's config.json says how initial weight
 _INFERENCE = "of inference"
 _OTHER_TASKS = "of models and tasks other than language models that only decode"
 _STEP = "of another optimizer: ratrain trains with AdamW"
+ONE_EXPERT = "models here have no experts, so another model would be trained"
+RAMP = "the global batch of a run is the same at every step"
+_LENGTHS = "sequences of a run are all of one length"
+_ONE_RATE = "all parameters have the same learning rate in a plan"
+_FIRST_RATE = "the warm-up of a plan begins at the first step's share of lr"
+_ONE_DECAY = "weight decay of a plan is the same at every step"
+_DOCUMENTS = "documents are kept apart with their positions: reset-position-ids with reset-attention-mask"
+_MODELOPT = "of ModelOpt, which exports models and trains quantised ones"
+_FORK = "of a fork or an earlier version of Megatron-LM, and no key of a plan"
+
+TRAINS: Final = frozenset(
+    [
+        *(FLOAT8, DROPOUT, RAMP, _PARTS, _MOMENTS, _LENGTHS, _DECAY, _ONE_RATE, _FIRST_RATE, _ONE_DECAY, _DOCUMENTS),
+        *(_TEACHER, _OTHER_TASKS, _MODELOPT, _FORK),
+    ]
+)
+"""Reasons of arguments without which something else is trained."""
+AGREES: Final = {"weight-decay-incr-style": ("constant",)}
+"""Values of such arguments that a plan agrees with."""
 
 _NAMES: dict[str, str] = {
     EXPERTS: """
@@ -42,7 +61,7 @@ _NAMES: dict[str, str] = {
         gtp-remat-opt-in-modules high-priority-a2a-comm-stream inference-moe-disable-fused-quant-kernels
         save-tokens-per-expert-interval use-grouped-gemm-for-shared-expert create-moe-param-group
         disable-moe-token-dropping disable-moe-top2-2nd-expert-sampling enable-expert-tensor-parallelism
-        enable-shared-expert expert-interval moe num-experts-switch num-experts-teacher num-shared-experts router-type
+        enable-shared-expert expert-interval num-experts-teacher num-shared-experts router-type
         shared-moe-ffn-hidden-size topk use-tutel
     """,
     FLOAT8: """
@@ -118,7 +137,7 @@ _NAMES: dict[str, str] = {
         cp-comm-type force-ds-sequence-parallel hierarchical-context-parallel-sizes hybrid-context-parallel
         max-seqlen-per-dp-cp-rank
     """,
-    "sequences of a run are all of one length": "data-efficiency-curriculum-learning random-ltd variable-seq-lengths",
+    _LENGTHS: "data-efficiency-curriculum-learning random-ltd variable-seq-lengths",
     "mapping of the plan says which ranks are neighbours": "use-tp-pp-dp-mapping",
     "the schedule of the plan says the order of its micro-batches": """
         enable-zbh1-exact-semantics enable-zbh1-pipeline microbatch-group-size-per-virtual-pipeline-stage
@@ -135,12 +154,12 @@ _NAMES: dict[str, str] = {
         sgd-momentum
     """,
     _DECAY: "apply-wd-to-qk-layernorm no-weight-decay-cond-type",
-    "all parameters have the same learning rate in a plan": """
+    _ONE_RATE: """
         decoupled-lr decoupled-min-lr head-lr-mult mup-attn-scale-power mup-base-head-dim mup-base-hidden-size
         mup-embedding-mult mup-output-mult mup-width-mult use-mup
     """,
-    "the warm-up of a plan begins at the first step's share of lr": "lr-warmup-init",
-    "weight decay of a plan is the same at every step": "weight-decay-incr-style",
+    _FIRST_RATE: "lr-warmup-init",
+    _ONE_DECAY: "weight-decay-incr-style",
     _WSD: "lr-wsd-decay-iters lr-wsd-decay-samples lr-wsd-decay-style",
     _RESUMED: """
         no-load-lr-state override-lr-scheduler override-opt-param-scheduler use-checkpoint-lr-scheduler
@@ -155,7 +174,7 @@ _NAMES: dict[str, str] = {
         eval-global-batch-size eval-micro-batch-size full-validation multiple-validation-sets start-eval-at-iter
         validation-set-names
     """,
-    "documents are kept apart with their positions: reset-position-ids with reset-attention-mask": """
+    _DOCUMENTS: """
         dataloader-inter-document-masking
     """,
     _INITIAL: """
@@ -231,5 +250,5 @@ def reason(name: str) -> str | None:
     if name in GROUPS:
         return _BY_GROUP.get(GROUPS[name])
     if name in OF_EXTENSIONS:
-        return "of ModelOpt, which exports models and trains quantised ones"
-    return "of a fork or an earlier version of Megatron-LM, and no key of a plan"
+        return _MODELOPT
+    return _FORK

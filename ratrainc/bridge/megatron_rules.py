@@ -17,6 +17,8 @@ from ratrain.ratrainc.bridge.megatron_reasons import (
     KERNELS,
     LAUNCH,
     MODEL,
+    ONE_EXPERT,
+    RAMP,
 )
 from ratrain.ratrainc.bridge.settings import Rule
 
@@ -178,8 +180,9 @@ RULES: dict[str, Rule] = {
         "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion cross-entropy-loss-fusion "
         "cross-entropy-fusion-impl",
     ),
-    **_all("the global batch of a run is the same at every step", "rampup-batch-size"),
-    **_all(EXPERTS, "num-experts expert-model-parallel-size moe-router-topk"),
+    **_all(RAMP, "rampup-batch-size"),
+    **_all(EXPERTS, "moe-router-topk"),
+    **_refused(ONE_EXPERT, "num-experts num-experts-switch expert-model-parallel-size moe"),
     **_all(FLOAT8, "fp8-format fp8-recipe fp8-param-gather"),
     **_refused(_OLD, "model-parallel-size batch-size warmup"),
     **_refused(

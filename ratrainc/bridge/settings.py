@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from typing import Any, TypeVar
 
 from attrs import define, field, frozen
@@ -65,6 +67,8 @@ class Left:
     key: str
     value: Any
     why: str
+    trains: bool = False
+    """true if something else is trained without it, as far as is known"""
 
 
 @frozen
@@ -104,6 +108,12 @@ class Framework:
     """returns why a setting without a rule is not carried over; None if it is unknown"""
     idle: Mapping[str, str] = field(factory=dict)
     """reasons why settings that set keys have no effect where nothing reads them"""
+    trains: frozenset[str] = frozenset()
+    """reasons of settings that set no key, where something else is trained without them unless they are off"""
+    agrees: Mapping[str, tuple[Any, ...]] = field(factory=dict)
+    """values of such settings that say what the plan does anyway, beside those that `is_off` knows"""
+    takes_text: Callable[[str], bool] = lambda _name: False
+    """tells whether a setting's number or truth value may be written as a text, as all are in a script"""
     script: bool = False
     """true if its file is a script, with variables"""
 
@@ -205,10 +215,14 @@ class SettingsReader:
         if name not in self.settings:
             return None if rule.default is None else self.default(name, rule.default, rule.source)
         self.taken.add(name)
-        value = convert(self.settings[name].value)
+        said = self.settings[name].value
+        value = convert(said)
         if value is None:
-            text = f"{self.name(name)} is {shown(self.settings[name].value)}: {EXPECTED[kind]} is expected"
-            self.wrong(name, text, code="RT063")
+            self.wrong(name, f"{self.name(name)} is {shown(said)}: {EXPECTED[kind]} is expected", code="RT063")
+        elif isinstance(said, str) and kind in (int, float, bool) and not self.framework.takes_text(name):
+            text = f"{self.name(name)} is the text {shown(said)}: {self.framework.title} expects {EXPECTED[kind]}"
+            self.wrong(name, text, code="RT063", way_out=f"write it without quotation marks: {said}")
+            return None
         return value
 
     def default(self, name: str, value: T, source: str) -> T:
@@ -236,17 +250,21 @@ class SettingsReader:
         if value is not None:
             self.put(key, value, name)
 
-    def leave(self, name: str, why: str) -> None:
-        """Record that a setting is not carried over, and why; nothing happens if the file does not have it."""
+    def leave(self, name: str, why: str, *, trains: bool = False) -> None:
+        """Record that a setting is not carried over, and why; nothing happens if the file does not have it.
+
+        `trains` says that something else is trained without it.
+        """
         if name in self.settings and all(each.key != self.name(name) for each in self.left):
-            self.left.append(Left(self.name(name), self.settings[name].value, why))
+            self.left.append(Left(self.name(name), self.settings[name].value, why, trains))
         self.taken.add(name)
 
-    def differ(self, name: str, why: str) -> None:
+    def differ(self, name: str, why: str, *, trains: bool = True) -> None:
         """Record how the plan differs from a setting, or from the framework's default for it."""
         if name in self.defaults and name not in self.settings and all(each.key != name for each in self.left):
-            self.left.append(Left(name, self.defaults[name].value, f"{why} (the default of {self.framework.title})"))
-        self.leave(name, why)
+            text = f"{why} (the default of {self.framework.title})"
+            self.left.append(Left(name, self.defaults[name].value, text, trains))
+        self.leave(name, why, trains=trains)
 
     def leave_rest(self) -> None:
         """Record the settings that nothing took; refuse unknown ones that may decide what is trained."""
@@ -255,18 +273,40 @@ class SettingsReader:
             if name in self.taken:
                 continue
             if name not in rules and (why := self.framework.others(name)) is not None:
-                self.leave(name, why)
+                self._leave_or_agree(name, why)
             elif name not in rules:
                 hint = nearest(name, rules)
                 if (table := self._table_above(name)) is not None:
-                    self.leave(name, table)
+                    self._leave_or_agree(name, table)
                 elif near(name.split(".")[0], self.framework.strict) or self.framework.stops(name):
                     text = f"{name} is not known here as a setting of {self.framework.title}"
                     self.wrong(name, text, code="RT063", way_out=hint or "correct its name, or take it out of the file")
                 else:
-                    self.leave(name, f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else ""))
+                    text = f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else "")
+                    self.leave(name, text, trains=True)
+            elif rules[name].keys:
+                self.leave(name, self.framework.idle.get(name, UNREAD))
+            elif rules[name].refused:
+                self.refuse(name)
             else:
-                self.leave(name, rules[name].says if not rules[name].keys else self.framework.idle.get(name, UNREAD))
+                self._leave_or_agree(name, rules[name].says)
+
+    def refuse(self, name: str, way_out: str | None = None) -> None:
+        """Report a setting that a file must not have, unless it is off, or says one rank or one expert."""
+        self.taken.add(name)
+        value = self.settings[name].value
+        if not is_off(value) and not (is_one(value) and name.endswith(("size", "degree", "experts"))):
+            said = "" if value is True else f" {shown(value)}" if not isinstance(value, str) else f" {value}"
+            text = f"{self.name(name)}{said} is not carried over: {self.framework.rules[name].says}"
+            self.wrong(name, text, way_out=way_out or "take it out of the file")
+
+    def _leave_or_agree(self, name: str, why: str) -> None:
+        """Record a setting that no key needs; drop one that says what the plan does anyway."""
+        trains, value = why in self.framework.trains, self.settings[name].value
+        if trains and (is_off(value) or value in self.framework.agrees.get(name, ())):
+            self.taken.add(name)
+        else:
+            self.leave(name, why, trains=trains)
 
     def _table_above(self, name: str) -> str | None:
         """Return why the table around a setting is not carried over; None if the table is read."""
@@ -307,9 +347,28 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
+_OFF = ("", "0", "0.0", "false", "none", "null", "fp32", "float32")
+"""Words that switch something off, or ask for the type that state has anyway."""
+
+
+def is_off(value: Any) -> bool:
+    """Tell whether a setting that switches something on leaves it off with this value."""
+    return value.lower() in _OFF if isinstance(value, str) else value in (None, 0, [], {})
+
+
+def is_one(value: Any) -> bool:
+    """Tell whether a value is the number 1, as a number or in a script."""
+    return value == "1" or (value == 1 and value is not True)
+
+
 def near(name: str, known: Iterable[str]) -> bool:
     """Tell whether a name is a known one or a close misspelling (stricter than `nearest`)."""
     return bool(difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.8))
+
+
+def product(a: float, b: float) -> float:
+    """Multiply numbers as people do who read them: 0.1 * 3e-4 is 3e-05, where floats give 2.9999999999999997e-05."""
+    return float(Decimal(repr(a)) * Decimal(repr(b)))
 
 
 def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:
@@ -338,15 +397,32 @@ def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *other
     if ranks is None:
         reader.wrong("", f"{reader.framework.file} does not say on how many ranks it runs", way_out="give --clusters N")
         return None
-    each = 1
-    for _, count in others:
-        each *= count
+    each = math.prod(count for _, count in others)
     if ranks % each:
         text = " * ".join(f"{name} {count}" for name, count in others)
-        way_out = "give another --clusters" if world is None else "change one of them in the file"
+        way_out = _other_ranks(reader, ranks, [count for _, count in others]) if clusters is None else None
+        way_out = f"give --clusters {each * max(1, ranks // each)}" if world is None else way_out
+        way_out = way_out or "change one of them in the file"
         reader.wrong(world_name, f"{ranks} ranks are not a multiple of {text}", way_out=way_out)
         return None
     return ranks // each
+
+
+def _other_ranks(reader: SettingsReader, ranks: int, counts: list[int]) -> str | None:
+    """Return the advice to give a variable another value, if the command line gives one that counts ranks."""
+    rules, given = reader.framework.rules, reader.asked.given
+    for name, value in given.items():
+        if not any(
+            str(setting.value) == value and {"pp", "tp", "dp"} & {*rules[key].keys.split(", ")}
+            for key, setting in reader.settings.items()
+            if key in rules
+        ):
+            continue
+        # The largest smaller count that shares out the ranks, where the variable is one of the counts.
+        others = math.prod(counts) // int(value) if value.isdecimal() and int(value) in counts else 0
+        fits = [less for less in range(1, int(value)) if ranks % (others * less) == 0] if others else []
+        return f"give another value: --set {name}={max(fits, default='VALUE')}"
+    return None
 
 
 def put_batch(

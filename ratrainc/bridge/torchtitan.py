@@ -14,6 +14,7 @@ from ratrain.ratrainc.bridge.settings import (
     Setting,
     SettingsReader,
     flat,
+    product,
     put_batch,
     put_clip,
     put_ranks,
@@ -22,10 +23,12 @@ from ratrain.ratrainc.bridge.settings import (
 from ratrain.ratrainc.bridge.torchtitan_rules import (
     BEFORE_AMP,
     CONTEXT,
+    CONVERTERS,
     COUNT,
     DECAY,
     EACH,
     END,
+    FLOAT8_SECTIONS,
     IDLE,
     KIND,
     LAYERS_EACH,
@@ -54,6 +57,7 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     TABLE,
     TABLES,
     TP,
+    TRAINS,
     TYPES,
     VIEW,
     WARM_UP,
@@ -104,6 +108,15 @@ def _read(reader: SettingsReader) -> None:
         reader.carry("seed", reader.integer(name), name)
     _optimizer(reader)
     _recompute(reader)
+    _not_converted(reader)
+
+
+def _not_converted(reader: SettingsReader) -> None:
+    """Drop settings of float8 where no layer is converted to it: they change nothing, there or here."""
+    sections = [name for name in reader.settings if name.startswith(FLOAT8_SECTIONS)]
+    converted = reader.settings.get(CONVERTERS, Setting([], reader.top)).value
+    if not converted and not any(reader.settings[name].value is True for name in sections):
+        reader.taken.update(sections)
 
 
 def _clip(reader: SettingsReader) -> None:
@@ -167,7 +180,8 @@ def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int
     rest = reader.integer(REPLICATE) == -1 and shard == 1 and reader.has(KIND)  # of ddp, as of fsdp: all ranks
     replicas = 1 if rest else reader.size(REPLICATE) or 1
     if context > 1:
-        reader.leave(CONTEXT, f"sequences are not shared out over ranks: of {context} ranks the plan has one")
+        text = f"sequences are not shared out over ranks: of {context} ranks the plan has one"
+        reader.leave(CONTEXT, text, trains=True)
     if shard is not None and shard < 1 and shard != -1:
         reader.wrong(SHARD, f"{SHARD} is {shard}: at least 1, or -1, is expected")
     said = None if shard is None or shard < 1 or rest else shard
@@ -394,7 +408,7 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
     if kind == "cosine" and whole:
         reader.put("total_steps", steps, said)
         if factor:
-            reader.put("min_lr", factor * reader.values.get("lr", 0.0), LEAST)
+            reader.put("min_lr", product(factor, reader.values.get("lr", 0.0)), LEAST)
         return
     reader.leave(said, "'run --steps' sets the length of a run")
     reader.defaults.pop(STEPS, None)
@@ -402,7 +416,7 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
     reader.differ(DECAY, text)
     for name in (RATIO, LEAST):
         reader.defaults.pop(name, None)
-        reader.leave(name, text)
+        reader.leave(name, text, trains=True)
 
 
 def _recompute(reader: SettingsReader) -> None:
@@ -410,12 +424,22 @@ def _recompute(reader: SettingsReader) -> None:
     if mode == "full":
         reader.passes.append("recompute{policy=full}")
     elif mode in ("selective", "memory_budget"):
-        reader.differ("activation_checkpoint.mode", "'recompute{policy=auto}' chooses what to recompute")
+        text = "'recompute{policy=auto}' chooses what to recompute"
+        reader.differ("activation_checkpoint.mode", text, trains=False)
     elif mode != "none":
         text = f"activation_checkpoint.mode is '{mode}': full, selective, memory_budget or none is expected"
         reader.wrong("activation_checkpoint.mode", text, code="RT063")
 
 
 TORCHTITAN = Framework(
-    "torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read, TABLES, STRICT, _stops, idle=IDLE
+    "torchtitan",
+    "a job's TOML of torchtitan",
+    _settings,
+    RULES,
+    _read,
+    TABLES,
+    STRICT,
+    _stops,
+    idle=IDLE,
+    trains=TRAINS,
 )

@@ -38,7 +38,8 @@ OLD_SCHEDULES = {"interleaved_1f1b": "Interleaved1F1B"}
 """Names of schedules before October 2024, and the later ones."""
 OTHER_SCHEDULES = ("FlexibleInterleaved1F1B", "flexible_interleaved_1f1b", "InterleavedZeroBubble")
 """Schedules of torch.distributed.pipelining that no plan can have."""
-TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+TYPES = {"float32": "f32", "bfloat16": "bf16"}
+"""Types of mixed_precision_param and of mixed_precision_reduce; some versions take float32 alone for the latter."""
 
 RENAMED = {
     "training.batch_size": LOCAL,
@@ -71,7 +72,9 @@ def _all(why: str, section: str, names: str) -> dict[str, Rule]:
 _KERNELS = "kernels are chosen by 'run --kernels'"
 _COMMUNICATION = "the passes decide which communication overlaps with compute: nothing to switch on"
 _FLOAT8 = "float8 is no type of a plan"
+_CONVERTED = "float8 and other types that layers are converted to are no types of a plan"
 _EXPERTS = "experts, which the models here do not have"
+_EXPERT_RANKS = "models here have no experts, so another model would be trained"
 _PROCESS = "how this process is run changes no plan"
 _RECOMPUTE = "'recompute{policy=auto}' chooses what to recompute"
 _MODEL = "of the model: its config.json says it (--model)"
@@ -190,7 +193,7 @@ RULES: dict[str, Rule] = {
         "model",
         "name flavor hf_assets_path tokenizer_path norm_type attn_mask_type use_flex_attn",
     ),
-    **_all("float8 and other types that layers are converted to are no types of a plan", "model", "converters"),
+    **_all(_CONVERTED, "model", "converters"),
     **_all(_PROCESS, "model", "print_after_conversion"),
     **_all("of the data: 'run' is given it", "training", "dataset dataset_path dataloader"),
     **_all(_PROCESS, "training", "gc_freq gc_debug deterministic"),
@@ -235,9 +238,9 @@ RULES: dict[str, Rule] = {
     **_all(
         _EXPERTS,
         "parallelism",
-        "expert_parallel_degree expert_tensor_parallel_degree expert_parallel_comm_backend "
-        "pipeline_parallel_expert_parallel_overlap",
+        "expert_tensor_parallel_degree expert_parallel_comm_backend pipeline_parallel_expert_parallel_overlap",
     ),
+    "parallelism.expert_parallel_degree": Rule("", _EXPERT_RANKS, refused=True),
     **_all(_KERNELS, "optimizer", "implementation fused"),
     **_all("updates have the places that the compiler gives them", "optimizer", "early_step_in_backward"),
     **_all(_KERNELS, "compile", "enable components backend"),
@@ -257,6 +260,10 @@ TABLES: dict[str, str] = {
     **dict.fromkeys(("memory_estimation", "estimate"), "'alloc' and 'explain' say the memory of a module"),
 }
 """Sections that are not carried over, with the reason."""
+TRAINS = frozenset([_FLOAT8, _CONVERTED])
+"""Reasons of settings without which something else is trained."""
+FLOAT8_SECTIONS = ("float8.", "mx.", "quantize.")
+CONVERTERS = "model.converters"
 
 STRICT = (
     "training",

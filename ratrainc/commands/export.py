@@ -52,8 +52,9 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
 
     In a table, stage s runs on rank s. The schedule is checked as a module, and the table by the rules of 'ratrainc
     lint'. That runtime takes a rank's actions one by one, so a lowered schedule that needs concurrent engines is
-    refused. Listed on stderr are the keys of the plan and the fields of the model that another framework's settings
-    cannot express, and the settings to add, which neither plan nor model says.
+    refused. Settings say whether layers are computed again in the backward. Listed on stderr are the keys of the plan,
+    the fields of the model and the recomputation that another framework's settings cannot express, and the settings to
+    add, which neither plan nor model says.
     """
     _check_ending(table_format, output)
     if table_format != "torch-csv":
@@ -71,6 +72,8 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
         echo(f"wrote {output}", err=True)
     for each in exported.missing:
         echo(f"not expressed: {each}", err=True)
+    if exported.assumed:
+        echo(f"assumed: {exported.assumed}", err=True)
     if exported.to_add:
         echo(f"to add: {exported.to_add}", err=True)
 

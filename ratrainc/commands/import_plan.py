@@ -144,8 +144,9 @@ def command(
 ) -> None:
     """Convert settings of Megatron-LM, DeepSpeed or torchtitan to a plan.
 
-    The plan's head lists each setting that is not carried over, with the reason, and each default that comes from the
-    framework; with -o or --json the former are listed on stderr too. Contradictions are refused, as is an unknown name
+    The plan's head lists each setting that is not carried over, with the reason, first those without which something
+    else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr
+    too, the others by name. Contradictions are refused, as is an unknown name
     that may decide what is trained. Scripts are read, not run.
     """
     from attrs import asdict
@@ -164,9 +165,9 @@ def command(
         print_json(imported_json(made, output))
     elif output is None:
         echo_document(made.text())
-    named = () if output is None and not as_json else made.left  # else the head that was printed names it
-    for left in named:
-        echo(f"not carried over: {left.key} = {shown(left.value)}: {left.why}", err=True)
+    if output is not None or as_json:  # else the head that was printed names it
+        for line in made.told():
+            echo(line, err=True)
     for name, value in made.unset.items():
         if value:
             echo(f"not set: {name}, so the script has {shown(value)} (--set {name}=...)", err=True)

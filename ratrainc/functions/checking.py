@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.verifier import check as check_module
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.bridge.exporting import Exported, export_plan
+from ratrain.ratrainc.bridge.recomputing import recomputing
 from ratrain.ratrainc.compiling.building import load
 from ratrain.ratrainc.compiling.opening import load_schedule
 from ratrain.ratrainc.compiling.proving import sound_program
@@ -68,16 +69,18 @@ def schedule(
 def export(module: Module | str, format: ExportFormat = "torch-csv", *, lowered: bool = False) -> Exported:  # noqa: A002 - as the option is named
     """Export a schedule as the table of another runtime, or its plan as settings of Megatron-LM or torchtitan.
 
-    A table has computations alone, or all actions if `lowered`. Megatron-LM's settings have the model too. Keys of the
-    plan, and fields of the model, that the settings cannot express are in `missing`; settings that neither says, in
-    `to_add`. Raises `DiagnosticError` if the schedule is not sound, or a table cannot express it.
+    A table has computations alone, or all actions if `lowered`. Settings say whether layers are computed again;
+    Megatron-LM's have the model too. Keys of the plan, fields of the model and recomputation that the settings cannot
+    express are in `missing`; settings that nothing here says, in `to_add`.
+
+    Raises `DiagnosticError` if the schedule is not sound, or a table cannot express it.
     """
     known = _module(module)
     check_module(known)
     if format != "torch-csv":
         if lowered:
             misuse(f"lowered is for a table: the format {format} writes settings")
-        return export_plan(format, known.plan, known.model)
+        return export_plan(format, known.plan, known.model, recomputing(known))
     actions = actions_of_module(known)
     table = with_gathered_parameters(actions) if lowered else compute_only(actions)
     check_schedule(table)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from ratrain.ratrainc.bridge.shell.path_state import CommandOutcome, PathState
-from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_text import NOT_RUN, Script, Text, Unknown, joined, literal, nothing_known
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -195,7 +195,7 @@ class Printing:
         return self._status(state, CommandOutcome(value=True))
 
     def _unknown(self, what: str, name: str) -> Text:
-        return nothing_known(f"$({what})", Unknown(name, f"it is what {what} gives", self.place))
+        return nothing_known(f"$({what})", Unknown(name, f"$({what}) is a command, and {NOT_RUN}", self.place))
 
     def _command_status(self, words: list[Text], name: str) -> CommandOutcome:
         shown = " ".join([name, *(each.shown for each in words)])

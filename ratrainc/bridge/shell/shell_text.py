@@ -21,6 +21,9 @@ class Script:
     path: str = ""
 
 
+NOT_RUN = "scripts are read, not run"
+
+
 @frozen
 class Unknown:
     """A part of a text that the script does not determine."""

@@ -19,7 +19,7 @@ from ratrain.ratrainc.bridge.shell.commands import Commands
 from ratrain.ratrainc.bridge.shell.conditions import Conditions
 from ratrain.ratrainc.bridge.shell.path_state import CommandOutcome, PathState, Value, merged, split
 from ratrain.ratrainc.bridge.shell.shell_syntax import parse, source_of
-from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_text import NOT_RUN, Script, Text, Unknown, joined, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.words import Expander
 
 if TYPE_CHECKING:
@@ -301,7 +301,8 @@ class Runner:
         inner.output = []
         shown = source_of(node, script).strip()
         place = script.place(node.start_byte, node.end_byte)
-        unknown = nothing_known(shown, Unknown("", f"it is what {' '.join(shown.split())[:60]} prints", place))
+        why = f"{' '.join(shown.split())[:60]} is a command, and {NOT_RUN}"
+        unknown = nothing_known(shown, Unknown("", why, place))
         after = self.run(node.children, script, [inner])
         if len(after) != 1 or after[0].output is None or any(each.unknown for each in after[0].output):
             # Name a variable that the output depends on, so that advice can propose to set it. The output need not be

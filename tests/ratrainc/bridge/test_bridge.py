@@ -13,6 +13,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import parse_plan
@@ -21,10 +22,12 @@ from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported
 from ratrain.ratrainc.bridge.launchers import LAUNCHER
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS
+from ratrain.ratrainc.bridge.recomputing import Recomputing
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = {"megatron": "pretrain.sh", "deepspeed": "ds_config.json", "torchtitan": "job.toml"}
 ASKED = {"megatron": Asked(), "deepspeed": Asked(seq_len=2048, pp=1), "torchtitan": Asked()}
 REASONS = {name: rule.says for name, rule in FRAMEWORKS["megatron"].rules.items()}
@@ -63,9 +66,17 @@ def test_every_setting_is_carried_or_named(framework: str) -> None:
     known = FRAMEWORKS[framework]
     made = read(framework, sample(framework))
     left = {each.key for each in made.left}
-    for name in known.settings_of("x", sample(framework), Asked()):
-        assert name in left or name.removeprefix("$") in made.unset or known.rules[name].keys, name
+    found = known.settings_of("x", sample(framework), Asked())
+    for name in found:
+        carried = (
+            name in left or name.removeprefix("$") in made.unset or (name in known.rules and known.rules[name].keys)
+        )
+        assert carried or (found[name].value is False and name in AGREE), name
     assert all(each.why for each in made.left)
+
+
+AGREE = {"float8.enable_fsdp_float8_all_gather"}
+"""Settings of the samples that say what a plan does anyway."""
 
 
 def with_unknown(framework: str, name: str) -> tuple[str, str]:
@@ -102,7 +113,7 @@ def test_every_rule_that_carries_nothing_over_names_its_setting(framework: str) 
             *tables, last = name.split(".")
             for table in tables:
                 within = within.setdefault(table, {})
-            within[last] = False if "refused" in rule.says else 7
+            within[last] = "auto" if "refused" in rule.says else 7
             text = json.dumps(data)
         else:
             section, key = name.split(".")
@@ -225,15 +236,69 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
 @given(st.data(), st.sampled_from(["megatron", "torchtitan"]))
 def test_what_is_exported_reads_back_as_an_equal_plan(data: st.DataObject, framework: str) -> None:
     plan = data.draw(plans(framework))
-    exported = export_plan(framework, plan, MODEL)
+    again = Recomputing(data.draw(st.sampled_from(["none", "full"])))
+    exported = export_plan(framework, plan, MODEL, again)
     assert not exported.missing
     back = read(framework, exported.text, Asked())
     assert back.plan == plan
-    # of recomputation no plan says anything, and the model is in its own file
-    assert {each.why for each in back.left if each.key != "activation_checkpoint.mode"} <= {
-        REASONS["hidden-size"],
-        DROPOUT,
-    }
+    assert back.passes == (("recompute{policy=full}",) if again.kind == "full" else ())
+    # the model is in its own file
+    assert {each.why for each in back.left} <= {REASONS["hidden-size"], DROPOUT}
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+@pytest.mark.parametrize(
+    ("passes", "kind"),
+    [
+        ("", "assumed"),
+        ("recompute{policy=full}", "full"),
+        ("recompute{policy=full placement=forward-side}", "full"),
+        ("recompute{policy=mlp}", "other"),
+        ("recompute{policy=none}", "none"),
+        ("recompute{policy=auto budget=1GiB}", "none"),  # all is kept, as all fits
+        ("joint-order{policy=full}", "full"),
+        ("joint-order{policy=attention}", "other"),
+        ("joint-order{policy=none}", "none"),
+    ],
+)
+def test_what_a_schedule_computes_again_is_said_or_named(framework: str, passes: str, kind: str) -> None:
+    module = api.lowered(str(EXAMPLES / "tiny.json"), str(EXAMPLES / "tiny.toml"))
+    if passes:
+        api.run_passes(module, f"place-1f1b,{passes}")
+    exported = api.export(module, framework)
+    back = read(framework, exported.text, Asked())
+    assert back.passes == (("recompute{policy=full}",) if kind == "full" else ())
+    assert "activation_checkpoint.mode" not in {*back.defaults, *(each.key for each in back.left)}
+    assert ("recompute" in {each.key for each in exported.missing}) is (kind == "other")
+    assert ("# Assumed: nothing is computed again" in exported.text) is bool(exported.assumed) is (kind == "assumed")
+
+
+@pytest.mark.parametrize("view", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("reduced", ["f16", "bf16", "f32"])
+def test_torchtitan_is_given_types_that_it_has(view: str, reduced: str) -> None:
+    plan = Plan(pp=1, dp=2, cuts=(), micro_batch_size=1, micro_batches=4, seq_len=128, zero=3, view_dtype=view)
+    exported = export_plan("torchtitan", evolve(plan, grad_dtype="f32", grad_shard_dtype=reduced), MODEL)
+    found = FRAMEWORKS["torchtitan"].settings_of("x", exported.text, Asked())
+    types = {name.rpartition("_")[2]: each.value for name, each in found.items() if "mixed_precision" in name}
+    assert types.keys() == {"param", "reduce"}
+    assert {*types.values()} <= {"bfloat16", "float32"}
+    missing = {each.key for each in exported.missing}
+    assert ("view_dtype" in missing, "grad_shard_dtype" in missing) == (view == "f16", reduced == "f16")
+    for name in ("param", "reduce"):
+        text = re.sub(rf'{name} = "\w+"', f'{name} = "float16"', exported.text)
+        with pytest.raises(DiagnosticError, match="one of float32, bfloat16 is expected"):
+            read("torchtitan", text, Asked())
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("total", [None, 900])
+def test_the_length_of_a_run_is_left_to_be_said(framework: str, total: int | None) -> None:
+    plan = Plan(pp=1, dp=2, cuts=(), micro_batch_size=1, micro_batches=4, seq_len=128)
+    exported = export_plan(framework, evolve(plan, optimizer=Optimizer(total_steps=total)), MODEL)
+    name = {"megatron": "train-iters", "torchtitan": "training.steps"}[framework]
+    assert name not in FRAMEWORKS[framework].settings_of("x", exported.text, Asked())
+    assert name.rpartition(".")[2] in exported.to_add
+    assert read(framework, exported.text, Asked()).plan.optimizer.total_steps == total
 
 
 OUTSIDE = {
@@ -277,7 +342,8 @@ def test_the_command_prints_a_plan_and_names_the_rest(tmp_path: Path, capsys: py
     assert data["passes"] == ["recompute{policy=full}"]
     assert data["defaults"]["seed"] == 1234
     assert {each["key"] for each in data["not_carried"]} >= {"moe-aux-loss-coeff", "save"}
-    assert "not carried over: moe-aux-loss-coeff" in shown.err
+    (others,) = [line for line in shown.err.replace("\n  ", " ").splitlines() if "without effect" in line]
+    assert {"moe-aux-loss-coeff", "save"} <= {*others.rpartition(": ")[2].split(", ")}
     assert main(given_words) == 0
     assert capsys.readouterr().out == Path(output).read_text()
 

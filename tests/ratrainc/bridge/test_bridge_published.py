@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
+from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_words
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import FORBIDDEN, OPTIONS
@@ -169,6 +170,47 @@ def test_what_is_auto_is_asked_for_and_the_advice_leads_to_a_plan() -> None:
     assert "\nclip = " not in made.text()
 
 
+OF_CALLER: dict[str, tuple[dict[str, Any], set[str]]] = {
+    **{key: ({"optimizer": adam(**{key: "auto"})}, {key}) for key in ("lr", "betas", "eps", "weight_decay")},
+    "highest": (
+        {"optimizer": adam(lr="auto"), "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}},
+        {"lr"},
+    ),
+    "length": (
+        {"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}}, "optimizer": adam()},
+        {"total_steps"},
+    ),
+    "warm-up": (
+        {
+            "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto", "total_num_steps": 9}},
+            "optimizer": adam(),
+        },
+        {"warmup_steps"},
+    ),
+    "least": (
+        {"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9999}}, "optimizer": adam(lr="auto")},
+        {"lr", "min_lr"},
+    ),
+    "clipping": ({"gradient_clipping": "auto"}, {"clip"}),
+    "optimizer": ({}, {"lr", "weight_decay", "betas", "eps"}),
+}
+
+
+@pytest.mark.parametrize("case", OF_CALLER)
+def test_what_the_plan_has_in_the_place_of_what_the_caller_says_is_printed(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings_, keys = OF_CALLER[case]
+    path, output = tmp_path / "ds.json", tmp_path / "p.toml"
+    path.write_text(ds(**settings_))
+    words = ["import-plan", "--from", "deepspeed", str(path), "--clusters", "8", "--seq-len", "128"]
+    assert main([*words, "-o", str(output)]) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    own = plan_words(parse_plan(output.read_text(), file="p.toml", model=None))
+    for key in keys:
+        assert (f"{key} = {own[key]}" if key in own else f"no {key}") in printed, key
+
+
 @pytest.mark.parametrize(
     ("known", "asked", "sizes"),
     [
@@ -264,7 +306,7 @@ def test_another_optimizer_is_refused(kind: str) -> None:
     error = refused("deepspeed", ds(optimizer={"type": kind, "params": {"lr": 1e-3, "momentum": 0.9}}))
     message = error.diagnostics[0].message
     assert kind in message
-    assert "its lr, momentum would not suit AdamW, and are not carried over" in message or kind == "auto"
+    assert "takes over none of its values (lr, momentum)" in message or kind == "auto"
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW"])
@@ -294,7 +336,9 @@ def test_what_changes_training_beyond_a_plan_is_refused_where_it_is_on(name: str
         if on:
             assert any(f"{name} is on" in each.message for each in refused("deepspeed", json.dumps(data)).diagnostics)
         else:
-            assert name in {each.key for each in read("deepspeed", json.dumps(data)).left}
+            made = read("deepspeed", json.dumps(data))
+            assert name not in {each.key for each in made.left}
+            assert made.plan == read("deepspeed", ds(optimizer=adam())).plan
 
 
 @pytest.mark.parametrize(

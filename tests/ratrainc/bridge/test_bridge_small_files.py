@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ratrain import api
+from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.exporting import export_plan
 
 LAUNCH = (
     "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4"
@@ -156,3 +158,85 @@ def test_clusters_are_advised_where_some_make_the_sizes_fit(times: int, way_out:
         assert "--clusters" not in problem.help
     else:
         assert plan_of(text, tmp_path, "deepspeed", clusters=8, seq_len=64).plan.dp == 8
+
+
+@pytest.mark.parametrize(
+    ("rate", "factor", "least"), [("3e-4", "0.1", "3e-05"), ("6e-5", "0.1", "6e-06"), ("0.7", "0.1", "0.07")]
+)
+def test_the_product_of_two_numbers_is_written_as_people_write_it(
+    rate: str, factor: str, least: str, tmp_path: Path
+) -> None:
+    titan = f"[training]\nsteps = 900\n[optimizer]\nlr = {rate}\n[lr_scheduler]\ndecay_type = 'cosine'\nmin_lr_factor = {factor}\n"
+    cosine = f'{{"total_num_steps": 9000, "cos_min_ratio": {factor}}}'
+    deepspeed = (
+        f'{{"train_batch_size": 8, "optimizer": {{"type": "AdamW", "params": {{"lr": {rate}}}}},'
+        f' "scheduler": {{"type": "WarmupCosineLR", "params": {cosine}}}}}'
+    )
+    for framework, text in (("torchtitan", titan), ("deepspeed", deepspeed)):
+        made = plan_of(text, tmp_path, framework, clusters=2, seq_len=64)
+        assert f"\nmin_lr = {least}\n" in made.text()
+    exported = export_plan("torchtitan", made.plan, load_model("llama-2-7b"))
+    assert f"\nmin_lr_factor = {factor}\n" in exported.text
+
+
+def test_keys_that_say_nothing_are_not_written(tmp_path: Path) -> None:
+    constant = plan_of(launch("--lr-decay-style constant --clip-grad 0"), tmp_path).text()
+    assert not {"min_lr", "max_norm"} & {line.partition(" = ")[0] for line in constant.splitlines()}
+    cosine = plan_of(launch("--lr-decay-style cosine --train-iters 9"), tmp_path).text()
+    assert {"min_lr", "max_norm"} <= {line.partition(" = ")[0] for line in cosine.splitlines()}
+
+
+SAMPLES = {
+    "megatron": launch(""),
+    "deepspeed": '{\n  "train_batch_size": 8,\n  "bf16": {"enabled": true}\n}',
+    "torchtitan": TORCHTITAN.format(norm="1.0"),
+}
+
+
+@pytest.mark.parametrize("said", SAMPLES)
+@pytest.mark.parametrize("meant", SAMPLES)
+@pytest.mark.parametrize("ending", [".sh", ".json", ".toml", ""])
+def test_settings_of_another_framework_are_known_by_their_look(
+    said: str, meant: str, ending: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"job{ending}"
+    path.write_text(SAMPLES[meant])
+    if said == meant:
+        if said != "megatron" or ending in ("", ".sh"):
+            assert api.import_plan(meant, path, clusters=8, seq_len=64).plan.dp == 8
+        return
+    with pytest.raises(DiagnosticError, match="this looks like") as caught:
+        api.import_plan(said, path, clusters=8, seq_len=64)
+    (problem,) = caught.value.diagnostics
+    assert problem.help == f"--from {meant}"
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("tp", [3, 5, 16])
+def test_advice_about_ranks_says_where_the_number_is_from(tp: int, pp: int, tmp_path: Path) -> None:
+    text = launch(f'--tensor-model-parallel-size "${{TP:-1}}" --pipeline-model-parallel-size {pp}')
+    with pytest.raises(DiagnosticError, match="8 ranks are not a multiple") as caught:
+        plan_of(text, tmp_path, given={"TP": str(tp)})
+    (problem,) = caught.value.diagnostics
+    advice = problem.help or ""
+    assert "file" not in advice
+    name, _, value = advice.partition("--set ")[2].partition("=")
+    assert plan_of(text, tmp_path, given={name: value}).plan.tp > 1
+    in_file = launch(f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp}", "echo $N\n")
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(in_file, tmp_path, given={"N": "7"})
+    assert "in the file" in str([each.help for each in caught.value.diagnostics])
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(in_file.replace("--nproc_per_node 8 ", "--nproc_per_node $M "), tmp_path, clusters=7, given={"N": "7"})
+    (problem,) = caught.value.diagnostics
+    ranks = int((problem.help or "").partition("--clusters ")[2])
+    again = in_file.replace("--nproc_per_node 8 ", "--nproc_per_node $M ")
+    assert plan_of(again, tmp_path, clusters=ranks, given={"N": "7"}).plan.tp == tp
+
+
+def test_what_a_command_prints_is_said_once_not_to_be_known(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(launch("--seed $(od -An /dev/urandom)"), tmp_path)
+    (problem,) = caught.value.diagnostics
+    wanted = "--seed is not known: $(od -An /dev/urandom) is a command, and scripts are read, not run"
+    assert problem.message == wanted

@@ -223,7 +223,7 @@ def test_what_deepspeed_does_not_read_is_not_said_to_be_beside_the_point() -> No
 
 def fate(name: str) -> str:
     """Return "refused" for an argument that sets no key, or the reason for which it is left out."""
-    value = CHOICES[name][0] if name in CHOICES else "7"
+    value = CHOICES[name][-1] if name in CHOICES else "7"
     more = " --use-distributed-optimizer" * (name == "overlap-param-gather")  # Megatron-LM stops without
     said = "" if name in BARE else f" {value}" * COUNTS.get(name, 1)
     try:
@@ -274,11 +274,12 @@ def test_arguments_of_today_set_keys() -> None:
 
 
 @pytest.mark.parametrize("said", [{}, {"hidden-dropout": "0.2"}, {"hidden-dropout": "0.0"}])
-def test_dropout_is_named_also_where_it_is_the_default(said: dict[str, Any]) -> None:
+def test_dropout_is_named_also_where_it_is_the_default_and_not_where_there_is_none(said: dict[str, Any]) -> None:
     made = read("megatron", file_of("megatron", said))
     assert made is not None
     named = {each.key: str(each.value) for each in made.left}
-    assert named["hidden-dropout"] == str(said.get("hidden-dropout", 0.1))
+    value = str(said.get("hidden-dropout", 0.1))
+    assert named.get("hidden-dropout") == (None if value == "0.0" else value)
     assert named["attention-dropout"] == "0.1"
 
 
@@ -301,3 +302,127 @@ def test_float8_is_named(framework: str, name: str) -> None:
     made = read(framework, text)
     assert made is not None
     assert next(each.why for each in made.left if each.key == key).startswith("float8 is no type of a plan")
+
+
+TRAINS: dict[str, dict[str, Any]] = {
+    "megatron": {
+        "hidden-dropout": "0.1",
+        "fp8-format": "hybrid",
+        "lr-decay-style": "linear",
+        "context-parallel-size": "2",
+        "optimizer": "lion",
+        "rampup-batch-size": "1' '1' '9",
+        "lr-warmup-init": "1e-6",
+        "weight-decay-incr-style": "cosine",
+        "multi-latent-attention": True,
+        "main-grads-dtype": "bf16",
+    },
+    "deepspeed": {"sequence_parallel_size": 2, "gradient_clipping": "auto", "fp8.enabled": True, "my.key": 7},
+    "torchtitan": {
+        "lr_scheduler.decay_type": '"sqrt"',
+        "model.converters": '["float8"]',
+        "parallelism.context_parallel_degree": "2",
+        "mine.key": "7",
+    },
+}
+HARMLESS: dict[str, dict[str, Any]] = {
+    "megatron": {"save": "x", "log-interval": "5", "hidden-size": "64", "overlap-grad-reduce": True},
+    "deepspeed": {"steps_per_print": 5, "zero_optimization.overlap_comm": True, "wandb.enabled": True},
+    "torchtitan": {"checkpoint.interval": "5", "training.compile": "true", "activation_checkpoint.mode": '"selective"'},
+}
+AGREE: dict[str, dict[str, Any]] = {
+    "megatron": {
+        "attention-dropout": "0.0",
+        "hidden-dropout": "0",
+        "num-experts": "1",
+        "expert-model-parallel-size": "1",
+        "weight-decay-incr-style": "constant",
+        "lr-warmup-init": "0.0",
+    },
+    "deepspeed": {
+        "fp8.enabled": False,
+        "amp.enabled": False,
+        "elasticity.enabled": False,
+        "elasticity.max_train_batch_size": 2000,
+        "expert_parallel.enabled": False,
+        "compression_training.weight_quantization": {},
+    },
+    "torchtitan": {
+        "float8.enable_float8_linear": "false",
+        "quantize.linear.float8.filter_fqns": '["output"]',
+        "model.converters": "[]",
+        "parallelism.expert_parallel_degree": "1",
+    },
+}
+
+
+@pytest.mark.parametrize("framework", WORDS)
+def test_what_trains_something_else_is_told_first_and_what_agrees_not_at_all(framework: str) -> None:
+    off = {"attention-dropout": "0", "hidden-dropout": "0"} if framework == "megatron" else {}
+    made = read(framework, file_of(framework, HARMLESS[framework] | TRAINS[framework]))
+    assert made is not None
+    assert {each.key for each in made.left if each.trains} >= TRAINS[framework].keys()
+    assert {each.key for each in made.left if not each.trains} >= HARMLESS[framework].keys()
+    assert [each.trains for each in made.left] == sorted((each.trains for each in made.left), reverse=True)
+    *first, others = made.told()
+    assert len(first) == sum(each.trains for each in made.left)
+    assert [name for name in TRAINS[framework] if not any(f" {name} = " in line for line in first)] == []
+    assert {*others.rpartition(": ")[2].split(", ")} >= HARMLESS[framework].keys()
+    without = read(framework, file_of(framework, off | HARMLESS[framework] | AGREE[framework]))
+    plain = read(framework, file_of(framework, off))
+    assert without is not None
+    assert plain is not None
+    assert without.plan == plain.plan
+    assert {each.key for each in without.left} == {each.key for each in plain.left} | HARMLESS[framework].keys()
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "value"),
+    [
+        ("megatron", "num-experts", "8"),
+        ("megatron", "expert-model-parallel-size", "2"),
+        ("megatron", "num-experts", "$N"),
+        ("deepspeed", "expert_parallel.enabled", True),
+        ("torchtitan", "parallelism.expert_parallel_degree", "2"),
+    ],
+)
+def test_experts_become_no_dense_plan(framework: str, name: str, value: Any) -> None:
+    text = file_of(framework, {name: value}).replace("'", "")
+    with pytest.raises(DiagnosticError) as caught:
+        imported(FRAMEWORKS[framework], "x", text, ASKED[framework])
+    (problem,) = caught.value.diagnostics
+    assert name in problem.message
+    assert "another model would be trained" in problem.message or value == "$N"
+    assert problem.help
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "value", "taken"),
+    [
+        ("torchtitan", "optimizer.lr", "3e-4", False),
+        ("torchtitan", "training.seq_len", "64", False),
+        ("torchtitan", "training.max_norm", "1.0", False),
+        ("torchtitan", "parallelism.data_parallel_shard_degree", "8", False),
+        ("deepspeed", "optimizer.params.lr", "3e-4", False),
+        ("deepspeed", "gradient_clipping", "1.0", False),
+        ("deepspeed", "gradient_accumulation_steps", "2", False),
+        ("deepspeed", "zero_optimization.stage", "2", True),
+        ("deepspeed", "bf16.enabled", "true", True),
+        ("deepspeed", "fp16.loss_scale", "8", True),
+    ],
+)
+def test_a_number_in_quotation_marks_is_taken_where_the_framework_takes_it(
+    framework: str, name: str, value: str, taken: bool
+) -> None:
+    beside = {"optimizer.type": "AdamW"} if framework == "deepspeed" else {}
+    beside |= {"fp16.enabled": True} if name == "fp16.loss_scale" else {}
+    plain: Any = value if framework == "torchtitan" else json.loads(value)
+    quoted = f'"{value}"' if framework == "torchtitan" else value
+    assert read(framework, file_of(framework, beside | {name: plain})) is not None
+    text = file_of(framework, beside | {name: quoted})
+    if taken:
+        assert read(framework, text) is not None
+        return
+    with pytest.raises(DiagnosticError, match=f"{name} is the text") as caught:
+        imported(FRAMEWORKS[framework], "x", text, ASKED[framework])
+    assert f"without quotation marks: {value}" in str([each.help for each in caught.value.diagnostics])
