@@ -17,6 +17,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
     clear_leftovers,
     hold_checkpoint_place,
 )
+from ratrain.targets.runtime.checkpoint.checkpoint_room import check_room
 from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     RUN_FOLDER,
     CheckpointSeries,
@@ -97,6 +98,7 @@ def _begun(
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
         said += series.clear_leftovers(processes, lock)
+    processes.first_only(lambda: check_room(program, settings, first_step, is_series=series is not None))
     optimizer = program.plan.optimizer
     if loaded is not None:
         overrides = resumed_overrides(optimizer, settings.optimizer, loaded.run, loaded.directory)
