@@ -16,6 +16,7 @@ from ratrain.targets.runtime.arena.scalars import INITIAL_SCALE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     facts_of,
 )
+from ratrain.targets.runtime.checkpoint.data_options import options_of_data
 from ratrain.targets.runtime.checkpoint.overrides import recorded
 from ratrain.targets.runtime.data.data import in_words
 from ratrain.targets.runtime.settings import TENSOR_KERNELS
@@ -49,6 +50,7 @@ def run_manifest(
         "sums": settings.execution.sums,
         "data": stream.digest,
         "stream": stream.facts(),
+        "eval_every": settings.evaluation.every,
         **blas_facts(),
         **_torch_facts(settings.execution),
     }
@@ -69,8 +71,9 @@ def blas_facts() -> dict[str, Any]:
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
-_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream"})
-"""Entries that `differences` skips: the plan's hash stands for the plan and its optimizer; data has its own warning."""
+_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream", "eval_every"})
+"""Entries that `differences` skips: the plan's hash stands for the plan and its optimizer; data has its own warning,
+which names the steps between evaluations where they are held out of it."""
 
 
 def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
@@ -87,8 +90,10 @@ def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, A
     if facts == now["stream"]:
         notes.append(Note("what is in it has changed"))
     if not start.new_data:
-        way_out = "give the same data, tokenizer and held-out part as then, or use the present ones with --new-data"
-        fail("RT092", text, notes=notes, help=way_out)
+        said = str(options_of_data(facts, now["stream"], saved.get("eval_every"))) if facts else ""
+        same = said or "give the same data, tokenizer and held-out part as then"
+        seen = ", which trains on what was held out" if facts.get("part") and not now["stream"]["part"] else ""
+        fail("RT092", text, notes=notes, help=f"{same}; or use the present data with --new-data{seen}")
     return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
 
 
