@@ -55,7 +55,7 @@ Examples:
   ratrainc run tiny.rtx --data book.txt --steps 500 --log-to tensorboard --log-to wandb:tiny
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
-  ratrainc run 1b.rtx --data chats.jsonl --train-on completion --prompt-key question --completion-key answer
+  ratrainc run 1b.rtx --data pairs.jsonl --train-on completion --prompt-key question --completion-key answer
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
   ratrainc run tiny.rtx --steps 100 --device cuda              all ranks on one device of PyTorch

@@ -100,6 +100,26 @@ class TestJsonl:
         assert "--text-key" in problem.help
 
     @pytest.mark.parametrize(
+        ("key", "keys"),
+        [
+            ("messages", {}),
+            ("messages", {"text_key": "messages"}),
+            ("text", {}),
+            ("conversations", {"train_on": "completion"}),
+            ("prompt", {"train_on": "completion"}),
+        ],
+    )
+    def test_a_chat_is_no_text_whatever_key_is_given(
+        self, program: Any, tmp_path: Path, key: str, keys: dict[str, Any]
+    ) -> None:
+        path = tmp_path / "docs.jsonl"
+        path.write_text(json.dumps({"id": 1, key: [{"role": "user", "content": "a"}]}) + "\n")
+        problem = refusal(program, str(path), **keys)
+        assert f'a list of messages in its field "{key}"' in problem.message
+        assert "--train-on completion" in problem.help
+        assert "-key" not in problem.help
+
+    @pytest.mark.parametrize(
         ("line", "said", "column"),
         [
             (b'{"text": "a",}', "is no JSON", 14),
