@@ -388,6 +388,27 @@ def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
         export_weights(checkpoint, str(place / "exported"))
 
 
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ("missing", "error[RT002]: cannot read the weights 'missing': No such file"),
+        ("model1/model.safetensor", "error[RT002]: cannot read the weights 'model1/model.safetensor'"),
+        ("model1", "error[RT091]: the directory 'model1' holds no weights"),
+        ("book.txt", "error[RT091]: 'book.txt'"),
+    ],
+)
+def test_weights_that_are_none_are_refused_for_that(
+    weights: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not for the tokenizer that is not beside them either, which a vocabulary other than that of bytes asks for."""
+    monkeypatch.chdir(place)
+    write_program(make_program(evolve(MODEL, vocab_size=300)), "a.rtx")
+    assert main(["run", "a.rtx", "--data", "book.txt", "--init", weights]) == 1
+    problem = capsys.readouterr().err
+    assert said in problem
+    assert "--tokenizer" not in problem
+
+
 def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place: Path) -> None:
     book, weights = DataChoice((str(place / "book.txt"),)), str(place / "model1")
     program = wide_program()
