@@ -34,8 +34,9 @@ def say_start(run: TrainingRun) -> None:
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
-    if run.overrides:
-        told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in run.overrides.items())
+    warned_of = {warning.key for warning in run.warnings}
+    if overrides := {name: key for name, key in run.overrides.items() if name not in warned_of}:
+        told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in overrides.items())
         say(f"optimizer: {', '.join(told)}")
     say(run.engine.description)
     kernels = run.engine.kernels
