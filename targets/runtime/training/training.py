@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
 )
 from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     CheckpointSeries,
+    what_is_left,
 )
 from ratrain.targets.runtime.checkpoint.manifest import run_manifest
 from ratrain.targets.runtime.checkpoint.overrides import Overrides
@@ -270,7 +272,7 @@ class TrainingRun:
         own = [rank.position for ranks in self.engine.ranks for rank in ranks if rank.position is not None]
         advice = None
         if self.series is not None:
-            advice = f"nothing that was saved is lost: go on with --resume {self.series.directory}"
+            advice = partial(what_is_left, self.series.directory)
         number, timeout = self.processes.number, self.settings.watch.hang_timeout if self.folder is not None else 0.0
         return Watchdog(Watched(self.program, self.folder, own, number, timeout, tell, advice))
 
