@@ -457,7 +457,7 @@ def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) 
     if ranks.engine == "local":
         refuse_idle("is for processes: it goes with --engine mpi or torch", "ranks_order", "ranks_reduction")
     if settings.saving.every is None:
-        refuse_idle("goes with --save-every: a checkpoint at the end is one", "settings_saving_keep_last")
+        refuse_idle("is for --save-every: without it there is one checkpoint, at the end", "settings_saving_keep_last")
     if settings.evaluation.every is None:
         refuse_idle("cuts --data for --eval-every, which is not given", "settings_evaluation_fraction")
     if settings.evaluation.paths:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 def say_start(run: TrainingRun) -> None:
     """Print the data, the engine and the memory of a run."""
-    origin = f" ({run.stream.found})" if run.stream.found else ""
-    say(f"data: {in_words(run.stream.facts())}{origin}")
+    say(f"data: {in_words(run.stream.facts(), run.stream.found)}")
     sequences, needed = run.engine.batches.sequences, run.program.plan.global_batch
     if sequences < needed:
         say(f"note: it has {sequences} sequences, and a step takes {needed}: a step uses some more than once")

@@ -105,16 +105,17 @@ class TokenStream:
         }
 
 
-def in_words(facts: Mapping[str, Any]) -> str:
-    """Describe data by its `facts`: name, size, kind of token, documents."""
+def in_words(facts: Mapping[str, Any], found: str = "") -> str:
+    """Describe data by its `facts`: name, size, kind of token, documents; `found` tells where the tokenizer was."""
     part = f", {facts['part']}" if facts["part"] else ""
     words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
+    words += f" ({found})" if found else ""
     if isinstance(facts.get("documents"), int):
         end = facts.get("eos")
         ended = "nothing between them" if end is None else f"token {end} at the end of each"
         words += f"; documents: {facts['documents']:,}, {ended}"
     if isinstance(facts.get("completion_key"), str):
-        words += f"; loss on '{facts['completion_key']}' only"
+        words += f"; only tokens of the field '{facts['completion_key']}' are in the loss"
     return words
 
 
