@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from ratrain import api
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrainc.running.supervisor import Supervisor, start_command
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
+from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps, what_is_left
 from ratrain.targets.runtime.watch.positions import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -287,8 +288,7 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.supervise:
         save, command = options.supervise
-        advice = f"nothing that was saved is lost: go on with --resume {save}"
-        return Supervisor(RunFolder(str(Path(save) / "run")), advice).run(json.loads(command), {})
+        return Supervisor(RunFolder(str(Path(save) / "run")), partial(what_is_left, save)).run(json.loads(command), {})
     with tempfile.TemporaryDirectory() as folder:
         module = api.compile(str(ROOT / "examples/tiny.json"), str(ROOT / "examples/tiny.toml"))
         program = api.emit(module)

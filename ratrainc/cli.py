@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.ratrainc.console.failures import show_failure
+from ratrain.ratrainc.console.help_text import HelpContext
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -82,6 +83,8 @@ def _seeing_lost_readers() -> Iterator[None]:
 class _Commands(click.Group):
     """A group that knows the names and summaries of its commands, and imports one when it is called."""
 
+    context_class = HelpContext
+
     def make_context(self, *words: Any, **options: Any) -> click.Context:
         with _seeing_lost_readers():
             return super().make_context(*words, **options)
@@ -100,6 +103,7 @@ class _Commands(click.Group):
             return None
         room = "ratrain.ratrainc.commands.lists" if cmd_name in _LISTS else "ratrain.ratrainc.commands"
         command: click.Command = import_module(f"{room}.{cmd_name.replace('-', '_')}").command
+        command.context_class = HelpContext
         return command
 
     def resolve_command(

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from errno import EINVAL, EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from secrets import token_hex
+from shlex import quote
 from typing import IO, TypeVar
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail
@@ -42,18 +43,34 @@ The limits are many times the usual sizes: a device or a wrong file gives a diag
 """
 
 
+_ENDINGS = {"schedule": ".rtir", "program": ".rtx"}
+"""Kinds of files that a command makes of a model and a plan."""
+
+
+def _way_to(what: str, path: str) -> str | None:
+    """Return advice on how a file is made that is not there, or stands as a folder; None for a file of other kinds."""
+    ending = _ENDINGS.get(what)
+    if ending is None:
+        return None
+    config = Path(path, "config.json")
+    model = quote(str(config)) if config.is_file() else "M"
+    output = f"X{ending}" if Path(path).is_dir() else quote(path)
+    return f"'ratrainc compile --model {model} --plan P.toml -o {output}' makes one"
+
+
 @contextmanager
-def path_errors(what: str) -> Iterator[None]:
+def path_errors(what: str, way_out: Callable[[], str | None] = lambda: None) -> Iterator[None]:
     """Turn an OSError or ValueError of the block into RT002, introduced by `what`: "cannot read 'x'".
 
-    A ValueError is raised for a path with a zero byte.
+    A ValueError is raised for a path with a zero byte. `way_out` gives the help where there is no file, or a directory.
     """
     try:
         yield
     except (OSError, ValueError) as error:
         if isinstance(error, IsADirectoryError):
-            fail("RT002", f"{what}: it is a directory", help="name a file in it")
-        fail("RT002", f"{what}: {getattr(error, 'strerror', None) or error}")
+            fail("RT002", f"{what}: it is a directory", help=way_out() or "name a file in it")
+        help_text = way_out() if isinstance(error, FileNotFoundError) else None
+        fail("RT002", f"{what}: {getattr(error, 'strerror', None) or error}", help=help_text)
 
 
 _NOTHING = (ENOENT, ENOTDIR)
@@ -147,7 +164,7 @@ def read_bytes(path: str, what: str) -> bytes:
     Raises `DiagnosticError` RT002 if the file cannot be read, or is larger than its kind may be.
     """
     most = MOST_BYTES[what]
-    with path_errors(f"cannot read the {what} '{path}'"), opened(path) as stream:
+    with path_errors(f"cannot read the {what} '{path}'", lambda: _way_to(what, path)), opened(path) as stream:
         data = stream.read(most + 1)
     if len(data) > most:
         fail(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+GIB = 1 << 30
+MIB = 1 << 20
 _STEPS = "KMGTP"
 _PREFIXES = {"": Decimal(1), "k": Decimal(1000)} | {p: Decimal(1000) ** (i + 1) for i, p in enumerate(_STEPS)}
 _BINARY = {f"{p}i": Decimal(1024) ** (i + 1) for i, p in enumerate(_STEPS)}
@@ -149,6 +151,11 @@ def _help_of_bits(shown: str, unit: str, *, is_rate: bool) -> str:
 
 def _how(unit: str) -> str:
     return f"write for example {EXAMPLES[unit]}"
+
+
+def size_text(count: int, beside: int = 0) -> str:
+    """Format bytes in GiB if large, else in MiB; in the unit of the larger one where they stand beside others."""
+    return f"{count / GIB:.2f} GiB" if max(count, beside) >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 
 def quantity_text(value: float, unit: str) -> str:

@@ -12,9 +12,11 @@ from ratrain.ratrainc.commands.words.options import InputFile, choice_option, mi
 _EPILOG = """\b
 Examples:
   ratrainc launch -n 4 tiny.rtx --steps 100 --save run1 --save-every 20
-  ratrainc launch -n 4 tiny.rtx --steps 100 --resume run1 --save run1 --save-every 20 --rank-order dp-first
+  ratrainc launch tiny.rtx --steps 100 --save run1     as many as it has ranks
+  ratrainc launch -n 4 tiny.rtx --steps 100 --resume run1 --save run1 \\
+      --save-every 20 --rank-order dp-first
   ratrainc launch -n 4 --mpirun /opt/openmpi/bin/mpirun tiny.rtx --steps 100
-  ratrainc launch -n 4 --engine torch tiny.rtx --steps 100                          torchrun in place of mpirun
+  ratrainc launch --engine torch tiny.rtx --steps 100  torchrun in place of mpirun
 
 All options after FILE are those of 'ratrainc run'.
 """
@@ -67,8 +69,7 @@ def _begins(word: str, names: Collection[str]) -> bool:
     "-n",
     "ranks",
     type=click.IntRange(min=1),
-    required=True,
-    help="Processes: stages times replicas times tensor-parallel ranks.",
+    help="Processes: stages times replicas times tensor-parallel ranks. Default: as many as FILE has ranks.",
 )
 @click.option(
     "--mpirun",
@@ -85,7 +86,9 @@ def _begins(word: str, names: Collection[str]) -> bool:
 )
 @click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
-def command(ranks: int, mpirun: str | None, engine: Literal["mpi", "torch"], file: str, words: tuple[str, ...]) -> int:
+def command(
+    ranks: int | None, mpirun: str | None, engine: Literal["mpi", "torch"], file: str, words: tuple[str, ...]
+) -> int:
     """Start a run with one process per rank, by mpirun or torchrun, and watch over it.
 
     Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 makes them report their positions. If a

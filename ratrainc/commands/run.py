@@ -55,7 +55,7 @@ Examples:
   ratrainc run tiny.rtx --data book.txt --steps 500 --log-to tensorboard --log-to wandb:tiny
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
-  ratrainc run 1b.rtx --data chats.jsonl --train-on completion --prompt-key question --completion-key answer
+  ratrainc run 1b.rtx --data pairs.jsonl --train-on completion --prompt-key question --completion-key answer
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
   ratrainc run tiny.rtx --steps 100 --device cuda              all ranks on one device of PyTorch
@@ -457,7 +457,7 @@ def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) 
     if ranks.engine == "local":
         refuse_idle("is for processes: it goes with --engine mpi or torch", "ranks_order", "ranks_reduction")
     if settings.saving.every is None:
-        refuse_idle("goes with --save-every: a checkpoint at the end is one", "settings_saving_keep_last")
+        refuse_idle("is for --save-every: without it there is one checkpoint, at the end", "settings_saving_keep_last")
     if settings.evaluation.every is None:
         refuse_idle("cuts --data for --eval-every, which is not given", "settings_evaluation_fraction")
     if settings.evaluation.paths:

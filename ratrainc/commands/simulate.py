@@ -41,8 +41,8 @@ give a time to each kind of op:
   forward = 18.522        as T_F; recompute, backward, or backward_input and backward_weight likewise
   backward_input = 18.086
   backward_weight = 9.337
-  send = 0.601            one op; also recv, load_input, update, scale_update, and the collectives reduce_scatter,
-  update = 0.2            all_reduce, all_gather, all_reduce_scalar
+  send = 0.601            one op; also recv, load_input, scale_update
+  update = 0.2            one op; also the collectives reduce_scatter, all_reduce, all_gather, all_reduce_scalar
 """
 
 

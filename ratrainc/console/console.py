@@ -27,6 +27,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
+from ratrain.ratrain_ir.support import quantities
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Note, Severity, printable
 from ratrain.ratrainc.console.heartbeat import said_while_working
 from ratrain.ratrainc.console.terminal import above_what_moves, columns_of, echo, moving
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.console.progress import OnProgress
 
 _SHOWN = 20
+size_text = quantities.size_text
+"""Format of bytes, in the unit of the larger one where two stand side by side."""
 _WIDEST = 1 << 16
 """Width in columns for tables in a file or a pipe, so that they need not be narrowed."""
-GIB = 1 << 30
-MIB = 1 << 20
 
 
 class PlainConsole(Console):
@@ -267,11 +268,6 @@ def _print(shown: RenderableType, **options: Any) -> None:
 def say(text: str) -> None:
     """Print a line of a result on stdout, wrapped at words on a terminal."""
     _print(wrapped(text, columns_of()))
-
-
-def size_text(count: int, beside: int = 0) -> str:
-    """Format bytes in GiB if large, else in MiB; in the unit of the larger one where they stand beside others."""
-    return f"{count / GIB:.2f} GiB" if max(count, beside) >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 
 def capacity_text(count: int) -> str:

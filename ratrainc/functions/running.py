@@ -68,7 +68,7 @@ def run(
 
 def launch(
     program: str,
-    ranks: int,
+    ranks: int | None = None,
     words: Sequence[str] = (),
     *,
     engine: Literal["mpi", "torch"] = "mpi",
@@ -76,8 +76,8 @@ def launch(
 ) -> int:
     """Start `ratrainc run` with one process a rank, by mpirun or torchrun, watch over it, and return its exit code.
 
-    `words` are further options of `ratrainc run`. `mpirun` is the program to start MPI with. Raises `DiagnosticError`
-    if the processes cannot be started.
+    `ranks` are as many as the program has, and None says so. `words` are further options of `ratrainc run`. `mpirun` is
+    the program to start MPI with. Raises `DiagnosticError` if the processes cannot be started.
     """
     from ratrain.ratrainc.running.launching import launch as start
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 _SHOWN_OWNERS = 12
+_LEAST_FREED = 5243
+"""Bytes that are shown as 0.01 MiB."""
 _PASSES_OF_A_LEVER = 20
 """About how often each op is visited to compile, place and simulate a schedule; it decides how many processes share the
 work.
@@ -291,7 +293,7 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
     if facts["recovery"]:
         yield recovery_table(facts["recovery"])
     if facts["levers"]:
-        yield _levers_table(facts["levers"])
+        yield from _levers(facts["levers"])
     if facts["levers_left"]:
         yield _left_text(facts["levers_left"], facts["levers_seconds"])
 
@@ -305,6 +307,23 @@ def _left_text(left: list[str], seconds: float) -> str:
 def _change_text(seconds: float, before: float) -> str:
     """Return the relative change in percent; adding 0.0 turns a rounded -0 into 0."""
     return f"{round(100 * (seconds / before - 1), 2) + 0.0:+.2f} %"
+
+
+def _levers(levers: list[dict[str, Any]]) -> Iterator[Part]:
+    """Yield a table of the changes that free something, and the names of those that were tried and do not."""
+    now, *tried = levers
+    freeing = [lever for lever in tried if _frees(lever, now)]
+    others = [lever["name"] for lever in tried if lever not in freeing]
+    if freeing:
+        yield _levers_table([now, *freeing])
+    if others:
+        yield f"tried, and free less than 0.01 MiB of the peak: {'; '.join(others)}"
+
+
+def _frees(lever: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Tell whether a change frees bytes as they are shown, without a higher peak elsewhere."""
+    freed, less = lever["freed_bytes"], now["peak_bytes"] - lever["peak_bytes"]
+    return less >= 0 and (less if freed is None else freed) >= _LEAST_FREED
 
 
 def _levers_table(levers: list[dict[str, Any]]) -> TextTable:

@@ -276,5 +276,5 @@ def _lines(found: Differences) -> Iterator[str]:
 
 
 def _line(name: str, pair: Pair, form: Callable[[float], str]) -> Iterator[str]:
-    if pair.program is not None and pair.baseline is not None and pair.change != 0:
+    if pair.program is not None and pair.baseline is not None and pair.change:
         yield f"{name}: {form(pair.program)}, baseline {form(pair.baseline)}: {_change(pair, form)}"

@@ -6,6 +6,7 @@ differences of ops and tensors the baseline comes before, the program after.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 from math import isclose
 from pathlib import Path
@@ -56,11 +57,16 @@ class Pair:
 
     program: float | None
     baseline: float | None
+    comparable: bool = True
+    """False if the two are figures of different things"""
 
     @property
     def change(self) -> float | None:
-        """The program's figure minus the baseline's; 0 within the rounding of sums, None if a figure is missing."""
-        if self.program is None or self.baseline is None:
+        """The program's figure minus the baseline's; 0 within the rounding of sums.
+
+        None if a figure is missing, or the two are of different things.
+        """
+        if self.program is None or self.baseline is None or not self.comparable:
             return None
         same = isclose(self.program, self.baseline, rel_tol=1e-9, abs_tol=1e-9)
         return 0 if same else self.program - self.baseline
@@ -118,6 +124,8 @@ def names_of(one: str, other: str) -> tuple[str, str]:
 def differences_of(program: Side, baseline: Side) -> Differences:
     """Compare a program with a baseline: figures of both timelines, settings, ops and tensors."""
     sides = (program, baseline)
+    disowned = _disowned(program, baseline)
+    of_stages = disowned | (_ALL if program.program.plan.pp != baseline.program.plan.pp else frozenset())
     comparable = program.program.model == baseline.program.model and program.program.plan.pp == baseline.program.plan.pp
     ops = diff_modules(_module(baseline.program), _module(program.program)) if comparable else []
     stages = [[_stage(side, index) for index in range(len(side.program.stages))] for side in sides]
@@ -127,9 +135,9 @@ def differences_of(program: Side, baseline: Side) -> Differences:
         _verdict(program, baseline),
         tuple(_cannot(program, baseline)),
         _settings(program, baseline),
-        _pairs(_figures(program), _figures(baseline)),
-        _pairs(_idle(program), _idle(baseline), absent=0.0),
-        tuple(_pairs(_of(stages[0], index), _of(stages[1], index)) for index in range(count)),
+        _pairs(_figures(program), _figures(baseline), disowned),
+        _pairs(_idle(program), _idle(baseline), disowned, absent=0.0),
+        tuple(_pairs(_of(stages[0], index), _of(stages[1], index), of_stages) for index in range(count)),
         tuple(ops),
     )
 
@@ -140,6 +148,11 @@ def _verdict(one: Side, other: Side) -> str:
     names = f"{one.name} is {{}} {other.name} (the baseline): "
     if a.model != b.model:
         return f"{one.name} and {other.name} (the baseline) train different models, so neither is called faster"
+    if a.plan.tokens_per_step != b.plan.tokens_per_step and a.plan.clusters != b.plan.clusters:
+        return (
+            f"a step of {one.name} and one of {other.name} (the baseline) differ in tokens and in clusters, so neither "
+            "is called faster"
+        )
     if a.plan.tokens_per_step == b.plan.tokens_per_step:
         pair, what = Pair(one.figures.step_seconds, other.figures.step_seconds), "its step takes {} time"
         own, its = (seconds_text(side.figures.step_seconds) for side in (one, other))
@@ -152,6 +165,23 @@ def _verdict(one: Side, other: Side) -> str:
     share = f"{100 * abs(pair.change) / pair.baseline:.1f} % {'more' if more else 'less'}"
     faster = more == what.endswith("tokens/s")
     return names.format("faster than" if faster else "slower than") + f"{what.format(share)}, {own} instead of {its}"
+
+
+_OF_STEPS = frozenset({"step_seconds", "makespan_seconds", "busy_seconds", "idle_seconds", "exposed_tail_seconds"})
+_OF_OPS = frozenset({"ops", "tensors"})
+_ALL = frozenset({*_OF_STEPS, *_OF_OPS, "tokens_per_second", "peak_bytes", "arena_bytes"})
+"""Figures that depend on how much work is done; utilisation does not."""
+
+
+def _disowned(one: Side, other: Side) -> frozenset[str]:
+    """Return the figures that `_cannot` says cannot be compared: of these no difference is given."""
+    a, b = one.program, other.program
+    if a.model != b.model:
+        return _ALL
+    found = _OF_OPS if a.plan.pp != b.plan.pp else frozenset[str]()
+    if a.plan.tokens_per_step != b.plan.tokens_per_step:
+        found |= _OF_STEPS
+    return found | {"tokens_per_second"} if a.plan.clusters != b.plan.clusters else found
 
 
 def _cannot(one: Side, other: Side) -> list[str]:
@@ -248,11 +278,18 @@ def _of(stages: list[dict[str, float]], index: int) -> dict[str, float]:
     return stages[index] if index < len(stages) else {}
 
 
-def _pairs(program: dict[str, float], baseline: dict[str, float], absent: float | None = None) -> dict[str, Pair]:
-    """Pair the figures of both by name; a cause of idle time that only one of them has counts 0 s for the other."""
+def _pairs(
+    program: dict[str, float], baseline: dict[str, float], disowned: Collection[str], absent: float | None = None
+) -> dict[str, Pair]:
+    """Pair the figures of both by name; a cause of idle time that only one of them has counts 0 s for the other.
+
+    `disowned` are figures without a difference; idle seconds by cause are without one where those of a step are.
+    """
     found = {}
     for key in {**program, **baseline}:
         # an empty dictionary is a stage that one of them does not have: its figures are missing, not zero
         missing = 0.0 if key.startswith("idle: ") and program and baseline else absent
-        found[key] = Pair(program.get(key, missing), baseline.get(key, missing))
+        is_cause = key.startswith("idle: ") or absent is not None
+        comparable = ("idle_seconds" if is_cause else key) not in disowned
+        found[key] = Pair(program.get(key, missing), baseline.get(key, missing), comparable)
     return found

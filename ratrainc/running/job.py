@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.choices.run_choices import Ranks
 from ratrain.ratrainc.console.extras import check_installed
 from ratrain.ratrainc.console.terminal import echo
+from ratrain.ratrainc.running.copies import HEAD_START, refuse_copies
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.ranks.communicator import Transport
 from ratrain.targets.runtime.ranks.rank_layout import RankLayout, check_reduction
@@ -22,9 +23,6 @@ from ratrain.targets.runtime.settings import HOST_DEVICE
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-
-_HEAD_START = 1.0
-"""Seconds that process 0 has to report a failure and end the job, before others with the same failure do."""
 
 
 @frozen
@@ -78,8 +76,12 @@ class RankJob(Job):
 
 
 def job_of(ranks: Ranks, device: str = HOST_DEVICE, *, as_json: bool) -> AbstractContextManager[Job]:
-    """Return a context with this process's job on a device; an exception that leaves it ends all processes."""
+    """Return a context with this process's job on a device; an exception that leaves it ends all processes.
+
+    Raises `DiagnosticError` RT093 if this process was to have all ranks, but is one of several.
+    """
     if ranks.engine == "local":
+        refuse_copies(os.environ)
         return nullcontext(Job())
     return _rank_job(lambda: _TRANSPORTS[ranks.engine](device), ranks, as_json=as_json)
 
@@ -95,7 +97,7 @@ def _rank_job(start: Callable[[], Transport], ranks: Ranks, *, as_json: bool) ->
         if transport.count == 1:
             raise
         if transport.number:
-            time.sleep(_HEAD_START)
+            time.sleep(HEAD_START)
         code = show_failure(error, as_json=as_json)
         echo(f"ending all {transport.count} processes", err=True)
         sys.stdout.flush()

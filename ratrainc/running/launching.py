@@ -6,30 +6,59 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from shlex import quote
 
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.plugins import plugins
+from ratrain.ratrain_ir.text.parser import read_module
 from ratrain.ratrainc.running.supervisor import Supervisor, start_command
-from ratrain.targets.runtime.checkpoint.checkpoint_series import RUN_FOLDER
+from ratrain.targets.program.rtx import read_program
+from ratrain.targets.runtime.checkpoint.checkpoint_series import RUN_FOLDER, what_is_left
 from ratrain.targets.runtime.watch.positions import RunFolder
 
 
-def launch(file: str, ranks: int, words: tuple[str, ...], engine: str, mpirun: str | None) -> int:
-    """Run a program with `ranks` processes, one a rank, and return the exit code of the run.
+def launch(file: str, ranks: int | None, words: tuple[str, ...], engine: str, mpirun: str | None) -> int:
+    """Run a program with `ranks` processes, one a rank, and return the exit code of the run; None: as many as it has.
 
-    `words` are options of `ratrainc run`. Raises `DiagnosticError` RT002 or RT093 if the processes cannot be started.
+    `words` are options of `ratrainc run`. Raises `DiagnosticError` RT002 or RT093 if the processes cannot be started,
+    or are not as many as the program has ranks.
     """
+    if ranks is None:
+        ranks = _ranks_of(file)
     launcher, variables = start_command(engine, ranks, mpirun)
+    _check_ranks(file, ranks)
     save, given = _value_of("--save", words), _value_of("--run-dir", words)
     place = given or _folder_in_checkpoints(save, ranks, words)
-    advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
+    advice = partial(what_is_left, save) if save else None
     with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
         run = ["run", file, *words, "--run-dir", folder.directory, "--engine", engine]
         others = [word for name in plugins() for word in ("--plugin", name)]
         run = [sys.executable, "-m", "ratrain", *others, *run]
         named = "torchrun" if engine == "torch" else None
         return Supervisor(folder, advice, named).run([*launcher, *run], variables)
+
+
+def _ranks_of(file: str) -> int:
+    """Return the number of ranks of the program, or of the schedule, in a file. Raises `DiagnosticError`."""
+    if file.endswith(".rtir"):
+        return read_module(file).plan.clusters
+    return read_program(file).plan.clusters
+
+
+def _check_ranks(file: str, ranks: int) -> None:
+    """Raise RT093 if a program has another number of ranks; of a file that cannot be read the ranks say why."""
+    has = ranks
+    with suppress(DiagnosticError):
+        has = _ranks_of(file)
+    if has != ranks:
+        fail(
+            "RT093",
+            f"'{file}' has {has} ranks, and -n {ranks} would start {ranks} process{'es' if ranks > 1 else ''}",
+            help=f"ratrainc launch -n {has} {quote(file)} ..., or leave out -n: it starts a process for each rank",
+        )
 
 
 @contextmanager

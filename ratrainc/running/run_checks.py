@@ -65,9 +65,9 @@ def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | No
     if ranks.engine != "local" and interleaved:
         misuse("--interleave is for the local engine: over processes the order is that of the machine")
     if saving.directory is None and saving.every is not None:
-        misuse("--save-every says when to save, --save DIR where: that is missing")
+        misuse("--save-every needs a place: add --save DIR")
     if evaluation.every is None and (evaluation.paths or evaluation.batches is not None):
-        misuse("--eval-every says when to evaluate: it is missing")
+        misuse("--eval-data and --eval-batches need --eval-every N: it says after how many steps to evaluate")
     if ranks.engine == "mpi" and (
         settings.execution.device != HOST_DEVICE or settings.execution.kernels in TENSOR_KERNELS
     ):

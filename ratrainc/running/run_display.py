@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 def say_start(run: TrainingRun) -> None:
     """Print the data, the engine and the memory of a run."""
-    origin = f" ({run.stream.found})" if run.stream.found else ""
-    say(f"data: {in_words(run.stream.facts())}{origin}")
+    say(f"data: {in_words(run.stream.facts(), run.stream.found)}")
     sequences, needed = run.engine.batches.sequences, run.program.plan.global_batch
     if sequences < needed:
         say(f"note: it has {sequences} sequences, and a step takes {needed}: a step uses some more than once")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
-    if run.overrides:
-        told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in run.overrides.items())
+    warned_of = {warning.key for warning in run.warnings}
+    if overrides := {name: key for name, key in run.overrides.items() if name not in warned_of}:
+        told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in overrides.items())
         say(f"optimizer: {', '.join(told)}")
     say(run.engine.description)
     kernels = run.engine.kernels

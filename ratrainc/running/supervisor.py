@@ -36,7 +36,7 @@ from ratrain.ratrainc.console.safe_messages import show_safely
 from ratrain.ratrainc.console.signals import ending_signals
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.watch.liveness import Departures, Liveness, liveness
-from ratrain.targets.runtime.watch.positions import RankPhase, RankPosition, RunFolder, read_positions
+from ratrain.targets.runtime.watch.positions import RankPhase, RankPosition, RunFolder, read_positions, steps_done
 from ratrain.targets.runtime.watch.postmortem import Diagnosis, diagnose, only_gone
 from ratrain.targets.runtime.watch.watchdog import getting_on, lost_ranks, report_of
 
@@ -124,8 +124,8 @@ class Supervisor:
     """A runner of a command that starts ranks, which leave their positions in a folder."""
 
     folder: RunFolder
-    advice: str | None
-    """help text for a run that was lost"""
+    advice: Callable[[int], str] | None
+    """help text for a run that was lost, by the number of its steps"""
     launcher: str | None = None
     """name of the launcher in messages; None: the command's first word"""
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
@@ -234,7 +234,8 @@ class Supervisor:
         with suppress(DiagnosticError):
             diagnosis = examine(self.folder)
             title = "a rank was lost" if self.folder.lost() else f"the ranks ended with code {code}"
-            report = report_of(diagnosis, title, help_text=self.advice)
+            advice = None if self.advice is None else self.advice(steps_done(read_positions(self.folder.directory)))
+            report = report_of(diagnosis, title, help_text=advice)
             show_safely(report)
             self.folder.keep_report(report.render())
 

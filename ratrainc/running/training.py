@@ -30,6 +30,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint_series import check_no_series
 from ratrain.targets.runtime.training.preparation import prepare
 from ratrain.targets.runtime.training.utilisation import Utilisation, measured_peak_flops
 from ratrain.targets.runtime.watch.positions import RankPhase
+from ratrain.targets.runtime.weights.weights import check_weights_place
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
@@ -120,6 +121,9 @@ def _prepare(
     from ratrain.targets.runtime.kernels import kernel_set
 
     with status("preparing"), threadpool_limits(limits=1):
+        if settings.start.weights is not None:
+            # First: without weights there is no tokenizer beside them either, and that is not what is wrong.
+            check_weights_place(settings.start.weights)
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
         threads = settings.execution.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.execution.kernels, threads, settings.execution.device)

@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location
 from ratrain.ratrain_ir.support.files import opened_regular, path_errors, without_mark
 from ratrain.targets.runtime.arena.locks import is_held_by_another, lock_path
 
@@ -30,6 +30,10 @@ NUMBERS = (
 _PIECE = 1 << 24
 _LONGEST = 1 << 26
 """Longest line in bytes: many times what the stages of any run take."""
+
+
+class NoLogError(DiagnosticError):
+    """Refusal of a file that can be read, and is not the log of a run."""
 
 
 @define(eq=False)
@@ -63,8 +67,8 @@ class GrowingLog:
     def read(self) -> bool:
         """Read what was added; return True if anything changed.
 
-        Another file, or a shorter one, is read anew. Raises `DiagnosticError` RT002 if it cannot be read, or is not a
-        log.
+        Another file, or a shorter one, is read anew. Raises `DiagnosticError` RT002 if it cannot be read, and
+        `NoLogError` RT002 if it is not a log.
         """
         before = self._file, self._place, len(self.steps)
         with path_errors(f"cannot read the log '{self.path}'"), opened_regular(self.path) as stream:
@@ -118,12 +122,9 @@ class GrowingLog:
             del column[rows:]
 
     def _refuse(self) -> None:
-        fail(
-            "RT002",
-            "this is not a line of a run's log",
-            Location(self.path, max(1, self._lines), 1),
-            help="name what 'ratrainc run --log losses.jsonl' writes, or a folder with such files",
-        )
+        text, place = "this is not a line of a run's log", Location(self.path, max(1, self._lines), 1)
+        way_out = "name what 'ratrainc run --log losses.jsonl' writes, or a folder with such files"
+        raise NoLogError([Diagnostic("RT002", text, place, help=way_out)])
 
 
 def _number(value: Any) -> float:

@@ -6,31 +6,61 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity, fail
 from ratrain.ratrain_ir.support.files import check_writable, is_directory, is_regular, opened_regular, path_errors
-from ratrain.ratrainc.console.console import status
+from ratrain.ratrainc.console.console import show_diagnostic, status
 from ratrain.ratrainc.console.failures import EXIT_INTERRUPTED
-from ratrain.ratrainc.watch.reading import GrowingLog
+from ratrain.ratrainc.watch.reading import GrowingLog, NoLogError
 from ratrain.ratrainc.watch.watch_page import MARK, write_watch_page
 
 _HEAD_BYTES = 1 << 12
+_MOST_NAMED = 4
 
 
 def logs_of(runs: Sequence[str]) -> list[GrowingLog]:
     """Return the named logs and those in named folders (*.jsonl), each once, already read.
 
-    Raises `DiagnosticError` RT002 if one cannot be read or is not a log, or a folder has none.
+    Other files of a folder are left out, and named in a warning. Raises `DiagnosticError` RT002 if a log cannot be
+    read, a file that is named is none, or a folder has none.
     """
-    paths: list[str] = []
+    logs: dict[str, GrowingLog] = {}
     for run in runs:
-        paths += _in_folder(run) if is_directory(run) else [run]
-    logs = [GrowingLog(path) for path in dict.fromkeys(paths)]
-    for log in logs:
-        log.read()
+        for log in _in_folder(run) if is_directory(run) else [_read(run)]:
+            logs.setdefault(log.path, log)
+    return list(logs.values())
+
+
+def _read(path: str) -> GrowingLog:
+    log = GrowingLog(path)
+    log.read()
+    return log
+
+
+def _in_folder(folder: str) -> list[GrowingLog]:
+    logs, others = list[GrowingLog](), list[str]()
+    for path in _lines_in(folder):
+        try:
+            logs.append(_read(path))
+        except NoLogError:
+            others.append(path)
+    if not logs:
+        fail(
+            "RT002",
+            f"no file in the folder '{folder}' is the log of a run: {_named(others)}",
+            help="'ratrainc run ... --log losses.jsonl' writes one: name that file",
+        )
+    if others:
+        text = f"left out, as no logs of runs: {_named(others)}"
+        show_diagnostic(Diagnostic("RT002", text, severity=Severity.WARNING))
     return logs
 
 
-def _in_folder(folder: str) -> list[str]:
+def _named(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return ", ".join(f"'{path}'" for path in paths[:_MOST_NAMED]) + more
+
+
+def _lines_in(folder: str) -> list[str]:
     with path_errors(f"cannot read the folder '{folder}'"):
         found = sorted(str(path) for path in Path(folder).glob("*.jsonl"))
     if not found:

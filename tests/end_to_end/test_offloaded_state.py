@@ -158,7 +158,7 @@ def test_a_step_moves_the_bytes_that_its_program_says() -> None:
 
 def test_more_than_a_process_may_hold_is_refused() -> None:
     program = program_of(PLANS["whole"], "offload-state{home=file},")
-    with pytest.raises(DiagnosticError, match=r"more than the 1048576 of --ram"):
+    with pytest.raises(DiagnosticError, match=r"more than the 1\.00 MiB of --ram"):
         prepare(
             program, stream_for(program), RunSettings(1, execution=Execution(ram_bytes=1 << 20)), kernel_set("fast")
         )

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.plan import Optimizer
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.run_display import say_start
 from ratrain.targets.runtime.checkpoint.checkpoint import manifest_digest
 from tests.end_to_end.tiny_runs import OPTIMIZER, losses, make_program, same_bits, train
 
@@ -75,16 +76,26 @@ def test_a_resumed_run_keeps_what_the_first_was_told(tmp_path: Path) -> None:
     same_bits(whole, again)
 
 
-def test_a_resumed_run_is_told_otherwise(tmp_path: Path) -> None:
+def test_a_resumed_run_is_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(tmp_path / "ckpt")
     train(make_program(), 2, save=place, lr=0.02, **KERNELS)
     other = train(make_program(), 1, resume=place, lr=0.03, **KERNELS)
     (warning,) = other.warnings
-    assert "lr = 0.02 then, 0.03 now" in warning.render()
+    assert warning.message == "lr 0.03 from now on (0.02 in the checkpoint): steps differ from the first run's"
+    assert not warning.notes
+    say_start(other)
+    assert "optimizer: lr" not in capsys.readouterr().out
     assert other.done[0].learning_rate == 0.03
     back = train(make_program(), 1, resume=place, lr=OPTIMIZER.lr, **KERNELS)
     assert back.overrides == {}
-    assert "lr = 0.02 then, 0.005 now" in back.warnings[0].render()
+    assert "lr 0.005 from now on (0.02 in the checkpoint)" in back.warnings[0].message
+    both = train(of(betas=(0.5, 0.6), eps=1e-6), 1, resume=place, lr=0.02, seed=7, **KERNELS)
+    assert [warning.message.partition(" from")[0] for warning in both.warnings if warning.key] == [
+        "betas 0.5 0.6",
+        "eps 1e-06",
+    ]
+    assert not any("another plan" in warning.message for warning in both.warnings)
+    assert any("seed" in warning.message for warning in both.warnings)
 
 
 def test_a_plan_that_has_changed_since_is_no_silent_choice(tmp_path: Path) -> None:

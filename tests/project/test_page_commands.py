@@ -107,7 +107,7 @@ def a_folder_of_the_reader() -> None:
     for name in ("a.txt", "b.txt"):
         Path("shards", name).write_text(text)
     pairs = [json.dumps({"question": "how many words?", "answer": "a few words, and more letters"})] * 40
-    Path("chats.jsonl").write_text("\n".join(pairs))
+    Path("pairs.jsonl").write_text("\n".join(pairs))
     call("ratrainc compile --model m.json --plan p.toml -o tiny.rtx")
     for name in ("1b.rtx", "other.rtx", "x.rtx", "before.rtx", "after.rtx"):
         shutil.copy("tiny.rtx", name)

@@ -305,7 +305,7 @@ def _write_files(
     with (folder / _STATE_FILE).open("xb") as stream:
         hashing = HashingStream(stream)
         updates: dict[str, int] = {}
-        write_tensors(hashing, _state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
+        write_tensors(hashing, state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
         sync_file(stream)
     # `updates` is filled as a side effect of `_state_tensors`, so it is complete only here.
     files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
@@ -366,14 +366,14 @@ def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
             yield owner, kind, names
 
 
-def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the tensors of the state file in their order, by name, with their shapes."""
     shapes = {parameter.name: parameter.shape for owner in block_chain(model) for parameter in parameters(model, owner)}
     return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
 
 
 def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Iterator[Float32]]:
-    """Yield the tensors that `_state_shapes` lists, each in pieces; note each block's update count in `updates`."""
+    """Yield the tensors that `state_shapes` lists, each in pieces; note each block's update count in `updates`."""
     for owner, kind, names in _state_names(model):
         if str(owner) not in updates:
             updates[str(owner)] = int(state.blocks.updates(owner))
@@ -557,7 +557,7 @@ def check_content(path: str, entry: Mapping[str, Any]) -> None:
 
 def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
     """Refuse, with RT092, a state file whose tensors are not exactly the model's, in f32."""
-    shapes = _state_shapes(model)
+    shapes = state_shapes(model)
     wrong = [f"lacks {name}" for name in shapes if name not in stored]
     wrong += [f"has {shown(name)}, which is not of this model" for name in stored if name not in shapes]
     wrong += [

@@ -16,7 +16,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -236,6 +238,18 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
         if (match := _NAME.fullmatch(name))
     ]
     return sorted(steps, reverse=True)
+
+
+def what_is_left(directory: str, done: int) -> str:
+    """Say which state a run that was lost after `done` steps has saved, how many steps are lost, and how to go on."""
+    saved: list[tuple[int, str]] = []
+    with suppress(DiagnosticError):
+        saved = saved_steps(directory)
+    if not saved:
+        return f"nothing was saved: {done} steps are lost; --save-every N saves after every N steps"
+    kept = saved[0][0]
+    lost, again = max(0, done - kept), f"--resume {quote(directory)}"
+    return f"the state after {kept} steps is saved, steps since and lost: {lost}; {again} goes on"
 
 
 def check_no_series(directory: str) -> None:

@@ -16,9 +16,10 @@ from ratrain.targets.runtime.arena.scalars import INITIAL_SCALE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     facts_of,
 )
-from ratrain.targets.runtime.checkpoint.overrides import recorded
+from ratrain.targets.runtime.checkpoint.data_options import options_of_data
+from ratrain.targets.runtime.checkpoint.overrides import recorded, words
 from ratrain.targets.runtime.data.data import in_words
-from ratrain.targets.runtime.settings import TENSOR_KERNELS
+from ratrain.targets.runtime.settings import TENSOR_KERNELS, OptimizerKeys
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -49,6 +50,7 @@ def run_manifest(
         "sums": settings.execution.sums,
         "data": stream.digest,
         "stream": stream.facts(),
+        "eval_every": settings.evaluation.every,
         **blas_facts(),
         **_torch_facts(settings.execution),
     }
@@ -69,8 +71,9 @@ def blas_facts() -> dict[str, Any]:
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
-_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream"})
-"""Entries that `differences` skips: the plan's hash stands for the plan and its optimizer; data has its own warning."""
+_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream", "eval_every"})
+"""Entries that `differences` skips: the plan's hash stands for the plan and its optimizer; data has its own warning,
+which names the steps between evaluations where they are held out of it."""
 
 
 def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
@@ -87,8 +90,10 @@ def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, A
     if facts == now["stream"]:
         notes.append(Note("what is in it has changed"))
     if not start.new_data:
-        way_out = "give the same data, tokenizer and held-out part as then, or use the present ones with --new-data"
-        fail("RT092", text, notes=notes, help=way_out)
+        said = str(options_of_data(facts, now["stream"], saved.get("eval_every"))) if facts else ""
+        same = said or "give the same data, tokenizer and held-out part as then"
+        seen = ", which trains on what was held out" if facts.get("part") and not now["stream"]["part"] else ""
+        fail("RT092", text, notes=notes, help=f"{same}; or use the present data with --new-data{seen}")
     return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
 
 
@@ -122,28 +127,49 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
     for key, value in now.items():
         if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
             continue
-        text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
-        notes: list[Note] = []
         if key == "plan_hash":
-            text, notes = _plan_differences(saved.get("plan"), now["plan"])
-        warnings.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
+            warnings += _plan_differences(saved.get("plan"), now["plan"])
+            continue
+        text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+        warnings.append(Diagnostic("RT092", text, severity=Severity.WARNING))
     return warnings
 
 
-def _plan_differences(saved: object, now: dict[str, Any]) -> tuple[str, list[Note]]:
-    """Return the changed keys of the plan in words, and a note with both values of each.
+def _plan_differences(saved: object, now: dict[str, Any]) -> list[Diagnostic]:
+    """Return a warning for each changed key that a run may set, and one for other keys, with both values of each.
 
     Older checkpoints hold no keys: the words then say so, and there are no notes.
     """
     text, end = "the checkpoint was written with another plan", ": not bit for bit the same"
     if not isinstance(saved, dict):
-        return f"{text}, whose keys it does not have{end}", []
+        return [Diagnostic("RT092", f"{text}, whose keys it does not have{end}", severity=Severity.WARNING)]
     then: dict[str, Any] = {**_UNSAID, **saved}
     today: dict[str, Any] = {**_UNSAID, **now}
     changed = [key for key in {**today, **then} if then.get(key) != today.get(key)]
     before, after = KEYS.with_words(then), KEYS.with_words(today)
-    notes = [Note(f"plan: {key} = {before.get(key)} then, {after.get(key)} now") for key in changed]
-    return f"{text}: {', '.join(changed) or 'it says the same in other words'}{end}", notes
+    told = {
+        key: f"{key} {_value(after.get(key))} from now on ({_value(before.get(key))} in the checkpoint)"
+        for key in changed
+        if key in _OF_A_RUN
+    }
+    warnings = [
+        Diagnostic("RT092", f"{said}: steps differ from the first run's", severity=Severity.WARNING, key=key)
+        for key, said in told.items()
+    ]
+    others = [key for key in changed if key not in told]
+    if others or not changed:
+        notes = [Note(f"plan: {key} = {before.get(key)} then, {after.get(key)} now") for key in others]
+        said = f"{text}: {', '.join(others) or 'it says the same in other words'}{end}"
+        warnings.append(Diagnostic("RT092", said, notes=notes, severity=Severity.WARNING))
+    return warnings
+
+
+def _value(value: object) -> str:
+    return words(tuple(value) if isinstance(value, list) else value)
+
+
+_OF_A_RUN = frozenset(key.name for key in fields(OptimizerKeys))
+"""Keys of a plan that options of a run take the place of: another value makes no other plan."""
 
 
 _UNSAID = {

@@ -43,6 +43,12 @@ Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileToken
 TEXT_VOCABULARY = 256
 """Number of tokens of byte-level text."""
 
+BUILTIN = "the built-in text"
+"""Name of the text that a run without data has."""
+
+WITHOUT_ITS_LAST = "without its last"
+"""Beginning of the part of a stream whose end is held out; its percentage follows."""
+
 TOKEN_DTYPES = ("uint16", "uint32")
 """Types of a token in a .bin file."""
 
@@ -99,16 +105,17 @@ class TokenStream:
         }
 
 
-def in_words(facts: Mapping[str, Any]) -> str:
-    """Describe data by its `facts`: name, size, kind of token, documents."""
+def in_words(facts: Mapping[str, Any], found: str = "") -> str:
+    """Describe data by its `facts`: name, size, kind of token, documents; `found` tells where the tokenizer was."""
     part = f", {facts['part']}" if facts["part"] else ""
     words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
+    words += f" ({found})" if found else ""
     if isinstance(facts.get("documents"), int):
         end = facts.get("eos")
         ended = "nothing between them" if end is None else f"token {end} at the end of each"
         words += f"; documents: {facts['documents']:,}, {ended}"
     if isinstance(facts.get("completion_key"), str):
-        words += f"; loss on '{facts['completion_key']}' only"
+        words += f"; only tokens of the field '{facts['completion_key']}' are in the loss"
     return words
 
 
@@ -168,10 +175,10 @@ def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
     """
     from pydoc_data.topics import topics
 
-    check_text_vocabulary("the built-in text", vocab_size)
+    check_text_vocabulary(BUILTIN, vocab_size)
     text = "\n".join(topics[name] for name in sorted(topics))
     tokens = np.frombuffer(text.encode(), np.uint8)
-    return TokenStream("the built-in text", tokens, digest_of(tokens))
+    return TokenStream(BUILTIN, tokens, digest_of(tokens))
 
 
 def part_of_stream(stream: TokenStream, start: int, stop: int, words: str) -> TokenStream:

@@ -201,6 +201,10 @@ def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
         _refuse(path, line, "is no JSON object")
     texts = []
     for name in fields.names:
+        messages = name if name in held else next((key for key, value in held.items() if _are_messages(value)), name)
+        if _are_messages(held.get(messages)):
+            what = f"has a list of messages in its field {shown(messages)}: chats are not read as such"
+            _refuse(path, line, what, way_out=_CHATS_AS_TEXT)
         if name not in held:
             known = ", ".join(shown(key) for key in list(held)[:_MOST_NAMED]) or "none"
             way_out = _way_out(fields)
@@ -217,6 +221,17 @@ def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
             _refuse(path, line, f"has half of a surrogate pair in its field {shown(name)}, which is no text")
         texts.append(held[name])
     return tuple(texts)
+
+
+def _are_messages(value: object) -> bool:
+    """Tell whether a value is a chat as other programs write it: a list of objects."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+_CHATS_AS_TEXT = (
+    'write each chat as one text in the words of its template, {"text": "..."}; or, to train on the answer '
+    'alone, as {"prompt": "...", "completion": "..."}, with --train-on completion'
+)
 
 
 def _way_out(fields: Fields) -> str:

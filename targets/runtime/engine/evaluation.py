@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.targets.runtime.data.data import Batches, TokenStream, part_of_stream
+from ratrain.targets.runtime.data.data import WITHOUT_ITS_LAST, Batches, TokenStream, part_of_stream
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
@@ -123,7 +123,7 @@ def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, Tok
     cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
     if stream.documents is not None:
         cut = stream.documents.start_before(cut) or cut
-    share = f"last {100 * fraction:g} %"
-    training = part_of_stream(stream, 0, cut, f"without its {share}")
+    share = f"{100 * fraction:g} %"
+    training = part_of_stream(stream, 0, cut, f"{WITHOUT_ITS_LAST} {share}")
     held = part_of_stream(stream, cut, len(stream.tokens), "")
-    return training, evolve(held, name=f"the {share} of {stream.name}")
+    return training, evolve(held, name=f"the last {share} of {stream.name}")

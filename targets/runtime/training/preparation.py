@@ -5,18 +5,21 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.support.quantities import MIB
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     check_checkpoint_place,
     clear_leftovers,
     hold_checkpoint_place,
 )
+from ratrain.targets.runtime.checkpoint.checkpoint_room import check_room
 from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     RUN_FOLDER,
     CheckpointSeries,
@@ -97,6 +100,7 @@ def _begun(
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
         said += series.clear_leftovers(processes, lock)
+    processes.first_only(lambda: check_room(program, settings, first_step, is_series=series is not None))
     optimizer = program.plan.optimizer
     if loaded is not None:
         overrides = resumed_overrides(optimizer, settings.optimizer, loaded.run, loaded.directory)
@@ -211,18 +215,33 @@ def _made_engine(
 def _check_ram(memory: MemoryUse, most: int) -> None:
     """Raise RT093 if a process is going to hold more bytes than it may."""
     planned = memory.planned_bytes or memory.certified_bytes
-    if planned > most:
-        others = planned - memory.certified_bytes
-        text = (
-            f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas and {others} what "
-            "interpreter and libraries take: "
-            f"{planned - most} more than the {most} of --ram"
-        )
+    if planned <= most:
+        return
+    others = planned - memory.certified_bytes
+    text = (
+        f"this run holds {_mib(planned)} in memory, {_mib(memory.arena_bytes)} of them arenas and {_mib(others)} what "
+        f"interpreter and libraries take: {_mib(planned - most)} more than the {_mib(most)} of --ram"
+    )
+    enough = f"--ram {ceil(planned / MIB)}MiB"
+    if most <= others:
+        way_out = f"{enough} takes this program; what interpreter and libraries take alone, no plan makes less"
+    else:
         way_out = (
-            "compile with zero = 3 and --passes "
-            "'place-1f1b,offload-state{home=file},recompute{policy=full},...' (docs/memories.md)"
+            f"{enough}; or compile with zero = 3 and --passes '{_SMALLEST}' for a machine with a file_capacity "
+            "(docs/memories.md)"
         )
-        fail("RT093", text, help=way_out)
+    fail("RT093", text, help=way_out)
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.2f} MiB"
+
+
+_SMALLEST = (
+    "place-1f1b,offload-state{home=file},recompute{policy=full},bucket-grad-sync{bytes=1},schedule-update,"
+    "insert-prefetch,allocate-ddr"
+)
+"""Pipeline whose programs hold least in memory."""
 
 
 def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:

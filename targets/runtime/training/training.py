@@ -7,7 +7,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from math import isfinite
+from functools import partial
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from attrs import asdict, define, evolve, field, frozen
 from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.support.loops import compiled_anew
+from ratrain.ratrain_ir.support.quantities import MIB
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     is_sealed,
@@ -24,6 +26,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
 )
 from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     CheckpointSeries,
+    what_is_left,
 )
 from ratrain.targets.runtime.checkpoint.manifest import run_manifest
 from ratrain.targets.runtime.checkpoint.overrides import Overrides
@@ -72,6 +75,10 @@ class TimedStep:
 def _finite(value: float | None) -> float | None:
     """Return the number, or None if JSON cannot hold it (infinite or NaN)."""
     return value if value is not None and isfinite(value) else None
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.2f} MiB"
 
 
 @frozen
@@ -181,13 +188,13 @@ class TrainingRun:
             return
         anew = compiled_anew()
         text = (
-            f"the run has held {report.memory.peak} bytes in memory, {report.memory.peak - most} more than "
-            f"the {most} of --ram"
+            f"the run has held {_mib(report.memory.peak)} in memory, {_mib(report.memory.peak - most)} more than "
+            f"the {_mib(most)} of --ram"
         )
         if anew:
             way_out = f"run it again: it compiled {anew} loops, which are kept now"
         else:
-            way_out = f"allow it {report.memory.peak} bytes or more; it had planned {report.memory.planned}"
+            way_out = f"--ram {ceil(report.memory.peak / MIB)}MiB; it had planned {_mib(report.memory.planned)}"
         fail("RT093", text, help=way_out)
 
     def _timed(self, report: StepReport, seconds: float) -> TimedStep:
@@ -265,7 +272,7 @@ class TrainingRun:
         own = [rank.position for ranks in self.engine.ranks for rank in ranks if rank.position is not None]
         advice = None
         if self.series is not None:
-            advice = f"nothing that was saved is lost: go on with --resume {self.series.directory}"
+            advice = partial(what_is_left, self.series.directory)
         number, timeout = self.processes.number, self.settings.watch.hang_timeout if self.folder is not None else 0.0
         return Watchdog(Watched(self.program, self.folder, own, number, timeout, tell, advice))
 

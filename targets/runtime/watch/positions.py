@@ -20,7 +20,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,12 @@ def read_positions(folder: str) -> list[RankPosition]:
     except (OSError, ValueError) as error:
         fail("RT002", f"cannot read '{folder}': {getattr(error, 'strerror', None) or error}")
     return [_parse(path, data) for path, data in contents if not _is_blank(data)]
+
+
+def steps_done(positions: Sequence[RankPosition]) -> int:
+    """Return the number of steps that a run has done by its ranks' positions: the one in progress does not count."""
+    after = (RankPhase.BETWEEN_STEPS, RankPhase.SAVING, RankPhase.ENDED)
+    return max((each.step + (each.phase in after) for each in positions), default=0)
 
 
 def _read(path: Path, most: int) -> bytes:

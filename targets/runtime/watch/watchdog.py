@@ -27,7 +27,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Note, Severity
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.watch.liveness import Departures, Liveness, liveness
-from ratrain.targets.runtime.watch.positions import PositionFile, RankPhase, RunFolder, read_positions
+from ratrain.targets.runtime.watch.positions import PositionFile, RankPhase, RunFolder, read_positions, steps_done
 from ratrain.targets.runtime.watch.postmortem import Diagnosis, Fault, diagnose, only_gone
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class Watched:
     hang_timeout: float
     """seconds without progress of any rank before a verdict; 0: only SIGUSR1 is answered"""
     tell: Callable[[Diagnostic], None]
-    advice: str | None = None
-    """advice for a run that was lost"""
+    advice: Callable[[int], str] | None = None
+    """advice for a run that was lost, by the number of its steps"""
 
 
 class Watchdog:
@@ -234,7 +234,9 @@ class Watchdog:
         """Report, unless another rank has, and end this process, because the run cannot continue."""
         time.sleep(_TURN_SECONDS * min(self.watched.number, _MOST_TURNS))
         if folder.claim_report():
-            report = report_of(diagnosis, title, help_text=self.watched.advice)
+            advise = self.watched.advice
+            advice = None if advise is None else advise(steps_done(read_positions(folder.directory)))
+            report = report_of(diagnosis, title, help_text=advice)
             self.watched.tell(report)
             with contextlib.suppress(DiagnosticError):
                 folder.keep_report(report.render())

@@ -258,6 +258,19 @@ class _FileWeights(WeightSource):
             yield values
 
 
+def check_weights_place(path: str) -> None:
+    """Check that a path names weights that can be opened, before anything is derived from what stands beside them.
+
+    Raises RT002 (cannot be read) and RT091 (no weights, no sound files), as `read_weights` does.
+    """
+    try:
+        Path(path).stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the weights '{path}': {reason}", help=_KINDS_OF_WEIGHTS)
+    _open_weights(path)
+
+
 def model_directory(path: str) -> str | None:
     """Return the Hugging Face model directory of weights: the path, or the parent of `model.safetensors`; else None.
 
@@ -329,6 +342,9 @@ def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict
     }
 
 
+_KINDS_OF_WEIGHTS = f"weights are a .safetensors file, or a folder with {WEIGHTS_FILE} or {INDEX_FILE}"
+
+
 def _open_weights(path: str) -> dict[str, StoredTensor]:
     """Open the tensors of a file or directory, unchecked. Raises `DiagnosticError` RT091 if there are none."""
     folder = Path(path)
@@ -340,7 +356,7 @@ def _open_weights(path: str) -> dict[str, StoredTensor]:
         fail(
             "RT091",
             f"the directory '{path}' holds no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}",
-            help="weights in PyTorch pickles (*.bin) have to be converted to safetensors first",
+            help=f"{_KINDS_OF_WEIGHTS}; PyTorch pickles (*.bin) have to be converted to it first",
         )
     return _open_shards(folder)
 

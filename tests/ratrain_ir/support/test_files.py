@@ -29,10 +29,26 @@ from ratrain.ratrain_ir.support.files import (
 
 def test_a_folder_where_a_file_is_meant_is_said(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as refused:
-        read_text(str(tmp_path), "schedule")
+        read_text(str(tmp_path), "log")
     (item,) = refused.value.diagnostics
     assert (item.code, item.help) == ("RT002", "name a file in it")
     assert item.message.endswith("it is a directory")
+
+
+@pytest.mark.parametrize(("kind", "ending"), [("schedule", ".rtir"), ("program", ".rtx")])
+def test_what_a_command_makes_is_told_with_it(tmp_path: Path, kind: str, ending: str) -> None:
+    """Of a model's folder with its configuration; of a path without a file under that name."""
+
+    def way(path: Path) -> str | None:
+        with pytest.raises(DiagnosticError) as refused:
+            read_bytes(str(path), kind)
+        return refused.value.diagnostics[0].help
+
+    missing = tmp_path / f"missing{ending}"
+    assert way(missing) == f"'ratrainc compile --model M --plan P.toml -o {missing}' makes one"
+    assert way(tmp_path) == f"'ratrainc compile --model M --plan P.toml -o X{ending}' makes one"
+    (tmp_path / "config.json").touch()
+    assert way(tmp_path) == f"'ratrainc compile --model {tmp_path}/config.json --plan P.toml -o X{ending}' makes one"
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

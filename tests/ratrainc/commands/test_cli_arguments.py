@@ -15,12 +15,16 @@ from pathlib import Path
 import click
 import pytest
 
+from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.printer import write_module
 from ratrain.ratrainc.cli import commands, main
 from ratrain.ratrainc.running import supervisor
 from ratrain.ratrainc.running.examples import example_path
+from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.watch.liveness import Liveness
 from ratrain.targets.runtime.watch.positions import RunFolder
+from tests.end_to_end.tiny_runs import make_plan
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SEARCH = ("--model", MODEL, "--clusters", "4")
@@ -178,6 +182,31 @@ def test_launch_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tempfile, "tempdir", str(places))
     assert main(["launch", "-n", "1", "--mpirun", str(launcher), "a.rtx"]) == code
     assert not list(places.iterdir())
+
+
+@pytest.mark.usefixtures("_mpi4py_is_there")
+@pytest.mark.parametrize("ending", ["rtx", "rtir"])
+def test_launch_starts_as_many_processes_as_there_are_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    """Another number is refused before any process begins, in words of `launch`."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    launcher, file, said = tmp_path / "mpirun", str(tmp_path / f"a.{ending}"), tmp_path / "said"
+    launcher.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo "$2" > {said}\n')
+    launcher.chmod(0o755)
+    module = api.compile(MODEL, make_plan(pp=3, dp=2, micro_batches=4))
+    write_module(module, file) if ending == "rtir" else write_program(api.emit(module), file)
+    assert main(["launch", "-n", "3", "--mpirun", str(launcher), file]) == 1
+    refused = capsys.readouterr().err
+    assert f"'{file}' has 6 ranks, and -n 3 would start 3 processes" in refused
+    assert f"help: ratrainc launch -n 6 {file} ..." in refused
+    assert not said.exists()
+    for words in ([], ["-n", "6"]):
+        assert main(["launch", *words, "--mpirun", str(launcher), file]) == 0
+        assert said.read_text() == "6\n"
+        said.unlink()
+    assert main(["launch", "--mpirun", str(launcher), "missing.rtx"]) == 1
+    assert "RT002" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_mpi4py_is_there")

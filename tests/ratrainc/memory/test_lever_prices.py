@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.console.parts import text_of
+from ratrain.ratrainc.console.parts import TextTable, text_of
 from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
 from ratrain.ratrainc.report import byte_report
 from ratrain.targets.codegen.emitter import without_reuse
@@ -101,6 +101,32 @@ def test_estimates_are_called_so() -> None:
         table = byte_report._levers_table([facts | {"estimated": False}, facts | {"estimated": estimated}])
         assert ("about 1.00 MiB" in text_of([table])) == estimated
         assert ("estimated from fewer micro-batches" in text_of([table])) == estimated
+
+
+def test_changes_that_free_nothing_are_named_apart() -> None:
+    """One that frees less than is shown, one that moves the peak to another stage, and one that costs bytes."""
+    mib = 1 << 20
+
+    def lever(name: str, freed: int | None, peak: int) -> dict[str, Any]:
+        return {"name": name, "freed_bytes": freed, "peak_bytes": peak, "step_seconds": 1.0, "estimated": False}
+
+    tried = [
+        lever("unchanged", 0, 8 * mib),
+        lever("frees", mib, 7 * mib),
+        lever("rounds to nothing", 4096, 8 * mib - 4096),
+        lever("moves the peak", mib, 9 * mib),
+        lever("costs", -mib, 9 * mib),
+        lever("fewer stages", None, 9 * mib),
+        lever("more stages", None, 6 * mib),
+    ]
+    table, rest = byte_report._levers(tried)
+    assert isinstance(table, TextTable)
+    assert [row[0] for row in table.rows] == ["unchanged", "frees", "more stages"]
+    assert (
+        rest == "tried, and free less than 0.01 MiB of the peak: rounds to nothing; moves the peak; costs; fewer stages"
+    )
+    assert not list(byte_report._levers(tried[:1]))
+    assert len(list(byte_report._levers(tried[:2]))) == 1
 
 
 def test_the_schedule_itself_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,15 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(tmp_path: Path
         assert found.ops == ()
         assert len(found.cannot) == len(words)
         assert all(part in told for part, told in zip(words, found.cannot, strict=True))
-        assert found.figures["step_seconds"].change not in (None, 0)
+        of_steps = [found.figures[key] for key in ("step_seconds", "busy_seconds", "tokens_per_second", "ops")]
+        assert all(pair.program and pair.baseline for pair in of_steps)
+        assert all(pair.change is None for pair in (*of_steps, *found.causes.values()))
+        assert all(pair.change is None for stage in found.stages for pair in stage.values())
+        lines = list(in_words(found))
+        assert "neither is called faster" in found.verdict
+        assert not [line for line in lines if line.startswith("step")]
+        compared = {line.split(":")[0] for line in lines if line.endswith("%)")}
+        assert other.program.model == one.program.model or all("utilisation" in each for each in compared)
         assert len(found.stages) == max(len(each.program.stages) for each in (one, other))
         write_comparison(one, other, found, str(tmp_path / "p.html"))
         page = Page((tmp_path / "p.html").read_text("utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from functools import cache
 from itertools import permutations
@@ -298,6 +299,70 @@ def test_a_resume_with_other_tokens_is_refused_unless_told(place: Path) -> None:
         assert not begun(choice, resume=str(place / f"checkpoint{number}")).warnings
 
 
+WAYS_BACK = {
+    "held out": (DataChoice(), Evaluation(every=3, fraction=0.2), "--eval-every 3 --eval-fraction 0.2"),
+    "end": (DataChoice(eos="7"), Evaluation(), "--eos 7"),
+    "text": (DataChoice(text_key="question"), Evaluation(), "--text-key question"),
+    "completion": (
+        DataChoice(train_on="completion", prompt_key="question", completion_key="the answer"),
+        Evaluation(),
+        "--train-on completion --prompt-key question --completion-key 'the answer'",
+    ),
+    "all": (
+        DataChoice(train_on="completion", prompt_key="text", completion_key="question", eos="9"),
+        Evaluation(every=1),
+        "--eos 9 --train-on completion --prompt-key text --completion-key question --eval-every 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAYS_BACK)
+def test_a_resume_without_its_options_names_them_as_they_are_typed(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with these the very command goes on; a run that had none of them is told to leave them out."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    data, evaluation, options = WAYS_BACK[name]
+    line = {"text": TEXT[:400], "question": TEXT[:400].upper(), "the answer": TEXT[:400].title()}
+    (place / "lines.jsonl").write_text(f"{json.dumps(line)}\n" * 4)
+    program, lines = str(place / "a.rtx"), str(place / "lines.jsonl")
+    write_program(wide_program(), program)
+    ran((evolve(data, paths=(lines,)), evaluation), save=str(place / "with"))
+    ran(DataChoice((lines,)), save=str(place / "without"))
+    words = ["run", program, "--data", lines, "--kernels", "reference", "--steps", "1", "--resume"]
+    assert main([*words, str(place / "with")]) == 1
+    said = capsys.readouterr().err
+    assert f"help: give again {options}" in said
+    assert ("which trains on what was held out" in said) == (evaluation.every is not None)
+    given = shlex.split(said.partition("give again ")[2].partition(";")[0].partition(", and leave out")[0])
+    assert main([*words, str(place / "with"), *given]) == 0
+    capsys.readouterr()
+    assert main([*words, str(place / "without"), *given]) == 1
+    back = "give again --text-key text" if name == "text" else "leave out --"
+    assert back in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ("book.txt, 2,400 tokens; a token is a byte", "other.txt, 2,400", "give again --data {}/book.txt;"),
+        ("model1/tokenizer.json", "model2/tokenizer.json", "give again --tokenizer {}/model1/tokenizer.json;"),
+        (
+            "wide.bin, 2,400 tokens; a token is a uint32",
+            "book.txt, 2,400 tokens; a token is a byte",
+            "give again --data {}/wide.bin --data-dtype uint32;",
+        ),
+        ("book.txt, 2,400 tokens; a token is a byte", "without its last 20 %", "leave out --eval-every;"),
+    ],
+)
+def test_other_files_and_tokenizers_are_named(then: str, now: str, said: str, place: Path) -> None:
+    known = choices(place)
+    ran(known[then], save=str(place / "checkpoint"))
+    with pytest.raises(DiagnosticError) as caught:
+        begun(known[now], resume=str(place / "checkpoint"))
+    assert said.format(place) in str(caught.value)
+
+
 def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
     """It is found with the weights, kept in the checkpoint when those are gone, and exported with the trained ones."""
     book, checkpoint = DataChoice((str(place / "book.txt"),)), str(place / "checkpoint")
@@ -321,6 +386,27 @@ def test_a_checkpoint_knows_the_tokenizer_of_its_run(place: Path) -> None:
     (Path(newest) / "tokenizer.json").write_text('{"number": 2}')
     with pytest.raises(DiagnosticError, match=r"RT092.*changed or damaged"):
         export_weights(checkpoint, str(place / "exported"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ("missing", "error[RT002]: cannot read the weights 'missing': No such file"),
+        ("model1/model.safetensor", "error[RT002]: cannot read the weights 'model1/model.safetensor'"),
+        ("model1", "error[RT091]: the directory 'model1' holds no weights"),
+        ("book.txt", "error[RT091]: 'book.txt'"),
+    ],
+)
+def test_weights_that_are_none_are_refused_for_that(
+    weights: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not for the tokenizer that is not beside them either, which a vocabulary other than that of bytes asks for."""
+    monkeypatch.chdir(place)
+    write_program(make_program(evolve(MODEL, vocab_size=300)), "a.rtx")
+    assert main(["run", "a.rtx", "--data", "book.txt", "--init", weights]) == 1
+    problem = capsys.readouterr().err
+    assert said in problem
+    assert "--tokenizer" not in problem
 
 
 def test_bytes_are_taken_where_they_are_asked_for_or_nothing_else_is_there(place: Path) -> None:

@@ -130,6 +130,25 @@ def test_two_logs_are_in_one_page_and_a_folder_names_its_logs(tmp_path: Path) ->
     assert [run["name"] for run in runs] == ["first.jsonl", "second.jsonl"]
 
 
+def test_other_files_of_a_folder_are_left_out_and_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    (tmp_path / "a-book.jsonl").write_text('{"text": "words"}\n')
+    (tmp_path / "notes.jsonl").write_text("not even JSON\n")
+    folder, page = str(tmp_path), tmp_path / "p.html"
+    assert main(["watch", folder, "-o", str(page)]) == 1
+    refused = capsys.readouterr().err
+    assert "no file in the folder" in refused
+    assert "a-book.jsonl" in refused
+    (tmp_path / "losses.jsonl").write_text(line(0) + line(1))
+    assert main(["watch", folder, "-o", str(page)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("warning") == said.count("a-book.jsonl") == said.count("notes.jsonl") == 1
+    assert [run["name"] for run in Page(page.read_text("utf-8")).facts["runs"]] == ["losses.jsonl"]
+    assert main(["watch", str(tmp_path / "a-book.jsonl"), "-o", str(page)]) == 1
+
+
 def test_a_page_of_others_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "l.jsonl").write_text(line(0))
     (tmp_path / "l.html").write_text("mine")

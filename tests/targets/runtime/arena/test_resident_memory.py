@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.arena.process_memory import MemoryUse
 from ratrain.targets.runtime.training import preparation, training
 from tests.end_to_end.tiny_runs import MODEL, train
 
@@ -105,12 +106,33 @@ def test_a_run_that_may_not_hold_what_libraries_take_does_not_begin(tmp_path: Pa
         preparation._check_ram(memory, without)
 
 
+def test_a_limit_below_interpreter_and_libraries_is_told_the_least_one_and_no_plan() -> None:
+    """The limit that is named suffices; a plan is advised only where one can help, and its pipeline can be typed."""
+    memory = MemoryUse(100 * MIB, MIB, 0, 120 * MIB, None, {}, first_use={"compiled loops": 8 * MIB + 5})
+    preparation._check_ram(memory, 230 * MIB)
+    for most, helps in ((128 * MIB, False), (129 * MIB, True)):
+        with pytest.raises(DiagnosticError, match=r"this run holds 229\.00 MiB") as refused:
+            preparation._check_ram(memory, most)
+        (problem,) = refused.value.diagnostics
+        assert problem.help is not None
+        assert problem.help.startswith("--ram 230MiB")
+        assert ("--passes" in problem.help) == helps
+    passes = problem.help.partition("--passes '")[2].partition("'")[0]
+    machine = Path(__file__).resolve().parents[4] / "examples" / "small-memory.toml"
+    assert "file_capacity" in machine.read_text()
+    api.compile(MODEL, Plan(1, 1, (), 2, 1, 32, zero=3), passes=passes, machine=str(machine))
+
+
 def test_a_run_that_has_held_more_than_it_may_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(api.emit(api.compile(MODEL, Plan(1, 1, (), 2, 1, 32))), 0)
     report = run.engine.run_step(0)
     assert report.memory is not None
     peak = report.memory.peak
-    for most, anew, words in ((peak, 0, None), (peak - 1, 0, f"allow it {peak}"), (peak - 1, 5, "compiled 5 loops")):
+    for most, anew, words in (
+        (peak, 0, None),
+        (peak - 1, 0, f"--ram {-(-peak // MIB)}MiB"),
+        (peak - 1, 5, "compiled 5 loops"),
+    ):
         execution = evolve(run.settings.execution, ram_bytes=most)
         run.settings = evolve(run.settings, execution=execution)
         monkeypatch.setattr(training, "compiled_anew", lambda anew=anew: anew)

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Severity
 from ratrain.targets.runtime.arena.tensor_file import StoredTensor
 from ratrain.targets.runtime.checkpoint import checkpoint, checkpoint_places, checkpoint_series
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest, saved_steps
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest, saved_steps, what_is_left
 from ratrain.targets.runtime.checkpoint.checkpoint_shards import load_shards
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.engine.processes import Processes
@@ -37,6 +37,15 @@ F32: dict[str, Any] = {"view_dtype": "f32"}
 @pytest.fixture
 def place(tmp_path: Path) -> str:
     return str(tmp_path / "run")
+
+
+def test_a_loss_is_told_in_steps(place: str) -> None:
+    assert what_is_left(place, 3) == "nothing was saved: 3 steps are lost; --save-every N saves after every N steps"
+    train(make_program(), 5, save=place, save_every=2)
+    shutil.rmtree(saved_steps(place)[0][1])
+    assert (
+        what_is_left(place, 7) == f"the state after 4 steps is saved, steps since and lost: 3; --resume {place} goes on"
+    )
 
 
 def names(place: str) -> list[str]:

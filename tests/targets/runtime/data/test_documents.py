@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.run_choices import DataChoice
 from ratrain.ratrainc.running.training_data import open_data
 from ratrain.targets.runtime.data import data as data_module
-from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.data.data import Batches, TokenStream, in_words
 from ratrain.targets.runtime.data.documents import Documents, bounds_of, pieced
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Evaluation
@@ -54,6 +54,14 @@ def refusal(program: Any, *paths: str | Path, **keys: Any) -> Any:
     (problem,) = caught.value.diagnostics
     assert problem.help
     return problem
+
+
+def test_data_in_words_say_each_thing_of_what_it_is() -> None:
+    facts = {"name": "a", "part": "", "tokens": 9, "token": "one of 'x'", "documents": 2, "completion_key": "answer"}
+    assert in_words(facts, "of the weights") == (
+        "a, 9 tokens; a token is one of 'x' (of the weights); documents: 2, nothing between them; "
+        "only tokens of the field 'answer' are in the loss"
+    )
 
 
 class TestJsonl:
@@ -98,6 +106,26 @@ class TestJsonl:
         problem = refusal(program, path)
         assert 'no field "text"; it has "id", "content"' in problem.message
         assert "--text-key" in problem.help
+
+    @pytest.mark.parametrize(
+        ("key", "keys"),
+        [
+            ("messages", {}),
+            ("messages", {"text_key": "messages"}),
+            ("text", {}),
+            ("conversations", {"train_on": "completion"}),
+            ("prompt", {"train_on": "completion"}),
+        ],
+    )
+    def test_a_chat_is_no_text_whatever_key_is_given(
+        self, program: Any, tmp_path: Path, key: str, keys: dict[str, Any]
+    ) -> None:
+        path = tmp_path / "docs.jsonl"
+        path.write_text(json.dumps({"id": 1, key: [{"role": "user", "content": "a"}]}) + "\n")
+        problem = refusal(program, str(path), **keys)
+        assert f'a list of messages in its field "{key}"' in problem.message
+        assert "--train-on completion" in problem.help
+        assert "-key" not in problem.help
 
     @pytest.mark.parametrize(
         ("line", "said", "column"),
