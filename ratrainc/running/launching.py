@@ -13,7 +13,7 @@ from shlex import quote
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.plugins import plugins
-from ratrain.ratrain_ir.text.parser import read_module
+from ratrain.ratrainc.compiling.opening import load_schedule
 from ratrain.ratrainc.running.supervisor import Supervisor, start_command
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.checkpoint.checkpoint_series import RUN_FOLDER, what_is_left
@@ -44,7 +44,7 @@ def launch(file: str, ranks: int | None, words: tuple[str, ...], engine: str, mp
 def _ranks_of(file: str) -> int:
     """Return the number of ranks of the program, or of the schedule, in a file. Raises `DiagnosticError`."""
     if file.endswith(".rtir"):
-        return read_module(file).plan.clusters
+        return load_schedule(file).plan.clusters
     return read_program(file).plan.clusters
 
 

@@ -41,7 +41,8 @@ class KeptResults:
 
         Raises `DiagnosticError` RT002 if it cannot be read, written, or holds something else.
         """
-        file, found, whole = Path(path), {}, ""
+        file, whole = Path(path), ""
+        found: dict[str, PlanEvaluation] = {}
         if file.exists():
             text = read_text(path, "file of results")
             whole = text[: text.rfind("\n") + 1]

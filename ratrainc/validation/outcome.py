@@ -280,18 +280,21 @@ def validate(
         number: task for number, row in enumerate(rows) if (task := task_of(row, whole=whole)) is not None
     }
     found: dict[int, PlanEvaluation | DiagnosticError] = {}
-    known = {} if kept is None else {number: was for number, task in tasks.items() if (was := kept.get(task))}
+    known = {} if kept is None else {number: each for number, task in tasks.items() if (each := kept.get(task))}
     left = [number for number in tasks if number not in known]
 
     def note(number: int, evaluation: PlanEvaluation | DiagnosticError) -> None:
         found[number] = evaluation
-        row, refused = rows[number], isinstance(evaluation, DiagnosticError)
-        if kept is not None and number not in known and not refused:
+        row = rows[number]
+        if isinstance(evaluation, DiagnosticError):
+            hear(row)
+            return
+        if kept is not None and number not in known:
             kept.put(row.id, tasks[number], evaluation)
-        hear(row if refused else RowOutcome(row, evaluation))
+        hear(RowOutcome(row, evaluation))
 
-    for number, evaluation in known.items():
-        note(number, evaluation)
+    for number, was in known.items():
+        note(number, was)
     evaluate_all([tasks[number] for number in left], jobs, lambda at, evaluation: note(left[at], evaluation))
     problems = Diagnostics()
     outcomes = []
