@@ -33,8 +33,18 @@ FITTED = ("gemm_efficiency", "dispatch", "attention_efficiency", "gemm_half_exte
 """Constants, those first that change most rows: a device of few rows has only the first of them fitted."""
 ROWS_OF_A_CONSTANT = 4
 """Least rows for each constant. Fewer leave directions open: an efficiency of 0.98 beside one of 0.09 fits as well."""
-_START = {"dispatch": 6e-5}
-"""Where a fit starts if the file's value changes no row: below the time of every kernel a gap has no slope."""
+_START = {
+    "gemm_efficiency": 0.8,
+    "dispatch": 6e-5,
+    "attention_efficiency": 0.5,
+    "gemm_half_extent": 64.0,
+    "head_efficiency": 0.8,
+    "launch": 2e-6,
+}
+"""Where every fit starts, whatever the file has. A dispatch below the time of every kernel would change no row."""
+_HOLD = 0.02
+"""Residual of a constant that changes by a factor of e: as much as a row that is 2 % off. What few rows leave open stays
+plausible."""
 _LOWERED = 0.9
 """Factor by which a constant is lowered to see if it changes any row; one that changes none keeps its value."""
 _GAIN = 1e-3
@@ -59,10 +69,10 @@ class _Row:
         of_rate = self.row.measure == "tokens_per_second"
         return self.row.task.plan.tokens_per_step / self.row.measured if of_rate else self.row.measured
 
-    def seconds(self, names: Sequence[str], values: Sequence[float]) -> float:
-        """Return the simulated seconds with other values of some constants."""
+    def seconds(self, values: Sequence[float]) -> float:
+        """Return the simulated seconds with other values of the constants in `FITTED`."""
         with paused_gc():
-            return self.step.seconds(with_values(self.step.task.machine, names, values, ""))
+            return self.step.seconds(with_values(self.step.task.machine, FITTED, values, ""))
 
 
 def rows_of(device: str) -> list[ValidationRow]:
@@ -107,43 +117,35 @@ def fit(device: str) -> tuple[Machine, list[_Row], Seconds]:
     """Return the fitted machine, all rows of a device, and their times on it."""
     rows = rows_of(device)
     kept = compiled(fitted_rows(rows))
-    machine = load_machine(DEVICES[device])
-    constants = {name: evolve(machine.constants[name], value=value) for name, value in _START.items()}
-    start = (
-        evolve(machine, constants=machine.constants | constants) if machine.dispatch < _START["dispatch"] else machine
-    )
+    start = with_values(load_machine(DEVICES[device]), FITTED, [_START[name] for name in FITTED], "")
 
-    def times(names: Sequence[str], values: Sequence[float], rows: Sequence[_Row] = kept) -> Seconds:
-        return np.array([each.seconds(names, values) for each in rows])
+    def times(machine: Machine, rows: Sequence[_Row] = kept) -> Seconds:
+        return np.array([each.seconds([machine[name] for name in FITTED]) for each in rows])
 
-    def predict(tried: Machine) -> Seconds:
-        return times(names, [tried[name] for name in names])
-
-    usual = [times([name], [start[name]]) for name in FITTED]
-    names = [
-        name
-        for name, seconds in zip(FITTED, usual, strict=True)
-        if np.any(times([name], [_LOWERED * start[name]]) != seconds)
-    ]
-    names = names[: len(kept) // ROWS_OF_A_CONSTANT]
+    usual = times(start)
+    lowered = {name: with_values(start, [name], [_LOWERED * start[name]], "") for name in FITTED}
+    names = [name for name in FITTED if np.any(times(lowered[name]) != usual)][: len(kept) // ROWS_OF_A_CONSTANT]
     tables = len({each.row.line.path for each in kept})
     source = f"benchmarks/constants.py: {len(kept)} rows of split fit of {tables} tables of benchmarks/published"
     measured = np.array([each.measured for each in kept])
-    result = fitted(start, names, predict, measured, source=source, outlier=OUTLIER, least_gain=_GAIN)
+    result = fitted(start, names, times, measured, source=source, outlier=OUTLIER, least_gain=_GAIN, hold=_HOLD)
+    open_ones = {
+        name: evolve(result.constants[name], certainty="assumed", source="where fits start: too few rows tell it")
+        for name in FITTED
+        if name not in names
+    }
     every = [*kept, *compiled([row for row in rows if row.split == "held-out"])]
-    return result, every, times(names, [result[name] for name in names], every)
-
-
-def _fitted_names(machine: Machine) -> list[str]:
-    return [name for name in FITTED if machine.constants[name].certainty == "fitted"]
+    return evolve(result, constants=result.constants | open_ones), every, times(result, every)
 
 
 def report(device: str, machine: Machine, rows: Sequence[_Row], times: Seconds) -> Constant:
     """Print the fit of a device; return its `step_error`."""
     errors = times / np.array([each.measured for each in rows]) - 1
     held = np.array([each.row.split == "held-out" for each in rows])
-    for name in _fitted_names(machine):
-        print(f"{device} {name} = {machine[name]:.4g} {machine.constants[name].unit}")
+    for name in FITTED:
+        print(
+            f"{device} {name} = {machine[name]:.4g} {machine.constants[name].unit}, {machine.constants[name].certainty}"
+        )
     for split, of_split in (("fit", ~held), ("held-out", held)):
         each = Errors.of(errors[of_split])
         print(
@@ -168,7 +170,7 @@ def write(machine: Machine, error: Constant) -> None:
     """Put fitted constants and the error of held-out rows into a machine's file; all else in it stays."""
     path = MACHINES / f"{machine.name}.toml"
     text = path.read_text(encoding="utf-8")
-    for name in (*_fitted_names(machine), "step_error"):
+    for name in (*FITTED, "step_error"):
         constant = error if name == "step_error" else machine.constants[name]
         section = (
             f'[{name}]\nvalue = {constant.value:.3g}\nunit = "{constant.unit}"\n'

@@ -95,12 +95,14 @@ def fitted(
     place: Location | None = None,
     outlier: float = inf,
     least_gain: float = _SMALL_GAIN,
+    hold: float = _HOLD,
 ) -> Machine:
     """Fit named constants of a machine to measured seconds, starting from its own values.
 
     `predict` returns the seconds of all rows on a machine. A residual beyond `outlier` counts by its size and not its
     square, so rows that no constant explains do not bend the rest (scipy's loss soft_l1; Huber, "Robust Estimation of a
-    Location Parameter", 1964). The search ends when a step gains less than `least_gain` of the loss. Raises
+    Location Parameter", 1964). The search ends when a step gains less than `least_gain` of the loss. `hold` is
+    the residual of a constant that changes by a factor of e. Raises
     `DiagnosticError` RT002 as `check_solver` does, and RT005 if the start predicts no positive times, if there are
     fewer rows than constants, or if a constant changes no row.
     """
@@ -139,7 +141,7 @@ def fitted(
     solution = least_squares(
         # The additional residuals pull each constant to its start, so that the solution is unique even if the rows
         # leave a direction open.
-        lambda changes: np.concatenate((residuals(changes), _HOLD * changes)),
+        lambda changes: np.concatenate((residuals(changes), hold * changes)),
         np.zeros(len(names)),
         bounds=(-log(_MOST_CHANGE), np.minimum(np.log(largest / start), log(_MOST_CHANGE))),
         # soft_l1 is 2 (sqrt(1 + z) - 1) with z = (residual / f_scale)^2: a square for small residuals, linear for large
