@@ -327,7 +327,7 @@ def _levers(levers: list[dict[str, Any]]) -> Iterator[Part]:
 def _frees(lever: dict[str, Any], now: dict[str, Any]) -> bool:
     """Tell whether a change frees bytes as they are shown, without a higher peak elsewhere."""
     freed, less = lever["freed_bytes"], now["peak_bytes"] - lever["peak_bytes"]
-    return less >= 0 and (less if freed is None else freed) >= _LEAST_FREED
+    return bool(less >= 0 and (less if freed is None else freed) >= _LEAST_FREED)
 
 
 def _levers_table(levers: list[dict[str, Any]]) -> TextTable:
