@@ -201,9 +201,11 @@ class Table(Generic[T]):
     def flat(self, data: Mapping[str, Any], report: Report) -> dict[str, object]:
         """Return the known keys of all sections of a file in one mapping; report everything else as RT063."""
         values: dict[str, object] = {}
+        elsewhere: dict[str, object] = {}
         for section, content in data.items():
             if section not in self.sections:
                 self._report_section(section, content, report)
+                elsewhere |= {section: content} if section in self.keys else {}
             elif not isinstance(content, Mapping):
                 text = f"'{section}' is {shown(content)}: a section is expected"
                 report.error("RT063", section, text, help=f"[{section}]")
@@ -211,9 +213,11 @@ class Table(Generic[T]):
                 for name, value in content.items():
                     if name not in self.sections[section]:
                         self._report_key(section, name, report)
+                        elsewhere |= {name: value} if name in self.keys else {}
                     else:
                         values[name] = self._meant(name, value)
-        return values
+        # A key in the wrong place is reported for that, and must not be said to be missing too.
+        return {name: self._meant(name, value) for name, value in elsewhere.items()} | values
 
     def _report_section(self, section: str, content: object, report: Report) -> None:
         home = self.keys[section].section if section in self.keys else None

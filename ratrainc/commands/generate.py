@@ -125,8 +125,14 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
     from ratrain.ratrainc.console.console import print_json, status
     from ratrain.ratrainc.console.terminal import echo
 
-    with status("generating"):
-        made = api.generate(path, prompt, asked=asked, threads=threads)
+    with status("generating: new kernels are compiled") as tell:
+        made = api.generate(
+            path,
+            prompt,
+            asked=asked,
+            threads=threads,
+            progress=lambda at: tell(f"generating, {at.done} of {at.total} tokens at most"),
+        )
     if as_json:
         print_json(made.to_json())
     elif made.whole is None:

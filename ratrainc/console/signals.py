@@ -24,6 +24,8 @@ class StopAsked:
     """text that is printed after the signal"""
     is_at_once: bool = False
     """True if it stops at once: the unfinished step is dropped, and the saved state is named"""
+    speaks: bool = True
+    """False for a process whose run another one answers for: a launcher hands a signal to all of them"""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
@@ -34,7 +36,9 @@ class StopAsked:
             self.is_at_once = True
             raise KeyboardInterrupt
         # a launcher sends SIGTERM to all ranks at once, and maybe again: of these no terminal waits for an answer
-        if number == signal.SIGINT:
+        if not self.speaks:
+            pass
+        elif number == signal.SIGINT:
             _say_at_once(f"{self.answer}; Ctrl-C again stops at once")
         elif not self.signal:
             _say_at_once(self.answer)

@@ -93,6 +93,7 @@ def generate(
     tokens: int = 64,
     asked: Generation | None = None,
     threads: int | None = None,
+    progress: OnProgress | None = None,
 ) -> Generated:
     """Continue a prompt, words or token numbers, with the model of a checkpoint or of a Hugging Face directory.
 
@@ -104,7 +105,9 @@ def generate(
     if isinstance(prompt, str):
         prompt = Prompt(text=prompt)
     given = prompt if isinstance(prompt, Prompt) else Prompt(tokens=tuple(prompt))
-    return made(path, given, evolve(asked or Generation(tokens), threads=threads or available_threads()))
+    return made(
+        path, given, evolve(asked or Generation(tokens), threads=threads or available_threads()), progress or unheard
+    )
 
 
 def export_weights(

@@ -77,7 +77,7 @@ def byte_report(
             progress(Progress(0, None, "emitting"))
             program = emit(module, machine=machine)
         if stage is None:
-            peaks = _peaks(program) if program else each_stage(lambda each: lifetimes(each).peak_bytes, module.stages)
+            peaks = each_stage(_peak_bytes, module.stages) if program is None else _peaks(program)
             stage = peaks.index(max(peaks))
         facts = _facts(module, module.stages[stage], machine)
         pricing, outcome, untried = _pricing(module, stage, machine, seconds) if levers else (None, None, "")
@@ -113,6 +113,10 @@ def byte_report(
         assert outcome is not None
         untried = _add_levers(facts, outcome, pricing.prices(outcome, found[own:], count))
     return ByteReport(facts, untried)
+
+
+def _peak_bytes(stage: Stage) -> int:
+    return lifetimes(stage).peak_bytes
 
 
 def _peaks(program: Program) -> list[int]:
@@ -322,9 +326,8 @@ def _levers(levers: list[dict[str, Any]]) -> Iterator[Part]:
 
 def _frees(lever: dict[str, Any], now: dict[str, Any]) -> bool:
     """Tell whether a change frees bytes as they are shown, without a higher peak elsewhere."""
-    freed: int | None = lever["freed_bytes"]
-    less: int = now["peak_bytes"] - lever["peak_bytes"]
-    return less >= 0 and (less if freed is None else freed) >= _LEAST_FREED
+    freed, less = lever["freed_bytes"], now["peak_bytes"] - lever["peak_bytes"]
+    return bool(less >= 0 and (less if freed is None else freed) >= _LEAST_FREED)
 
 
 def _levers_table(levers: list[dict[str, Any]]) -> TextTable:

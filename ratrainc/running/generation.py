@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import is_regular, is_there
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt
+from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
@@ -82,8 +83,10 @@ class _Language:
     encoder: Encoder | None = None
 
 
-def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
+def generate(path: str, prompt: Prompt, asked: Generation, progress: OnProgress = unheard) -> Generated:
     """Continue a prompt token by token; each token takes a forward pass over all tokens before it.
+
+    `progress` is told of each token; the first may take long, since new kernels are compiled for it.
 
     Raises `DiagnosticError` as the readers of checkpoints and weights do, and RT094 if the prompt, the tokenizer or a
     length does not fit the model, or its logits are not finite.
@@ -97,7 +100,7 @@ def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
     with threadpool_limits(limits=1):  # kernels share their work themselves
         kernels = kernel_set(asked.kernels, asked.threads)
         forward = ForwardModel(origin.model, origin.source, Dtype(asked.dtype or origin.dtype), kernels)
-        added = _continuation(forward, tokens, ends, asked, path)
+        added = _continuation(forward, tokens, ends, asked, path, progress)
     seconds = time.perf_counter() - start
     whole = None if language is None else language.decode([*tokens, *added])
     text = None if language is None or whole is None else _behind(language, tokens, added, whole)
@@ -105,7 +108,12 @@ def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
 
 
 def _continuation(
-    forward: ForwardModel, prompt: Sequence[int], ends: frozenset[int], asked: Generation, path: str
+    forward: ForwardModel,
+    prompt: Sequence[int],
+    ends: frozenset[int],
+    asked: Generation,
+    path: str,
+    progress: OnProgress,
 ) -> list[int]:
     chooser = Chooser(asked.sampling)
     added: list[int] = []
@@ -120,6 +128,7 @@ def _continuation(
                 help="--dtype f32 has room for larger values",
             )
         added.append(chooser.choose(logits))
+        progress(Progress(len(added), asked.tokens, "tokens"))
     return added
 
 

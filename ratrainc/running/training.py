@@ -65,7 +65,7 @@ def run_training(
             run.engine.profile = run.processes.begin_profile()
         for warning in run.warnings:
             show_safely(warning)
-        stop = StopAsked()
+        stop = StopAsked(speaks=run.processes.number == 0)
         start = time.perf_counter()
         problems: list[Diagnostic] = []
         ending.enter_context(ending_in_order(stop))

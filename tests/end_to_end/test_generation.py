@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -273,3 +274,24 @@ def test_weights_too_large_for_f16_are_said(tmp_path: Path) -> None:
         patch.setattr(ForwardModel, "logits", lambda *_: np.array([np.nan, 1.0], np.float32))
         with pytest.raises(DiagnosticError, match=r"RT094.*not finite[\s\S]*--dtype f32"):
             generate(str(tmp_path / "hf"), Prompt(tokens=PROMPT), Generation(1))
+
+
+def test_the_first_token_is_waited_for_in_words_of_what_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line before any token is done speaks of kernels; then tokens are counted."""
+    told: list[str] = []
+
+    @contextmanager
+    def status(title: str) -> Iterator[Any]:
+        told.append(title)
+        yield told.append
+
+    monkeypatch.setattr("ratrain.ratrainc.console.console.status", status)
+    words = ["generate", trained(MODEL, tmp_path), "--prompt-tokens", "3,17,4", "--tokens", "2", "--eos", "none"]
+    assert main([*words, "--kernels", "reference"]) == 0
+    assert told == [
+        "generating: new kernels are compiled",
+        "generating, 1 of 2 tokens at most",
+        "generating, 2 of 2 tokens at most",
+    ]

@@ -423,6 +423,14 @@ def test_refusal(text, code, phrase, line):
     first.render().encode()
 
 
+def test_a_key_in_the_wrong_place_is_not_missing_too():
+    """Keys without sections are each told their own, and no more."""
+    errors = refusal(parse, "\n".join(line for line in BASE.splitlines() if not line.startswith("[")))
+    assert errors
+    assert all("belongs in [" in (error.help or "") for error in errors)
+    assert not [error for error in errors if "is missing" in error.message]
+
+
 @pytest.mark.parametrize(
     ("text", "way_out"),
     [

@@ -88,6 +88,18 @@ def test_a_signal_that_comes_while_stderr_is_written_disturbs_nothing(monkeypatc
     assert stop.signal == signal.SIGTERM
 
 
+def test_one_process_of_a_run_answers_a_signal(capfd: pytest.CaptureFixture[str]) -> None:
+    """All of them take it: the others end after the same step, and at once on a second Ctrl-C."""
+    for speaks in (True, False, False):
+        stop = StopAsked(speaks=speaks)
+        stop.handle(signal.SIGINT, None)
+        assert stop.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            stop.handle(signal.SIGINT, None)
+        StopAsked(speaks=speaks).handle(signal.SIGTERM, None)
+    assert capfd.readouterr().err.count("ending after this step") == 2
+
+
 def test_a_stream_without_a_file_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopAsked()
     with monkeypatch.context() as patched:
