@@ -171,6 +171,8 @@ def command(
     if verbose:
         show_inserted(runs)
     show(module_parts(module, api.machine_for(module, machine), peaks))
+    if suggest is not None:
+        echo(f"{plan} fits: {suggest} is not written", err=True)
     if output:
         echo(f"wrote {output}")
 

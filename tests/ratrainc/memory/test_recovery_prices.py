@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.ops.memory import Store
 from ratrain.ratrainc.console.parts import show
 from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
+from ratrain.ratrainc.report.summary_tables import module_parts
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import make_plan
@@ -114,3 +115,12 @@ def test_slices_of_a_block_share_a_row_with_their_mean() -> None:
     assert row[:4] == ["mlp.0", "m0 s0 .. m3 s1 (8)", "recovered", "2.00 MiB"]
     nothing_kept = fact_of("mlp.0", [f"m{number} s{part}" for number in range(4, 6) for part in range(2)], 0)
     assert len(recovery_table([*facts, nothing_kept]).rows) == 2
+
+
+@pytest.mark.parametrize("name", RECOVERING)
+def test_compile_says_how_many_forwards_are_recomputed(name: str) -> None:
+    module = SUBJECTS[name].module()
+    said = " ".join(part for part in module_parts(module, SUBJECTS[name].machine) if isinstance(part, str))
+    made = sum(type(op) is Recompute for stage in module.stages for op in stage.ops)
+    forwards = sum(type(op) is Forward and op.block.layer is not None for stage in module.stages for op in stage.ops)
+    assert f"recomputed for their backwards: {made} of {forwards} forwards of blocks, most on @" in said
