@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.ratrainc.console.failures import show_failure
+from ratrain.ratrainc.console.help_text import fitted
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -100,6 +101,8 @@ class _Commands(click.Group):
             return None
         room = "ratrain.ratrainc.commands.lists" if cmd_name in _LISTS else "ratrain.ratrainc.commands"
         command: click.Command = import_module(f"{room}.{cmd_name.replace('-', '_')}").command
+        if command.epilog:
+            command.epilog = fitted(command.epilog)
         return command
 
     def resolve_command(
@@ -150,7 +153,7 @@ _RENAMED_OPTIONS = {"explain-losers": "explain-rejected"}
         "help_option_names": ["-h", "--help"],
         "token_normalize_func": lambda name: _RENAMED_OPTIONS.get(name, name),
     },
-    epilog=EXAMPLES,
+    epilog=fitted(EXAMPLES),
 )
 @click.version_option(project_version(), prog_name="ratrainc")
 @click.option(
