@@ -100,7 +100,7 @@ $(RUN): pyproject.toml
 
 $(DEV): pyproject.toml
 	$(environment)
-	@echo "Installing ratrain and its development tools into $(VENV), which takes two to four minutes ..."
+	@echo "Installing ratrain and its development tools into $(VENV), which takes a minute or two ..."
 	$(call install,-e '.[dev]')
 	@touch $(RUN)
 
