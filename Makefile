@@ -24,13 +24,16 @@ comma := ,
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test tests parity test-full test-everything docs constants lint format clean distclean
+.PHONY: help install demo test tests parity test-full test-everything docs constants lint format clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV), JOBS=4 the test processes,"
 	@echo "  ARGS='-k name' is passed to pytest, TORCH=torch==2.x the PyTorch to compare with."
+
+install: $(RUN) ## Install into $(VENV), and no more
+	@echo "installed: source $(VENV)/bin/activate, then ratrainc quickstart or ratrainc --help"
 
 demo: $(RUN) ## Train a tiny model: two stages, two replicas, real text
 	@$(BIN)/ratrainc quickstart
@@ -95,7 +98,7 @@ endef
 
 $(RUN): pyproject.toml
 	$(environment)
-	@echo "Installing ratrain, numpy, numba and what they need into $(VENV), which takes about a minute ..."
+	@echo "Installing ratrain, numpy, numba and what they need into $(VENV), which takes one to three minutes ..."
 	$(call install,-e .)
 
 $(DEV): pyproject.toml

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrainc.cli import main
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.verifier.program_verifier import check_program
@@ -30,9 +28,25 @@ from ratrain.targets.verifier.program_verifier import check_program
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
-MODEL = ModelConfig("tiny", "llama", 256, 64, 3, 4, 2, 16, 160, 1e-5)
-PLAN = Plan(2, 2, (1,), 1, 3, 32)
-THREE_STAGES = evolve(PLAN, pp=3, cuts=(1, 2), micro_batches=4)
+FILES = {
+    "tiny.json": """\
+{
+  "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5
+}
+""",
+    "two.toml": """\
+parallel = { pp = 2, dp = 2, cuts = [1] }
+batch = { micro_batch_size = 1, micro_batches = 3, seq_len = 32 }
+""",
+    "three.toml": """\
+parallel = { pp = 3, dp = 2, cuts = [1, 2] }
+batch = { micro_batch_size = 1, micro_batches = 4, seq_len = 32 }
+""",
+}
+"""What a reader who follows the page writes first."""
+FILES["tied.json"] = FILES["tiny.json"].replace("{", '{ "tie_word_embeddings": true,', 1)
+MODEL, TIED, PLAN, THREE_STAGES = "tiny.json", "tied.json", "two.toml", "three.toml"
 ORDERED, RELEASED, ALLOCATED = "place-1f1b", "place-1f1b,insert-release", "place-1f1b,allocate-ddr"
 
 Lines = list[str]
@@ -44,8 +58,9 @@ class Mistake:
     """One mistake: the schedule it is made in, the edit that makes it, and why it matters."""
 
     title: str
-    model: ModelConfig
-    plan: Plan
+    model: str
+    """name in `FILES`, as that of the plan"""
+    plan: str
     passes: str
     edit: Edit
     why: str
@@ -170,7 +185,7 @@ MISTAKES = (
     ),
     Mistake(
         "Tied embeddings that are not summed",
-        evolve(MODEL, tied_embeddings=True),
+        TIED,
         PLAN,
         ORDERED,
         _then(_drop(0, "%gs.embed, %flag.embed += all_reduce"), _drop(1, "%gs.head, %flag.head += all_reduce")),
@@ -212,9 +227,19 @@ def _difference(before: Lines, after: Lines) -> str:
     return "\n".join(changes[1:])
 
 
-def _section(number: int, title: str, change: str, name: str, why: str) -> str:
+def _compiled(model: str, plan: str, passes: str) -> tuple[str, str]:
+    """The command that makes a schedule, and the text that it writes."""
+    words = f"compile --model {model} --plan {plan} --passes {passes} -o mistake.rtir"
+    with contextlib.redirect_stdout(io.StringIO()):
+        if main(words.split()) != 0:
+            raise ValueError(words)
+    return f"ratrainc {words}", Path("mistake.rtir").read_text("utf-8")
+
+
+def _section(number: int, title: str, command: str, change: str, name: str, why: str) -> str:
     parts = [
         f"## {number}. {title}\n",
+        f"    {command}\n",
         f"```diff\n{change}\n```\n",
         f"```\n$ ratrainc verify {name}\n{_verify(name)}```\n",
         why,
@@ -223,20 +248,20 @@ def _section(number: int, title: str, change: str, name: str, why: str) -> str:
 
 
 def _schedule_sections() -> Iterator[str]:
-    texts: dict[tuple[str, str, str], Lines] = {}
     for number, item in enumerate(MISTAKES, 1):
-        key = (repr(item.model), repr(item.plan), item.passes)
-        if key not in texts:
-            texts[key] = print_module(api.compile(item.model, item.plan, passes=item.passes)).split("\n")
-        edited = item.edit(texts[key])
+        command, text = _compiled(item.model, item.plan, item.passes)
+        lines = text.split("\n")
+        edited = item.edit(lines)
         Path("mistake.rtir").write_text("\n".join(edited), "utf-8")
-        yield _section(number, item.title, _difference(texts[key], edited), "mistake.rtir", item.why)
+        yield _section(number, item.title, command, _difference(lines, edited), "mistake.rtir", item.why)
 
 
 def _race_section() -> str:
     """A program that lacks one wait, and has no other fault: the edit is shown in the words of `ratrainc disasm`."""
-    program = api.emit(api.compile(MODEL, PLAN, passes=ALLOCATED))
-    before = _disassembly(program)
+    command, text = _compiled(MODEL, PLAN, ALLOCATED)
+    program = api.emit(parse_module(text, file="mistake.rtir"))
+    before, number = _disassembly(program), len(MISTAKES) + 1
+    command = command.replace(".rtir", ".rtx")
     for stream in (stream for stage in program.stages for stream in stage.streams.values()):
         for at, item in enumerate(stream):
             for wait in item.waits:
@@ -244,10 +269,12 @@ def _race_section() -> str:
                 if _codes(program) == {"RT081"}:
                     change = _difference(before, _disassembly(program))
                     why = (
+                        "A program is no text to be edited: the wait was taken out in Python, and what is shown of it is what "
+                        "`ratrainc disasm` prints before and after. "
                         "Nothing but waits orders the engines: without this one it is left to chance which of the two comes first. The "
                         "checker knows no timing, so it finds the race every time."
                     )
-                    return _section(len(MISTAKES) + 1, "A wait that was left out", change, "mistake.rtx", why)
+                    return _section(number, "A wait that was left out", command, change, "mistake.rtx", why)
                 stream[at] = item
     raise ValueError("every wait that is left out breaks an earlier rule too")
 
@@ -268,12 +295,19 @@ def _disassembly(program: Program) -> Lines:
     return out.getvalue().split("\n")
 
 
+def _writing() -> str:
+    """What a reader types to have `FILES`."""
+    return "".join(f"cat > {name} <<'END'\n{text}END\n" for name, text in FILES.items())
+
+
 def page() -> str:
     """The whole page."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
+            for name, text in FILES.items():
+                Path(name).write_text(text, "utf-8")
             sections = [*_schedule_sections(), _race_section()]
         finally:
             os.chdir(before)
@@ -281,6 +315,9 @@ def page() -> str:
         "# Ten mistakes, and what the verifier says\n\n"
         "Each of these is one small edit of a sound schedule, and each is a way in which real pipelines have hung, run out of memory or "
         "trained on wrong gradients without a word. Lines that start with `-` were taken out, lines with `+` put in.\n\n"
+        "To follow them, write these files; the command above each edit makes its schedule. Its `--passes` leave out all that is not "
+        "needed: with addresses (what `compile` gives without `--passes`) an edit breaks a rule about bytes too, and more is said.\n\n"
+        f"```sh\n{_writing()}```\n\n"
         "<!-- written by docs/generate.py, which runs every command -->\n"
     )
     return "\n".join([start, *sections])

@@ -145,7 +145,7 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
                 "RT071",
                 f"'{item.name}' cannot run after '{first}': {_REASONS.get(fact, 'it would undo it')}",
                 help=f"put '{item.name}' before '{first}' in the pipeline; a schedule that has been through "
-                f"'{first}' is compiled anew",
+                f"'{first}' is made anew with 'ratrainc compile --model M --plan P.toml --passes ... -o X.rtir'",
             )
 
 

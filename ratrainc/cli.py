@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.ratrainc.console.failures import show_failure
-from ratrain.ratrainc.console.help_text import HelpContext
+from ratrain.ratrainc.console.help_text import fitted
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -83,8 +83,6 @@ def _seeing_lost_readers() -> Iterator[None]:
 class _Commands(click.Group):
     """A group that knows the names and summaries of its commands, and imports one when it is called."""
 
-    context_class = HelpContext
-
     def make_context(self, *words: Any, **options: Any) -> click.Context:
         with _seeing_lost_readers():
             return super().make_context(*words, **options)
@@ -103,7 +101,8 @@ class _Commands(click.Group):
             return None
         room = "ratrain.ratrainc.commands.lists" if cmd_name in _LISTS else "ratrain.ratrainc.commands"
         command: click.Command = import_module(f"{room}.{cmd_name.replace('-', '_')}").command
-        command.context_class = HelpContext
+        if command.epilog:
+            command.epilog = fitted(command.epilog)
         return command
 
     def resolve_command(
@@ -154,7 +153,7 @@ _RENAMED_OPTIONS = {"explain-losers": "explain-rejected"}
         "help_option_names": ["-h", "--help"],
         "token_normalize_func": lambda name: _RENAMED_OPTIONS.get(name, name),
     },
-    epilog=EXAMPLES,
+    epilog=fitted(EXAMPLES),
 )
 @click.version_option(project_version(), prog_name="ratrainc")
 @click.option(

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.hf_config import inert_keys, translate
 from ratrain.ratrain_ir.config.model_fields import read_model
 from ratrain.ratrain_ir.support.diagnostics import Note, fail, nearest
-from ratrain.ratrain_ir.support.files import is_directory, is_there
+from ratrain.ratrain_ir.support.files import existing_like, is_directory, is_there
 from ratrain.ratrain_ir.support.text import Place, Places, Source, json_places, read_text, shown
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _no_such_model(name: str) -> NoReturn:
     known = f"presets are {', '.join(presets)}; a path to {_WHAT} works too"
     help_text = f"{way_out} {known}" if way_out else known
     if _looks_like_a_path(name):
-        fail("RT002", f"there is no file {shown(name)}", help=help_text)
+        fail("RT002", f"there is no file {shown(name)}", help=existing_like(name) or help_text)
     fail("RT004", f"no model is called {shown(name)}", help=help_text)
 
 

@@ -15,7 +15,7 @@ from secrets import token_hex
 from shlex import quote
 from typing import IO, TypeVar
 
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail, nearest
 
 T = TypeVar("T", str, bytes)
 
@@ -69,11 +69,41 @@ def path_errors(what: str, way_out: Callable[[], str | None] = lambda: None) -> 
     except (OSError, ValueError) as error:
         if isinstance(error, IsADirectoryError):
             fail("RT002", f"{what}: it is a directory", help=way_out() or "name a file in it")
-        help_text = way_out() if isinstance(error, FileNotFoundError) else None
+        missing = isinstance(error, FileNotFoundError)
+        help_text = help_for(error) or (way_out() if missing else None)
         fail("RT002", f"{what}: {getattr(error, 'strerror', None) or error}", help=help_text)
 
 
 _NOTHING = (ENOENT, ENOTDIR)
+_MOST_LISTED = 5
+
+
+def help_for(error: OSError | ValueError) -> str | None:
+    """Return help for a path that leads nowhere: what is there and nearest to it; None for other errors."""
+    path = error.filename if isinstance(error, FileNotFoundError) else None
+    return existing_like(os.fspath(path)) if isinstance(path, str | Path) else None
+
+
+def existing_like(path: str) -> str | None:
+    """Return help for a path that leads nowhere: the nearest name in its folder, or the files of that ending there.
+
+    Where the folder does not exist, its own name is looked for in the same way.
+    """
+    missing = Path(path)
+    while not missing.parent.is_dir() and missing.parent != missing:
+        missing = missing.parent
+    try:
+        found = sorted(entry.name for entry in missing.parent.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return None
+    alike = [name for name in found if Path(name).suffix == missing.suffix]
+    for names in (alike, found):
+        paths = {name.lower(): str(missing.parent / name) for name in names}
+        if (near := nearest(missing.name, (), paths)) is not None:
+            return near
+    if not missing.suffix or not 0 < len(alike) <= _MOST_LISTED:
+        return None
+    return f"there {'is' if len(alike) == 1 else 'are'} {', '.join(str(missing.parent / name) for name in alike)}"
 
 
 def status_of(path: str | Path) -> os.stat_result | None:

@@ -154,7 +154,12 @@ def _how(unit: str) -> str:
 
 
 def size_text(count: int, beside: int = 0) -> str:
-    """Format bytes in GiB if large, else in MiB; in the unit of the larger one where they stand beside others."""
+    """Format bytes in GiB if large, else in MiB; in the unit of the larger one where they stand beside others.
+
+    Below 0.01 MiB they are bytes: two digits after the point would say that there are none.
+    """
+    if count < MIB // 100:
+        return f"{count} byte{'s' * (count != 1)}"
     return f"{count / GIB:.2f} GiB" if max(count, beside) >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 

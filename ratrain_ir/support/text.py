@@ -12,7 +12,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
-from ratrain.ratrain_ir.support.files import opened, without_mark
+from ratrain.ratrain_ir.support.files import help_for, opened, without_mark
 
 MAX_BYTES = 1 << 20
 """Most bytes that are read. A configuration or plan has a few thousand; a larger file is something else."""
@@ -83,7 +83,11 @@ def read_text(path: str | Path, code: str, what: str) -> str:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        fail("RT002", f"{shown(file)} cannot be read: {reason}", help=f"name a readable file that is {what}")
+        fail(
+            "RT002",
+            f"{shown(file)} cannot be read: {reason}",
+            help=help_for(error) or f"name a readable file that is {what}",
+        )
     if len(data) > MAX_BYTES:
         fail(code, f"the file is larger than {MAX_BYTES} bytes: it is not {what}", Location(file, 1))
     try:

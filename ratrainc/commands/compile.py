@@ -28,7 +28,8 @@ Examples:
   ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --strategy full-save -o tiny.rtx
   ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-8.toml --capacity 20GiB
   ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
-  ratrainc compile --model llama-2-7b --plan P.toml --schedule-file zbv.csv -o zbv.rtir
+  ratrainc schedule --kind gpipe --stages 2 --micro-batches 4 -o s.csv
+  ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --schedule-file s.csv -o s.rtir
   ratrainc compile --model llama-2-7b --plan P.toml --zero-blocks auto -o 7b.rtir
   ratrainc compile --model llama-2-7b --plan P.toml --capacity 12GiB --suggest Q.toml    if P does not fit, Q does
   ratrainc compile edited.rtir -o edited.rtx
@@ -171,6 +172,8 @@ def command(
     if verbose:
         show_inserted(runs)
     show(module_parts(module, api.machine_for(module, machine), peaks))
+    if suggest is not None:
+        echo(f"{plan} fits: {suggest} is not written", err=True)
     if output:
         echo(f"wrote {output}")
 

@@ -7,6 +7,9 @@ import click
 from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
+Examples:
+  ratrainc completion bash
+\b
 Where it goes, for every new shell:
   bash   echo 'source <(ratrainc completion bash)' >> ~/.bashrc              bash 4.4 or newer
   zsh    echo 'source <(ratrainc completion zsh)' >> ~/.zshrc                after compinit

@@ -9,8 +9,9 @@ from ratrain.ratrainc.commands.words.options import InputFile, json_option
 _EPILOG = """\b
 Examples:
   ratrainc diff before.rtir after.rtir
-  ratrainc opt a.rtir --passes "place-1f1b,recompute" --dump-dir steps -o /dev/null
-  ratrainc diff steps/001-place-1f1b.rtir steps/002-recompute.rtir
+  ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --passes place-1f1b -o a.rtir
+  ratrainc opt a.rtir --passes "recompute{policy=full},insert-release" --dump-dir steps -o /dev/null
+  ratrainc diff steps/001-recompute.rtir steps/002-insert-release.rtir
 """
 
 

@@ -12,7 +12,8 @@ Examples:
   ratrainc disasm tiny.rtx | less
   ratrainc disasm tiny.rtx --stage 0 --engine compute
   ratrainc disasm tiny.rtx --routines
-  ratrainc disasm tiny.rtx --tiles --core 5 --limit 1000 | less
+  ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --machine mt3000-tiles -o tiles.rtx
+  ratrainc disasm tiles.rtx --tiles --core 5 --limit 1000 | less
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from attrs import evolve
 
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
@@ -18,8 +19,8 @@ from ratrain.ratrainc.commands.words.options import (
 from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Progress
     from ratrain.ratrainc.report.byte_report import ByteReport
-    from ratrain.ratrainc.report.time_report import TimeReport
 
 _EPILOG = """\b
 Examples:
@@ -64,6 +65,8 @@ def command(
     --seconds: 8 s) does not suffice for whole steps, changes are estimated from fewer micro-batches, and marked; those
     without time are listed. Prices are simulated seconds.
 
+    The tables of the peak are printed before changes are tried: an interruption (Ctrl-C) leaves them.
+
     For a program (.rtx), its schedule is compiled again from its model, plan and passes, if that gives this very
     program.
 
@@ -80,6 +83,7 @@ def command(
     from ratrain.ratrainc.commands.words.loading import checked_program, explained_schedule
     from ratrain.ratrainc.console.console import print_json, spinner, status
     from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.report.time_report import TimeReport
 
     found: TimeReport | ByteReport
     with misuse_of_command():
@@ -91,11 +95,22 @@ def command(
             module, given = explained_schedule(file, machine)
             with spinner(f"explaining {file}", "counting bytes") as progress:
                 found = api.explain(
-                    module, machine=given, stage=stage, levers=levers, seconds=seconds, progress=progress
+                    module,
+                    machine=given,
+                    stage=stage,
+                    levers=levers,
+                    seconds=seconds,
+                    progress=lambda now: progress(_with_way_out(now)),
+                    at_peak=None if as_json else lambda report: show(report.parts()),
                 )
             if found.untried:
                 echo(found.untried, err=True)
     if as_json:
         print_json(found.to_json())
     else:
-        show(found.parts())
+        show(found.parts() if isinstance(found, TimeReport) else found.lever_parts())
+
+
+def _with_way_out(now: Progress) -> Progress:
+    """Add the option that spares the trying of changes, the one kind of work whose total is known."""
+    return now if now.total is None else evolve(now, text=f"{now.text}; --no-levers tries none")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
+  ratrainc compile --model examples/tiny.json --plan examples/tiny.toml --passes place-1f1b -o placed.rtir
   ratrainc opt placed.rtir --passes "lifetime,recompute{policy=full},allocate-ddr" -o out.rtir
   ratrainc opt placed.rtir --passes "recompute,allocate-ddr" --print-ir-after recompute --time-passes
   ratrainc opt placed.rtir --passes "recompute,allocate-ddr" --dump-dir steps --stats -o /dev/null

@@ -98,4 +98,5 @@ def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     say("")
     say("report")
     show_run(result)
+    say("next: docs/start-here.md")
     return result.exit_code

@@ -59,7 +59,9 @@ class ScheduleKind(click.types.StringParamType):
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--kind", required=True, type=ScheduleKind(), help="The order.")
+@click.option(
+    "--kind", required=True, type=ScheduleKind(), metavar="KIND", help="The order: a kind of the table below."
+)
 @click.option("--stages", required=True, type=click.IntRange(min=1), metavar="P", help="Pipeline stages, one a rank.")
 @click.option("--micro-batches", required=True, type=click.IntRange(min=1), metavar="M", help="Micro-batches a step.")
 @click.option("--chunks", type=click.IntRange(min=1), metavar="V", help="Chunks a stage; the kind's own if not given.")

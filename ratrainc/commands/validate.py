@@ -30,8 +30,8 @@ Examples:
 \b
 A row says what one step took, or held, or that it did not fit:
   id,class,split,model,machine,plan,dp,strategy,tokens_per_second,group
-  7b-256,scaling,fit,llama-2-7b,mt3000,plan.toml,128,ratrain,29069.73,weak scaling
-  7b-512,scaling,held-out,llama-2-7b,mt3000,plan.toml,256,ratrain,57558.07,weak scaling
+  7b-256,scaling,fit,llama-2-7b,mt3000,p.toml,128,ratrain,29069.73,weak
+  7b-512,scaling,held-out,llama-2-7b,mt3000,p.toml,256,ratrain,57558.07,weak
 
 \b
 class: bubble (bubble_fraction), step-time, scaling, zero3-micro-batch (step_seconds or tokens_per_second), memory

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Thread
 
-from ratrain.ratrainc.console.terminal import echo
+from ratrain.ratrainc.console.terminal import columns_of, echo
 
 EVERY_SECONDS = 10.0
 _SILENT = [False]
@@ -35,7 +35,7 @@ def said_while_working(line: Callable[[], str]) -> Iterator[None]:
             if _SILENT[0]:
                 continue
             with suppress(OSError, ValueError):  # stderr is closed: the work does not depend on it
-                echo(f"{line()} ({timedelta(seconds=round(time.monotonic() - start))} so far)", err=True)
+                echo(_timed(line(), timedelta(seconds=round(time.monotonic() - start))), err=True)
 
     thread = Thread(target=beat, daemon=True, name="heartbeat")
     thread.start()
@@ -44,3 +44,9 @@ def said_while_working(line: Callable[[], str]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def _timed(text: str, passed: timedelta) -> str:
+    """Add the time passed to a text; in few words where a line of the terminal has no room for more."""
+    timed, width = f"{text} ({passed} so far)", columns_of(err=True)
+    return timed if width is None or len(timed) <= width else f"{text} ({passed})"

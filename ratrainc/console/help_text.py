@@ -1,12 +1,15 @@
-r"""Examples and notes of help pages, which are written as they stand, brought to the width of a terminal.
+r"""Examples and tables of `--help` that fit eighty columns: long commands are continued, remarks stand above them.
 
-A line that is too wide becomes a command that can be copied, with its remark under it:
+    ratrainc compile --model M --plan P.toml -o x.rtx    if P fits
 
-    ratrainc run a.rtx --steps 9 --interleave 7    another order
+becomes, where that is too wide:
 
-    ratrainc run a.rtx --steps 9 \
-        --interleave 7
-        (another order)
+    # if P fits
+    ratrainc compile --model M --plan P.toml \
+        -o x.rtx
+
+A command is broken only between options, so what is shown can still be typed. Rows of tables are wrapped in their last
+column, lines of prose as paragraphs.
 """
 
 from __future__ import annotations
@@ -14,102 +17,86 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from itertools import groupby
 
-import click
-
-_AS_IT_STANDS = "\b"
-_COMMAND = re.compile(r"(\S+=\S+ )*(ratrainc|mpirun|torchrun|python) ")
-_COLUMNS = re.compile(r"\S {2,}(?=\S)")
-_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
-_HANGING = 4
-_REMARKS = 20
-"""Columns to the left of a line that only goes on with a remark."""
-_FEWEST_WORDS = 4
-"""Words of a line of prose; a line of fewer is a row of a table, which has no place to break."""
+HELP_WIDTH = 78
+"""Columns of a help text, less the indentation that is put before it."""
+_COMMAND = re.compile(r"\s*((\w+=\S+ )?(ratrainc|mpirun|torchrun|python|srun) .*?)(?:\s{2,}(\S.*))?$")
+_ROW = re.compile(r"(\s*\S.*\s{3,})(\S.*)$")
+_NO_PROSE = re.compile(r"\S\s{2,}\S|^\s*\S+,\S+,\S+,\S")
+"""In rows of tables: columns, and values between commas."""
+_BREAK = re.compile(r" (?=-{1,2}[a-z]|&& )")
+_FAR = 40
+"""Columns of indentation from which on a line goes on with the remark of the line before."""
 
 
-class HelpFormatter(click.HelpFormatter):
-    """A formatter that keeps the width in paragraphs too that click leaves as they stand."""
-
-    def write_text(self, text: str) -> None:
-        """Write paragraphs, each wrapped in its own way."""
-        super().write_text(fitted(text, self.width - self.current_indent))
+def fitted(text: str) -> str:
+    """Return a text of examples, tables and prose with no line wider than help may be, but for single words."""
+    return "\n".join(_lines(_joined(text.split("\n"))))
 
 
-class HelpContext(click.Context):
-    """A context whose help keeps the width of the terminal."""
-
-    formatter_class = HelpFormatter
-
-
-def fitted(text: str, width: int) -> str:
-    """Bring paragraphs that are written as they stand to at most `width` columns; others are unchanged."""
-    return "\n\n".join(
-        "\n".join([_AS_IT_STANDS, *_lines(part.split("\n")[1:], width)]) if part.startswith(_AS_IT_STANDS) else part
-        for part in text.split("\n\n")
-    )
-
-
-def _lines(lines: list[str], width: int) -> Iterator[str]:
-    """Yield lines that fit; lines of prose that follow each other become one paragraph if one of them is too wide."""
-    for (is_prose, indent), found in groupby(_whole(lines, width), lambda line: (_is_prose(line), _indent(line))):
-        group = list(found)
-        if all(len(line) <= width for line in group):
-            yield from group
-        elif is_prose:
-            joined = " ".join(line.strip() for line in group)
-            yield from _filled(joined, " " * indent, width)
-        else:
-            for line in group:
-                yield from [line] if len(line) <= width else _in_two(line, width)
-
-
-def _whole(lines: list[str], width: int) -> list[str]:
-    """Join what goes on far to the right with the line that it belongs to, if either is too wide."""
-    kept: list[str] = []
+def _joined(lines: list[str]) -> list[str]:
+    """Join a remark that goes on in the next line."""
+    joined: list[str] = []
     for line in lines:
-        if kept and _indent(line) >= _REMARKS and max(len(line), len(kept[-1])) > width:
-            kept[-1] += f" {line.strip()}"
+        is_rest = len(line) - len(line.lstrip()) >= _FAR
+        if is_rest and joined and (found := _COMMAND.match(joined[-1])) is not None and found[4]:
+            joined[-1] += f" {line.strip()}"
         else:
-            kept.append(line)
-    return kept
+            joined.append(line)
+    return joined
 
 
-def _filled(text: str, indent: str, width: int) -> list[str]:
+def _lines(lines: list[str]) -> Iterator[str]:
+    prose: list[str] = []
+    for line in lines:
+        is_prose = line.strip() not in ("", "\b") and not _NO_PROSE.search(line) and not _COMMAND.match(line)
+        if prose and (not is_prose or _indent(line) != _indent(prose[0])):
+            yield from _paragraph(prose)
+            prose = []
+        if is_prose:
+            prose.append(line)
+        else:
+            yield from _fitted_line(line)
+    yield from _paragraph(prose)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _paragraph(lines: list[str]) -> list[str]:
+    if max(map(len, lines), default=0) <= HELP_WIDTH:
+        return lines
     return textwrap.wrap(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        " ".join(line.strip() for line in lines),
+        HELP_WIDTH,
+        initial_indent=_indent(lines[0]),
+        subsequent_indent=_indent(lines[0]),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
-def _in_two(line: str, width: int) -> Iterator[str]:
-    """Yield a command, broken so that it can be copied, and its remark; of a table the first cell and the rest."""
-    cut = _COLUMNS.search(line, _indent(line))
-    head, remark = (line, "") if cut is None else (line[: cut.start() + 1], line[cut.end() :])
-    indent = " " * (_indent(line) + _HANGING)
-    yield from _broken(head, width) if _COMMAND.match(head.strip()) else [head]
-    if remark:
-        told = f"({remark})" if _COMMAND.match(head.strip()) else remark
-        yield from _filled(told, indent, width)
+def _fitted_line(line: str) -> list[str]:
+    if len(line) <= HELP_WIDTH:
+        return [line]
+    indent = _indent(line)
+    if (command := _COMMAND.match(line)) is not None:
+        remark = textwrap.wrap(command[4] or "", HELP_WIDTH - len(indent) - 2)
+        return [*(f"{indent}# {part}" for part in remark), *_continued(command[1], indent)]
+    row = _ROW.match(line)
+    if row is None:
+        return [line]
+    return textwrap.wrap(row[2], HELP_WIDTH, initial_indent=row[1], subsequent_indent=" " * len(row[1]))
 
 
-def _broken(command: str, width: int) -> Iterator[str]:
-    """Yield the lines of a command, each but the last with the mark that it goes on."""
-    indent = _indent(command)
-    line = " " * indent
-    is_empty = True
-    for word in _WORD.findall(command):
-        if not is_empty and len(line) + 1 + len(word) > width - 2:
+def _continued(command: str, indent: str) -> Iterator[str]:
+    """Yield a command in lines that end in a backslash but for the last."""
+    line = indent
+    for part in _BREAK.split(command):
+        if line.strip() and len(line) + len(part) + len(" \\") + 1 > HELP_WIDTH:
             yield f"{line} \\"
-            line, is_empty = " " * (indent + _HANGING), True
-        line, is_empty = f"{line}{word}" if is_empty else f"{line} {word}", False
+            line = f"{indent}    {part}"
+        else:
+            line = f"{line} {part}" if line.strip() else f"{indent}{part}"
     yield line
-
-
-def _is_prose(line: str) -> bool:
-    plain = line.strip()
-    return len(plain.split()) >= _FEWEST_WORDS and _COLUMNS.search(plain) is None and _COMMAND.match(plain) is None
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.compiling.opening import load_schedule, machine_for
@@ -26,21 +27,23 @@ def explain(
     levers: bool = True,
     seconds: float | None = None,
     progress: OnProgress | None = None,
+    at_peak: Callable[[ByteReport], object] | None = None,
 ) -> ByteReport:
     """Explain why each byte of a stage is held at its peak; None takes the stage with the highest peak.
 
     `module` is a module or the path of a `.rtir` file. With `levers`, changes that free bytes are compiled, placed and
     simulated for about `seconds` seconds. By default there is time for all of them if that takes about a minute or
     less, and 8 seconds otherwise. If whole steps would take longer than `seconds` (8 by default), steps of fewer
-    micro-batches are simulated where that saves much, and the results are called estimates. Raises `DiagnosticError` if
-    the file is not sound.
+    micro-batches are simulated where that saves much, and the results are called estimates. `at_peak` is called with
+    the report without changes, before the first is tried. Raises `DiagnosticError` if the file is not sound.
     """
     if isinstance(module, str):
         module = load_schedule(module)
         check_module(module, machine=machine)
     check_stage(stage, len(module.stages))
     chosen = machine_for(module, machine)
-    return byte_report(module, chosen, stage=stage, levers=levers, seconds=seconds, progress=progress or unheard)
+    heard = progress or unheard
+    return byte_report(module, chosen, stage=stage, levers=levers, seconds=seconds, progress=heard, at_peak=at_peak)
 
 
 def address_map(module: Module, stage: int | None = None) -> Picture:

@@ -96,16 +96,12 @@ class Pricing:
         """The settings to try, in order; the unchanged one is first if steps are folded."""
         return [*([self.setting] if self.folded else []), *(changed for _, changed in self.levers)]
 
-    def begin(self) -> None:
-        """Start the clock of this process, if it has not started; the first `found` starts it otherwise."""
-        # a forked process inherits the entries of its parent, so each looks for its own number
-        self._begun.setdefault(os.getpid(), time.thread_time())
-
     def found(self, setting: CompileSetting) -> Found:
-        """Evaluate one of the tasks within the remaining time of this process."""
+        """Evaluate one of the tasks within the remaining time of this process; its clock starts with its first task."""
         own = setting is self.setting
-        self.begin()
-        remaining = self.seconds - (time.thread_time() - self._begun[os.getpid()])
+        # a forked process inherits the entries of its parent, so each looks for its own number
+        begun = self._begun.setdefault(os.getpid(), time.thread_time())
+        remaining = self.seconds - (time.thread_time() - begun)
         wanted = _units(setting, folded=self.folded)
         if self._given_up or self.rate * wanted >= remaining:
             self._given_up |= own

@@ -6,7 +6,7 @@ transfer is the time that compute waited for it; the rest is hidden.
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
@@ -184,19 +184,72 @@ def stores_anything(stage: Stage) -> bool:
 
 
 def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
-    """Return the table of `recovery_facts`; consecutive layers with equal entries share a row."""
+    """Return the table of `recovery_facts`; layers with equal entries share a row, and so do slices of a block.
+
+    Bytes and seconds of a row are means over what shares it.
+    """
     rows = []
-    for _, alike in groupby(_by_kind(facts), key=_shown):
+    for _, alike in groupby(_by_kind(_over_slices(facts)), key=_shown):
         found = list(alike)
-        blocks = [each["block"] for each in found]
-        name = blocks[0] if len(blocks) == 1 else f"{blocks[0]}-{blocks[-1].partition('.')[2]}"
-        size = size_text(found[0]["bytes"]) if found[0]["bytes"] else "-"
-        rows.append([name, _pieces_text(found[0]["pieces"]), found[0]["choice"], size, *_cost_texts(found)])
-    return TextTable(
-        "saved for the backward, by block (seconds of one micro-batch, simulated)",
-        ("block", "micro-batches", "now", "bytes", "cost", "other choice"),
-        rows,
-    )
+        size = size_text(round(_mean(found, "bytes"))) if found[0]["bytes"] else "-"
+        first = found[0]
+        rows.append([_blocks_text(found), _pieces_text(first["pieces"]), first["choice"], size, *_cost_texts(found)])
+    columns: tuple[str, ...] = ("block", "micro-batches", "now", "bytes", "cost", "other choice")
+    if all(row[-1] == "-" for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    piece = "slice on average" if " " in facts[0]["pieces"][0] else "micro-batch"
+    return TextTable(f"saved for the backward, by block (seconds of one {piece}, simulated)", columns, rows)
+
+
+def _over_slices(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge the facts of a block that differ only in figures, as those of the slices of a sequence do.
+
+    The pieces of a fact become their numbers: micro-batch and slice, counted through.
+    """
+    slices = 1 + max(_numbers(piece)[1] for fact in facts for piece in fact["pieces"])
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for place, fact in enumerate(facts):
+        figures = fact["bytes"] > 0 if slices > 1 else place
+        groups.setdefault((fact["block"], fact["choice"], figures), []).append(fact)
+    merged = []
+    for alike in groups.values():
+        pieces = sorted(_numbers(piece) for fact in alike for piece in fact["pieces"])
+        figures = {name: _mean(alike, name) for name in ("bytes", "seconds", "exposed_seconds", "recovering_seconds")}
+        homes = alike[0]["storing_seconds"]
+        storing = {home: _mean([fact["storing_seconds"] | fact for fact in alike], home) for home in homes}
+        merged.append(alike[0] | figures | {"storing_seconds": storing, "pieces": _Pieces(pieces, slices)})
+    return merged
+
+
+@frozen(order=True)
+class _Pieces:
+    """Micro-batches, or slices of them, in order."""
+
+    numbers: list[tuple[int, int]]
+    """micro-batch and slice"""
+    slices: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def _numbers(piece: str) -> tuple[int, int]:
+    """Return the numbers of micro-batch and slice in a text like `m3 s1`; the slice of a whole one is 0."""
+    micro_batch, _, part = piece.partition(" ")
+    return int(micro_batch[1:]), int(part[1:] or 0)
+
+
+def _mean(facts: list[dict[str, Any]], name: str) -> float:
+    """Return the mean of a figure over the pieces of facts."""
+    return float(sum(fact[name] * len(fact["pieces"]) for fact in facts) / sum(len(fact["pieces"]) for fact in facts))
+
+
+def _blocks_text(facts: list[dict[str, Any]]) -> str:
+    """Name blocks of one kind: `attention.0-7, 16-23`."""
+    kind = facts[0]["block"].partition(".")[0]
+    layers = [int(fact["block"].partition(".")[2]) for fact in facts]
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda item: item[1] - item[0])]
+    return f"{kind}.{', '.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)}"
 
 
 def _by_kind(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -206,7 +259,8 @@ def _by_kind(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _shown(fact: dict[str, Any]) -> tuple[Any, ...]:
     """Return the entries of a row that must be equal for layers to share it."""
-    return fact["block"].partition(".")[0], fact["choice"], tuple(fact["pieces"]), fact["bytes"], _cost_texts([fact])[1]
+    kind = fact["block"].partition(".")[0]
+    return kind, fact["choice"], fact["pieces"].numbers, fact["bytes"], _cost_texts([fact])[1]
 
 
 def _cost_texts(found: list[dict[str, Any]]) -> tuple[str, str]:
@@ -215,7 +269,7 @@ def _cost_texts(found: list[dict[str, Any]]) -> tuple[str, str]:
     stored = first["choice"].startswith("stored")
     costs, others = "-", []
     if first["choice"] != "kept":
-        seconds, exposed = (sum(each[key] for each in found) / len(found) for key in ("seconds", "exposed_seconds"))
+        seconds, exposed = _mean(found, "seconds"), _mean(found, "exposed_seconds")
         costs = seconds_text(seconds)
         if stored:
             hidden = "hidden" if exposed <= _LITTLE * seconds else f"{seconds_text(exposed)} exposed"
@@ -231,5 +285,14 @@ _LITTLE = 1e-3
 """Share of a transfer's seconds up to which exposed time is called hidden."""
 
 
-def _pieces_text(pieces: list[str]) -> str:
-    return pieces[0] if len(pieces) == 1 else f"{pieces[0]} .. {pieces[-1]} ({len(pieces)})"
+def _pieces_text(pieces: _Pieces) -> str:
+    """Name pieces: `m0 .. m7 (8)` is a range, `m1, m6 .. m16 (4)` evenly spaced; of others how many there are."""
+    places = [micro_batch * pieces.slices + part for micro_batch, part in pieces.numbers]
+    names = [f"m{one} s{part}" if pieces.slices > 1 else f"m{one}" for one, part in pieces.numbers]
+    if len(names) < 3:
+        return ", ".join(names)
+    steps = {after - place for place, after in pairwise(places)}
+    if len(steps) > 1:
+        return f"{len(names)} of {names[0]} .. {names[-1]}"
+    second = "" if steps == {1} else f", {names[1]}"
+    return f"{names[0]}{second} .. {names[-1]} ({len(names)})"

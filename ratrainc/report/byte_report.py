@@ -26,7 +26,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.progress import OnProgress, Progress
 from ratrain.ratrainc.facts.module_figures import capacity_figures, stored_figures
 from ratrain.ratrainc.facts.slices_note import slices_note
-from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
+from ratrain.ratrainc.memory.lever_prices import Found, Prices, Pricing, pricing_of
 from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.simulator.figures import simulated
@@ -57,7 +57,15 @@ class ByteReport(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield sentences about peak and arena, and tables of live tensors and of changes that free bytes."""
-        return _parts(self.facts)
+        yield from _parts(self.facts)
+        yield from self.lever_parts()
+
+    def lever_parts(self) -> Iterator[Part]:
+        """Yield the last of the parts: the table of changes that free bytes, and those left for want of time."""
+        if self.facts["levers"]:
+            yield from _levers(self.facts["levers"])
+        if self.facts["levers_left"]:
+            yield _left_text(self.facts["levers_left"], self.facts["levers_seconds"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as `--json` prints them."""
@@ -65,11 +73,19 @@ class ByteReport(Shown):
 
 
 def byte_report(
-    module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float | None, progress: OnProgress
+    module: Module,
+    machine: Machine,
+    *,
+    stage: int | None,
+    levers: bool,
+    seconds: float | None,
+    progress: OnProgress,
+    at_peak: Callable[[ByteReport], object] | None = None,
 ) -> ByteReport:
     """Report on a stage of a verified module; None takes the stage with the highest peak.
 
-    With `levers`, changes that free bytes are tried for about `seconds` seconds (`pricing_of`).
+    With `levers`, changes that free bytes are tried for about `seconds` seconds (`pricing_of`). `at_peak` is called
+    with the report without them, before the first is tried.
     """
     with paused_gc():
         program = None
@@ -79,40 +95,59 @@ def byte_report(
         if stage is None:
             peaks = each_stage(_peak_bytes, module.stages) if program is None else _peaks(program)
             stage = peaks.index(max(peaks))
-        facts = _facts(module, module.stages[stage], machine)
-        pricing, outcome, untried = _pricing(module, stage, machine, seconds) if levers else (None, None, "")
-        jobs: list[Callable[[], Any]] = []
+        facts = _facts(module, module.stages[stage], machine) | {"byte_reuse": None, "recovery": []}
+        facts |= {"levers": [], "levers_left": [], "levers_seconds": 0.0}
+        now = None
         if program is not None:
-            jobs += [partial(_now, module, program, machine, stage), partial(_apart_seconds, module, program, machine)]
-        # jobs run in several processes if there is enough work: two describe the schedule, the others are levers
-        own = len(jobs)
-        if pricing is not None:
-            jobs += [partial(pricing.found, task) for task in pricing.tasks]
-        work = len(jobs) * _PASSES_OF_A_LEVER * _ops(module)
-        count = processes_for(len(jobs), work=work)
-        # this process works on jobs too, and its own time includes the first two
-        if pricing is not None and count > 1:
-            pricing.begin()
-
-        def done(number: int) -> Any:
-            progress(Progress(0, None, "simulating" if number < own else "trying changes"))
-            return jobs[number]()
-
-        found = each(done, range(len(jobs)), work=work)
-        facts |= {"byte_reuse": None, "recovery": []}
-        if own:
-            now, apart = found[:own]
+            progress(Progress(0, None, "simulating"))
+            jobs: list[Callable[[], Any]] = [
+                partial(_now, module, program, machine, stage),
+                partial(_apart_seconds, module, program, machine),
+            ]
+            now, apart = each(_called, jobs, work=len(jobs) * _PASSES_OF_A_LEVER * _ops(module))
             facts["byte_reuse"] = {"step_seconds": now.step_seconds, "without_reuse_seconds": apart}
             facts["recovery"] = now.recovery
-            if pricing is not None:
-                outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
         if note := slices_note(module.plan, machine):
             facts["slices"] = note
-    facts |= {"levers": [], "levers_left": [], "levers_seconds": 0.0}
-    if pricing is not None:
-        assert outcome is not None
-        untried = _add_levers(facts, outcome, pricing.prices(outcome, found[own:], count))
+        if at_peak is not None:
+            at_peak(ByteReport(dict(facts)))
+        untried = _try_levers(facts, module, stage, machine, now, seconds, progress) if levers else ""
     return ByteReport(facts, untried)
+
+
+def _called(job: Callable[[], Any]) -> Any:
+    return job()
+
+
+def _try_levers(
+    facts: dict[str, Any],
+    module: Module,
+    stage: int,
+    machine: Machine,
+    now: _Now | None,
+    seconds: float | None,
+    progress: OnProgress,
+) -> str:
+    """Add levers to the facts; return the reason why none was tried, empty if one was.
+
+    `now` is the unchanged schedule; None for a module that is not allocated.
+    """
+    pricing, outcome, untried = _pricing(module, stage, machine, seconds)
+    if pricing is None:
+        return untried
+    if now is not None:
+        outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
+    assert outcome is not None
+    tasks = pricing.tasks
+    work = len(tasks) * _PASSES_OF_A_LEVER * _ops(module)
+    count = processes_for(len(tasks), work=work)
+
+    def tried(number: int) -> Found:
+        progress(Progress(number, len(tasks), f"trying change {number + 1} of {len(tasks)}"))
+        return pricing.found(tasks[number])
+
+    found = each(tried, range(len(tasks)), work=work)
+    return _add_levers(facts, outcome, pricing.prices(outcome, found, count))
 
 
 def _peak_bytes(stage: Stage) -> int:
@@ -296,10 +331,6 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
     )
     if facts["recovery"]:
         yield recovery_table(facts["recovery"])
-    if facts["levers"]:
-        yield from _levers(facts["levers"])
-    if facts["levers_left"]:
-        yield _left_text(facts["levers_left"], facts["levers_seconds"])
 
 
 def _left_text(left: list[str], seconds: float) -> str:

@@ -50,6 +50,7 @@ def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
                 users.setdefault(schedule, []).append(f"{routine.key} step {number}")
     if not users:
         yield f"no tile schedules: the program was compiled for {program.target} without them"
+        yield "help: 'ratrainc compile --model M --plan P.toml --machine mt3000-tiles -o X.rtx' makes one that has them"
     for schedule, steps in users.items():
         yield from on_chip_form(schedule.form).lines(schedule, steps, core, limit)
 

@@ -9,6 +9,7 @@ from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.hf_keys import DROPOUT
 from ratrain.ratrain_ir.config.types import STORES
+from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.console.console import capacity_text, say, seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, TextTable
@@ -69,6 +70,8 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
         account = capacity_of(machine, module.topology).account
         if account is not None:
             yield f"  {account}"
+        if recomputed := _recomputed_text(module):
+            yield recomputed
         assert module.target is not None
         for home in STORES:
             most = max(stage.bytes_in(home) for stage in module.stages)
@@ -78,6 +81,21 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
     dropout = [f"{key} {shown(model.inert[key])}" for key in DROPOUT.get(model.family, ()) if model.inert.get(key)]
     if dropout:
         yield f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout"
+
+
+def _recomputed_text(module: Module) -> str:
+    """Return how many forwards of blocks are recomputed for their backwards; empty if none."""
+    counts = []
+    for stage in module.stages:
+        ops = [op for op in stage.ops if isinstance(op, Forward | Recompute) and op.block.layer is not None]
+        again = sum(isinstance(op, Recompute) for op in ops)
+        counts.append((again, len(ops) - again, stage.index))
+    again, forwards = sum(count for count, _, _ in counts), sum(count for _, count, _ in counts)
+    if not again:
+        return ""
+    most, of, stage_index = max(counts)
+    where = f", most on @{stage_index}: {most:,} of {of:,}" if len(counts) > 1 else ""
+    return f"recomputed for their backwards: {again:,} of {forwards:,} forwards of blocks{where}"
 
 
 def figures_parts(program: Program, figures: Figures, machine: Machine) -> Iterator[Part]:

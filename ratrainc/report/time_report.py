@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> d
     """
     bubbles = Bubbles(timeline, cold=cold)
     path = bubbles.critical_path()
+    begin = _begin(path)
     return {
         "window": "first step, from cold" if cold else "steady step",
         "window_seconds": bubbles.window_seconds,
@@ -66,7 +67,7 @@ def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> d
                 "op": op.instruction.title,
                 "stage": op.stage,
                 "engine": op.engine.value,
-                "start_seconds": op.start,
+                "start_seconds": op.start - begin,
                 "seconds": op.end - op.start,
                 "alone_seconds": op.alone_seconds,
             }
@@ -131,13 +132,19 @@ def _path_tables(bubbles: Bubbles) -> Iterator[Part]:
     yield TextTable(
         "critical path, by kind of op", ("op", "times", "seconds", "share of the step"), rows, most=_SHOWN_RUNS
     )
-    runs = [_run_row(list(ops)) for _, ops in groupby(path, key=lambda op: (op.stage, op.engine))]
+    begin = _begin(path)
+    runs = [_run_row(list(ops), begin) for _, ops in groupby(path, key=lambda op: (op.stage, op.engine))]
     title = f"critical path, op by op: {len(path)} ops, runs on one engine taken together (all of them with --json)"
     yield TextTable(title, ("from", "stage", "engine", "ops", "first op", "last op", "seconds"), runs, most=_SHOWN_RUNS)
 
 
-def _run_row(ops: list[PathOp]) -> list[str]:
+def _begin(path: Sequence[PathOp]) -> float:
+    """Return the second at which a critical path begins: seconds of reports count from there, whichever step it is."""
+    return path[0].start if path else 0.0
+
+
+def _run_row(ops: list[PathOp], begin: float) -> list[str]:
     first, last = ops[0], ops[-1]
     seconds = seconds_text(last.end - first.start)
     names = [first.instruction.title, last.instruction.title if len(ops) > 1 else "-"]
-    return [seconds_text(first.start), f"@{first.stage}", first.engine.value, str(len(ops)), *names, seconds]
+    return [seconds_text(first.start - begin), f"@{first.stage}", first.engine.value, str(len(ops)), *names, seconds]

@@ -150,6 +150,8 @@ _JOINED = ("ring", "pairwise", "recursive")
 """Algorithms that the steps of a hierarchical one are made of."""
 WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group", "collectives")
 """Keys of a machine file that are no constants."""
+_USUAL_BASE = "cpu"
+"""The built-in machine that help names first to start a file from."""
 DEFAULT_MACHINE = "mt3000"
 """Machine of plans and programs that name none."""
 
@@ -357,6 +359,11 @@ def parse_machine(text: str, *, file: str) -> Machine:
     return _Reader(file, text.split("\n")).machine_on_base(data)
 
 
+def is_machine_key(key: str) -> bool:
+    """Return whether a key may stand at the top of a machine file."""
+    return key in _ALL_UNITS or key in WORDS
+
+
 def _kind(key: str) -> str:
     """Return the name of a constant without its group."""
     return key.rpartition(".")[2]
@@ -415,6 +422,8 @@ class _Reader:
         self.lines = lines
         self.diagnostics = Diagnostics()
         self.unsaid: list[str] = []
+        self.missing: list[str] = []
+        self.has_base = False
 
     def error(self, key: str, message: str, help: str | None = None) -> None:  # noqa: A002
         line = self.line_of(key)
@@ -439,6 +448,7 @@ class _Reader:
             text = f"base is a machine that is built in ({', '.join(machine_names())}), got {base!r}"
             self.error("base", text, nearest(str(base), machine_names()))
             self.diagnostics.check()
+        self.has_base = True
         below = _built_in(base)
         if "name" not in data:
             below.pop("name")
@@ -453,7 +463,7 @@ class _Reader:
         if engine not in ("compute", "host"):
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
-            if key not in _ALL_UNITS and key not in WORDS:
+            if not is_machine_key(key):
                 self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
         target = data.get("target", DEFAULT_TARGET)
         if not isinstance(target, str) or TARGETS.place(target) is None:
@@ -472,6 +482,7 @@ class _Reader:
         table = self.table(data.get("op", []), cost)
         groups = self.groups(data, constants)
         collectives = self.collectives(data.get("collectives", list(COLLECTIVES)))
+        self.report_missing()
         self.diagnostics.check()
         if cost == "tiles":
             self.check_clock(constants)
@@ -487,6 +498,17 @@ class _Reader:
             self.error(f"{wrong[0]}.clusters", wrong[1])
             self.diagnostics.check()
         return machine
+
+    def report_missing(self) -> None:
+        """Report all constants that the file lacks as one error, and where they could come from."""
+        if not self.missing:
+            return
+        names = ", ".join(f"[{key}]" for key in self.missing)
+        way_out = "write each with value, unit, certainty and source"
+        if not self.has_base and any(key in _UNITS for key in self.missing):
+            others = ", ".join(name for name in machine_names() if name != _USUAL_BASE)
+            way_out = f'base = "{_USUAL_BASE}" takes from there what the file does not say (or {others}); or {way_out}'
+        self.error(self.missing[0], f"the machine needs {names}", way_out)
 
     def groups(self, data: dict[str, Any], constants: dict[str, Constant]) -> tuple[str, ...]:
         """Return the names of the [[link_group]] entries; put their values among the constants."""
@@ -566,7 +588,10 @@ class _Reader:
     def constant(self, key: str, entry: Any) -> Constant:
         """Return a constant from its table with a value, or from the value alone."""
         empty = Constant(1.0, "", "", "")
-        if entry is None or isinstance(entry, list):
+        if entry is None:
+            self.missing.append(key)
+            return empty
+        if isinstance(entry, list):
             self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
             return empty
         table = entry if isinstance(entry, dict) else {"value": entry}

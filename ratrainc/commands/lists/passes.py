@@ -6,8 +6,15 @@ import click
 
 from ratrain.ratrainc.commands.words.options import json_option
 
+_EPILOG = """\b
+Examples:
+  ratrainc passes
+  ratrainc passes --json
+  ratrainc passes --plugin mine.py
+"""
 
-@click.command()
+
+@click.command(epilog=_EPILOG)
 @json_option
 def command(as_json: bool) -> None:
     """List the passes and their options."""

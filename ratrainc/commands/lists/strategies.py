@@ -7,8 +7,14 @@ import click
 from ratrain.ratrainc.commands.words.options import json_option
 from ratrain.ratrainc.console.terminal import echo
 
+_EPILOG = """\b
+Examples:
+  ratrainc strategies
+  ratrainc strategies --json
+"""
 
-@click.command()
+
+@click.command(epilog=_EPILOG)
 @json_option
 def command(as_json: bool) -> None:
     """List the named pass pipelines. Under one plan all of them compute the same training."""

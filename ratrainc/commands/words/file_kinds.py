@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import stat
+from contextlib import suppress
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import opened, without_mark
+from ratrain.ratrain_ir.support.toml_text import parse_toml
 
 _COMPILE = "ratrainc compile --model {model} --plan {plan} -o {output}"
 
@@ -19,7 +24,7 @@ class _Wanted:
     words: str
     endings: tuple[str, ...]
     ways: dict[str, str]
-    """advice by the ending of the given file; `{file}` stands for its path"""
+    """advice by the ending of the given file, or its kind by content; `{file}` stands for its path"""
 
 
 _IS = {
@@ -36,6 +41,24 @@ _IS = {
     ".md": "a text",
 }
 """Kind of file by ending; other endings say nothing."""
+_MACHINE, _PLAN, _JOB, _SETTINGS, _LOG = "machine", "plan", "job", "settings", "log"
+_CONTAINS = {
+    _MACHINE: "a machine (TOML)",
+    _PLAN: "a plan (TOML)",
+    _JOB: "a job of torchtitan (TOML)",
+    _SETTINGS: "settings of DeepSpeed (JSON)",
+    _LOG: "the log of a run (JSON lines)",
+}
+"""Kind of file by its content, where an ending leaves it open."""
+_AS_MACHINE, _AS_PLAN = "a machine is given with --machine {file}", "a plan is given with --plan {file}"
+_OF_CONTENTS = {
+    _JOB: "'ratrainc import-plan --from torchtitan {file} -o P.toml' makes a plan of it",
+    _SETTINGS: "'ratrainc import-plan --from deepspeed {file} -o P.toml' makes a plan of it",
+    _LOG: "'ratrainc watch {file}' draws it",
+}
+"""Advice on files that no other command takes, whatever is wanted."""
+_MOST_SNIFFED = 1 << 20
+"""Bytes up to which a file is looked into; plans and machines are far smaller."""
 
 
 def _made(output: str) -> dict[str, str]:
@@ -45,6 +68,7 @@ def _made(output: str) -> dict[str, str]:
     return {
         ".json": f"'{_COMPILE.format(**file_output | {'model': '{file}'})}' compiles a model",
         ".toml": f"'{_COMPILE.format(**file_output | {'plan': '{file}'})}' compiles a plan",
+        _MACHINE: f"'{_COMPILE.format(**file_output)} --machine {{file}}' compiles for it",
         ".csv": f"'{table}' compiles a schedule table, 'ratrainc lint {{file}}' checks it",
         "": f"'{_COMPILE.format(**file_output)}' makes one",
     }
@@ -84,6 +108,8 @@ _WANTED = {
             ".rtir": "it has its model already, and is given alone",
             ".rtx": "it has its model already, and is given alone",
             ".toml": "a plan is given with --plan {file}, a machine with --machine {file}",
+            _PLAN: _AS_PLAN,
+            _MACHINE: _AS_MACHINE,
             ".safetensors": "give the config.json next to it",
         },
     ),
@@ -95,22 +121,70 @@ _WANTED = {
             ".rtx": "it has its plan already, and is given alone",
             ".json": "a model is given with --model {file}",
             ".csv": "a schedule table is given with --schedule-file {file}",
+            _MACHINE: _AS_MACHINE,
         },
     ),
     "machine": _Wanted(
         "a machine (TOML) or the name of one",
         (".toml",),
-        {"": "'ratrainc machines' lists those that are built in"},
+        {"": "'ratrainc machines' lists those that are built in", _PLAN: _AS_PLAN},
     ),
 }
 """Checked kinds of `InputFile`; for other kinds the reader reports errors."""
 
 
 def refuse_wrong_kind(kind: str, path: str) -> None:
-    """Raise `DiagnosticError` RT002, with advice, if a file's ending shows that it is of another kind than is read."""
+    """Raise `DiagnosticError` RT002, with advice, if a file is of another kind than is read.
+
+    Its ending shows that, or, where files of several kinds have that ending, its content.
+    """
     wanted = _WANTED.get(kind)
     ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - the path may be anything
-    if wanted is None or ending in wanted.endings or ending not in _IS:
+    if wanted is None or ending not in _IS:
         return
-    way = wanted.ways.get(ending, wanted.ways.get("", "")).replace("{file}", shlex.quote(path))
-    fail("RT002", f"'{path}' is {_IS[ending]}, not {wanted.words}", help=way or None)
+    content = _content(path, ending)
+    if ending in wanted.endings if content is None else content == kind:
+        return
+    words, ways = _IS[ending], wanted.ways | _OF_CONTENTS
+    if content is not None:
+        words, ending = _CONTAINS[content], content if content in ways else ending
+    way = ways.get(ending, ways.get("", ""))
+    fail("RT002", f"'{path}' is {words}, not {wanted.words}", help=way.replace("{file}", shlex.quote(path)) or None)
+
+
+def _content(path: str, ending: str) -> str | None:
+    """Return the kind that a file's content shows, a key of `_CONTAINS`; None where it shows none."""
+    recognised = {".toml": _in_toml, ".json": _in_json, ".jsonl": _in_json_lines}.get(ending)
+    if recognised is None:
+        return None
+    with suppress(OSError, ValueError, RecursionError):  # the reader says what is wrong with it
+        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - the path may be anything
+            with opened(path) as stream:
+                text = without_mark(stream.read(_MOST_SNIFFED)).decode()
+            return recognised(text)
+    return None
+
+
+def _in_toml(text: str) -> str | None:
+    from ratrain.ratrain_ir.config.plan import KEYS
+    from ratrain.targets.machine.machine import is_machine_key
+
+    keys = parse_toml(text).keys()
+    if {"parallelism", "training"} & keys:
+        return _JOB
+    of_plans = sum(key in KEYS.sections or key in KEYS.keys for key in keys)
+    of_machines = sum(is_machine_key(key) for key in keys)
+    if of_plans == of_machines:
+        return None
+    return _PLAN if of_plans > of_machines else _MACHINE
+
+
+def _in_json(text: str) -> str | None:
+    data = json.loads(text)
+    of_deepspeed = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
+    return _SETTINGS if isinstance(data, dict) and of_deepspeed & data.keys() else None
+
+
+def _in_json_lines(text: str) -> str | None:
+    data = json.loads(text.partition("\n")[0])
+    return _LOG if isinstance(data, dict) and {"step", "loss"} <= data.keys() else None

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.passes.idle_options import without_idle_options
-from ratrain.passes.placed_by import placed_by
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placed_by import is_placement, placed_by
 from ratrain.ratrain_ir.config.made_for import MadeFor
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, hiding_exchanges, strategy
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.space.objective import TIME
@@ -96,11 +98,11 @@ def plan_text(
     chosen = target or MachineChoice()
     name = chosen.machine or DEFAULT_MACHINE
     known = name in machine_names() or Path(name).is_file()
-    compiling = [
-        "Compile it with:",
-        f"  ratrainc compile --model {shlex.quote(model)} --plan {shlex.quote(file)}{'' if known else chosen.text} \\",
-        f'    --passes "{without_idle_options(pipeline, plan, config)}"',
-    ]
+    words = f"  ratrainc compile --model {shlex.quote(model)} --plan {shlex.quote(file)}{'' if known else chosen.text}"
+    passes = without_idle_options(pipeline, plan, config)
+    compiling = ["Compile it with:", words]
+    if not _is_default(passes, plan, config):
+        compiling = ["Compile it with:", f"{words} \\", f'    --passes "{passes}"']
     table = f"{MadeFor(name, chosen.capacity).text(file)}\n" if known else ""
     said = evolve(plan, schedule=placed_by(pipeline))
     text = "".join(f"{toml_comment(line)}\n" for line in [*head, *compiling]) + f"\n{table}{plan_to_toml(said)}"
@@ -108,6 +110,13 @@ def plan_text(
     for key, comment in _COMMENTS.items():
         lines = [f"{line}  # {comment}" if line.startswith(f"{key} = ") else line for line in lines]
     return checked_plan_text("\n".join(lines), said)
+
+
+def _is_default(passes: str, plan: Plan, config: ModelConfig) -> bool:
+    """Tell whether `compile` runs these passes unasked, for a plan that names the schedule that they place."""
+    usual = hiding_exchanges(strategy(DEFAULT_STRATEGY).passes, plan.tp)
+    ordered = [item for item in parse_pipeline(passes) if not (is_placement(item) and item.schedule is not None)]
+    return pipeline_text(ordered) == without_idle_options(usual, plan, config)
 
 
 _COMMENTS = {

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrain_ir.support.files import opened_regular
+from ratrain.ratrain_ir.support.files import help_for, opened_regular
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 
@@ -153,7 +153,8 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
             header = stream.read(length)
             file = MappedFile.of(stream.fileno())
     except (OSError, ValueError) as error:
-        fail("RT002", f"cannot read '{path}': {getattr(error, 'strerror', None) or error}")
+        reason = getattr(error, "strerror", None) or error
+        fail("RT002", f"cannot read '{path}': {reason}", help=help_for(error))
     entries = _parse_header(path, code, header)
     tensors: dict[str, StoredTensor] = {}
     ranges: list[tuple[int, int, str]] = []

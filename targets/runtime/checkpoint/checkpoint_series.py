@@ -25,7 +25,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity, fail
-from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory
+from ratrain.ratrain_ir.support.files import help_for, is_directory, is_there, made_directory
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     VERSION,
@@ -229,7 +229,7 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
         names = [entry.name for entry in Path(directory).iterdir()]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        fail("RT002", f"cannot read the checkpoint '{directory}': {reason}")
+        fail("RT002", f"cannot read the checkpoint '{directory}': {reason}", help=help_for(error))
     # `.replaced-step-N` sorts before `step-N`, which therefore overwrites it where both exist.
     place_of = {name.removeprefix(_REPLACED): name for name in sorted(names)}
     steps = [

@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrain_ir.support.files import MARK
+from ratrain.ratrain_ir.support.files import MARK, help_for
 
 
 @frozen(eq=False)
@@ -123,7 +123,7 @@ def file_bytes(path: str) -> FileTokens:
         status = os.fstat(descriptor)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        fail("RT002", f"cannot read the training data '{path}': {reason}")
+        fail("RT002", f"cannot read the training data '{path}': {reason}", help=help_for(error))
     file = OpenFile(path, descriptor, status.st_size, status.st_mtime_ns)
     weakref.finalize(file, os.close, descriptor)
     if not status.st_size:

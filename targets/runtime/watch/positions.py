@@ -29,7 +29,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrain_ir.support.files import made_directory, opened_regular, replacing
+from ratrain.ratrain_ir.support.files import help_for, made_directory, opened_regular, replacing
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.arena.locks import Lock, hold
 
@@ -176,7 +176,8 @@ def read_positions(folder: str) -> list[RankPosition]:
         paths = sorted(Path(folder).glob("rank-*.position"))
         contents = [(path, _read(path, _SIZE + 1)) for path in paths]
     except (OSError, ValueError) as error:
-        fail("RT002", f"cannot read '{folder}': {getattr(error, 'strerror', None) or error}")
+        reason = getattr(error, "strerror", None) or error
+        fail("RT002", f"cannot read '{folder}': {reason}", help=help_for(error))
     return [_parse(path, data) for path, data in contents if not _is_blank(data)]
 
 

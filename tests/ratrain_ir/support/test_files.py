@@ -261,3 +261,28 @@ def test_a_pipe_of_the_shell_is_read_to_its_end(place: str) -> None:
     finally:
         late.join()
         os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("path", "help_text"),
+    [
+        ("tinny.toml", "did you mean 'tiny.toml'?"),
+        ("sub/boook.txt", "did you mean 'sub/book.txt'?"),
+        ("subb/book.txt", "did you mean 'sub'?"),
+        ("nothing.rtir", "there is x.rtir"),
+        ("run2", "did you mean 'run1'?"),
+        ("zzz.safetensors", None),
+        ("zzz", None),
+    ],
+)
+def test_a_path_that_leads_nowhere_names_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, help_text: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("run1").mkdir()
+    for name in ("tiny.toml", "tiny.json", "x.rtir", "sub/book.txt", ".tinny.toml"):
+        Path(name).touch()
+    with pytest.raises(DiagnosticError) as refused:
+        read_bytes(path, "schedule")
+    assert refused.value.diagnostics[0].help == help_text

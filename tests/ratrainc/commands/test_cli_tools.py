@@ -27,6 +27,7 @@ from ratrain.targets.runtime.engine.certificate import scratch_bytes
 from ratrain.targets.runtime.kernels import kernel_set
 from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
+from tests.project.test_site import lines_of_commands
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SOURCES = ("--model", MODEL, "--plan", PLAN)
@@ -44,7 +45,7 @@ def test_the_examples_of_opt_work_on_a_schedule_as_its_help_makes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["opt", "--help"]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    lines = lines_of_commands(capsys.readouterr().out)
     examples = [shlex.split(line)[1:] for line in lines if line.startswith("ratrainc opt ")]
     assert len(examples) == 3
     assert main(["compile", *SOURCES, "--passes", "place-1f1b", "-o", "placed.rtir"]) == 0
@@ -341,3 +342,14 @@ def test_doctor_usage(words: list[str]) -> None:
 @pytest.mark.parametrize("command", ["explain", "compare", "diff", "doctor"])
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Examples:" in printed(capsys, command, "--help")
+
+
+def test_disasm_of_a_program_without_tiles_names_the_machine_that_has_them(
+    schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it says to type makes a program with tiles."""
+    monkeypatch.chdir(tmp_path)
+    advice = printed(capsys, "disasm", schedule, "--tiles")
+    words = advice.partition("'ratrainc ")[2].partition("'")[0].replace("M --plan P.toml", f"{MODEL} --plan {PLAN}")
+    assert main(shlex.split(words)) == 0
+    assert "no tile schedules" not in printed(capsys, "disasm", "X.rtx", "--tiles", "--limit", "1")

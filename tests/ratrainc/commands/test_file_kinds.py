@@ -9,6 +9,7 @@ import pytest
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.commands.words.file_kinds import refuse_wrong_kind
+from ratrain.ratrainc.running.examples import example_path
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,60 @@ def test_paths_stay_one_word_in_what_is_to_be_typed() -> None:
     with pytest.raises(DiagnosticError) as refused:
         refuse_wrong_kind("schedule", "my model.json")
     assert "--model 'my model.json'" in str(refused.value.diagnostics[0].help)
+
+
+MACHINE = 'base = "cpu"\nname = "mine"\n'
+PLAN = example_path("tiny.toml").read_text()
+CONTENTS = {
+    "mine.toml": MACHINE,
+    "bare.toml": "ddr_capacity = 1\n",
+    "flat.toml": "pp = 2\n",
+    "plan.toml": PLAN,
+    "job.toml": "[training]\nsteps = 1\n",
+    "ds.json": '{"train_batch_size": 8}',
+    "run.jsonl": '{"step": 1, "loss": 2.5}\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "compile --model tiny.json --plan mine.toml",
+            "a machine (TOML), not a plan (TOML) help: a machine is given with --machine mine.toml",
+        ),
+        ("compile --model tiny.json --plan bare.toml", "a machine is given with --machine bare.toml"),
+        ("compile --model tiny.json --plan p.toml --machine plan.toml", "a plan is given with --plan plan.toml"),
+        ("compile --model tiny.json --plan p.toml --machine flat.toml", "a plan is given with --plan flat.toml"),
+        ("compile --model tiny.json --plan job.toml", "'ratrainc import-plan --from torchtitan job.toml -o P.toml'"),
+        ("verify mine.toml", "'ratrainc compile --model M --plan P.toml -o X.rtx --machine mine.toml' compiles for it"),
+        ("verify plan.toml", "'ratrainc compile --model M --plan plan.toml -o X.rtx' compiles a plan"),
+        ("model mine.toml", "a machine is given with --machine mine.toml"),
+        ("model ds.json", "'ratrainc import-plan --from deepspeed ds.json -o P.toml'"),
+        (
+            "report run.jsonl -o a.html",
+            "the log of a run (JSON lines), not a schedule (.rtir) or program (.rtx) help: 'ratrainc watch run.jsonl'",
+        ),
+        ("generate mine.toml --prompt a", "'ratrainc run X.rtx --save DIR' writes one"),
+    ],
+)
+def test_content_tells_apart_files_of_one_ending_and_one_error_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in CONTENTS.items():
+        Path(name).write_text(text)
+    assert main(words.split()) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said in shown
+    assert shown.count("error[") == 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [("machine", "mine.toml"), ("plan", "plan.toml"), ("plan", "flat.toml")])
+def test_what_is_wanted_by_its_content_is_taken(tmp_path: Path, kind: str, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(CONTENTS[name])
+    refuse_wrong_kind(kind, str(path))
 
 
 @pytest.mark.parametrize("name", ["page.pdf", "r.png", "x.HTM5"])

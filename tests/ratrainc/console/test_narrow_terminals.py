@@ -194,6 +194,17 @@ def test_in_a_pipe_there_are_signs_of_life(monkeypatch: pytest.MonkeyPatch, caps
     assert "reading: second part (0:00:00 so far)\n" in shown.err
 
 
+def test_a_line_of_progress_does_not_wrap_for_two_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "80")
+    for length in (80 - len(" (0:00:00)"), 80 - len(" (0:00:00 so far)")):
+        with heartbeat.said_while_working(lambda length=length: "x" * length):  # type: ignore[misc]
+            time.sleep(0.1)
+    assert {len(line) for line in capsys.readouterr().err.splitlines()} == {80}
+
+
 def test_one_process_of_several_gives_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(heartbeat, "EVERY_SECONDS", 0.01)
     with heartbeat.speaking(False), status("work"):

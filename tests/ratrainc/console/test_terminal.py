@@ -209,3 +209,11 @@ def test_nothing_is_lost_where_a_write_is_cut_short(monkeypatch: pytest.MonkeyPa
     assert shown[0] == shown[1]
     assert len(shown[0].splitlines()) == 4
     assert shown[0].splitlines()[3].endswith("3B199")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (10_000, "10000 bytes"), (10_486, "0.01 MiB"), (3 << 20, "3.00 MiB")],
+)
+def test_no_bytes_are_shown_as_none(count: int, text: str) -> None:
+    assert console.size_text(count) == text

@@ -27,6 +27,8 @@ from tests.ratrainc.commands.test_cli_tools import MODEL, PLAN, SOURCES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ratrain.ratrainc.report.byte_report import ByteReport
+
 MICRO_BATCHES = 24
 """Of a plan of two stages, whose folded step has six."""
 
@@ -195,3 +197,30 @@ def test_processes_side_by_side_find_what_one_finds(monkeypatch: pytest.MonkeyPa
     assert found[0] == found[1]
     assert len(found[0]["levers"]) > 5
     assert any(lever["estimated"] for lever in found[0]["levers"]) == folded
+
+
+def test_the_peak_is_told_before_changes_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who interrupts the trying keeps what is known; progress counts, and names the option that spares it."""
+    path = str(tmp_path / "x.rtir")
+    assert main(["compile", *SOURCES, "-o", path]) == 0
+    told: list[str] = []
+    early: list[dict[str, Any]] = []
+
+    def at_peak(report: ByteReport) -> None:
+        early.append(report.to_json())
+        told.clear()
+
+    whole = api.explain(path, seconds=1e9, progress=lambda now: told.append(now.text), at_peak=at_peak).to_json()
+    assert early[0] | {key: whole[key] for key in ("levers", "levers_left", "levers_seconds")} == whole
+    assert told == [f"trying change {n} of {len(told)}" for n in range(1, len(told) + 1)]
+    assert len(told) > 5
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pricing, "found", interrupted)
+    capsys.readouterr()
+    assert main(["explain", path]) == 130
+    assert "live at the peak, by owner" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.ops.memory import Store
 from ratrain.ratrainc.console.parts import show
 from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
+from ratrain.ratrainc.report.summary_tables import module_parts
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import make_plan
@@ -78,3 +79,48 @@ def test_a_slow_memory_is_waited_for() -> None:
         here = [n for engine in (Engine.STORE, Engine.FETCH) for n in range(*timeline.ops_of(index, engine))]
         assert told == pytest.approx(sum(waited.get(number, 0.0) for number in here))
         assert moves or not told
+
+
+def fact_of(block: str, pieces: list[str], nbytes: int) -> dict[str, Any]:
+    figures = {"seconds": 1e-3, "exposed_seconds": 0.0, "recovering_seconds": 1e-3, "storing_seconds": {}}
+    return {"block": block, "pieces": pieces, "choice": "recovered", "bytes": nbytes, **figures}
+
+
+def test_a_row_names_the_layers_that_a_stage_holds_and_no_others() -> None:
+    """A stage of an interleaved plan holds several runs of layers."""
+    held = [0, 1, 2, 8, 9, 20]
+    (row,) = recovery_table([fact_of(f"mlp.{layer}", ["m0"], 1 << 20) for layer in held]).rows
+    assert row[0] == "mlp.0-2, 8-9, 20"
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "text"),
+    [
+        ([0], "m0"),
+        ([0, 7], "m0, m7"),
+        (range(12), "m0 .. m11 (12)"),
+        (range(1, 12, 5), "m1, m6 .. m11 (3)"),
+        ([0, 1, 2, 4], "4 of m0 .. m4"),
+    ],
+)
+def test_what_reads_as_a_range_of_micro_batches_is_one(micro_batches: list[int], text: str) -> None:
+    (row,) = recovery_table([fact_of("mlp.0", [f"m{number}" for number in micro_batches], 1 << 20)]).rows
+    assert row[1] == text
+
+
+def test_slices_of_a_block_share_a_row_with_their_mean() -> None:
+    sizes = [1 << 20, 3 << 20]
+    facts = [fact_of("mlp.0", [f"m{number} s{part}" for number in range(4)], sizes[part]) for part in range(2)]
+    (row,) = recovery_table([*facts]).rows
+    assert row[:4] == ["mlp.0", "m0 s0 .. m3 s1 (8)", "recovered", "2.00 MiB"]
+    nothing_kept = fact_of("mlp.0", [f"m{number} s{part}" for number in range(4, 6) for part in range(2)], 0)
+    assert len(recovery_table([*facts, nothing_kept]).rows) == 2
+
+
+@pytest.mark.parametrize("name", RECOVERING)
+def test_compile_says_how_many_forwards_are_recomputed(name: str) -> None:
+    module = SUBJECTS[name].module()
+    said = " ".join(part for part in module_parts(module, SUBJECTS[name].machine) if isinstance(part, str))
+    made = sum(type(op) is Recompute for stage in module.stages for op in stage.ops)
+    forwards = sum(type(op) is Forward and op.block.layer is not None for stage in module.stages for op in stage.ops)
+    assert f"recomputed for their backwards: {made} of {forwards} forwards of blocks, most on @" in said

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ratrain import api
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.placed_by import placed_by
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.compiling.opening import load_schedule
+from ratrain.ratrainc.planner.answer.plan_files import plan_text
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -67,3 +73,26 @@ def test_it_compiles_and_fits(path):
     assert found.step_seconds is not None, found.refusal
     assert found.step_seconds * (1 + 1e-9 + 0.005 * folded) >= bounds.seconds[0]
     assert (np.array(found.peak_bytes) >= bounds.peak_bytes[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "names_passes"),
+    [
+        (strategy(DEFAULT_STRATEGY).passes, False),
+        (f"place-gpipe,{strategy(DEFAULT_STRATEGY).passes}", False),
+        ("place-gpipe,recompute{policy=full},allocate-ddr", True),
+    ],
+)
+def test_the_command_in_a_plan_file_compiles_what_was_planned(pipeline, names_passes, tmp_path, monkeypatch):
+    """With `--passes` only where `compile` would take others."""
+    monkeypatch.chdir(tmp_path)
+    model, plan = api.resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
+    path = Path("P.toml")
+    path.write_text(plan_text(plan, pipeline, model, str(example_path("tiny.json")), ["A plan."], path="P.toml"))
+    command = re.search(r"^#   ratrainc (.*?)(?: \\\n#     (--passes .*))?$", path.read_text(), re.MULTILINE)
+    assert (command[2] is not None) == names_passes
+    assert main([*shlex.split(f"{command[1]} {command[2] or ''}"), "-o", "x.rtir"]) == 0
+    planned = api.compile(model, plan, passes=pipeline)
+    assert [list(map(repr, stage.ops)) for stage in load_schedule("x.rtir").stages] == [
+        list(map(repr, stage.ops)) for stage in planned.stages
+    ]

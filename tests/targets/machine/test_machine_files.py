@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_only_tiles_need_the_memory_levels(key: str) -> None:
     parse_machine(without(TEXT, key).replace('cost = "tiles"', 'cost = "roofline"'), file="m.toml")
     with pytest.raises(DiagnosticError, match=rf"the machine needs \[{key}\]"):
         parse_machine(without(TEXT, key), file="m.toml")
+
+
+def test_all_that_a_file_without_base_lacks_is_one_error_with_a_base_that_can_be_typed() -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        parse_machine('name = "mine"\nddr_capacity = "94 GB"\n', file="m.toml")
+    (error,) = refused.value.diagnostics
+    lacking = re.findall(r"\[(\w+)\]", error.message)
+    assert {"ddr_bandwidth", "link_latency", "launch"} < set(lacking)
+    assert "ddr_capacity" not in lacking
+    base = str(error.help).partition(" takes")[0]
+    parse_machine(f'{base}\nname = "mine"\nddr_capacity = "94 GB"\n', file="m.toml")
+    page = (Path(__file__).parents[3] / "docs" / "machine.md").read_text().partition("without `base` must say")[2]
+    assert set(re.findall(r"`(\w+)`", page.partition("(")[0])) == {"name", "ddr_capacity", *lacking}
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,9 @@ def test_explain_time_says_where_the_time_goes(tmp_path: Path, capsys: pytest.Ca
             whole = row["busy_seconds"] + sum(row["idle_seconds"].values())
             assert whole == pytest.approx(facts["window_seconds"], rel=1e-9)
         assert np.isclose(sum(op["seconds"] for op in facts["critical_path"]), facts["window_seconds"])
+        starts = [op["start_seconds"] for op in facts["critical_path"]]
+        assert starts[0] == 0, "seconds count from the start of the step that is shown"
+        assert max(starts) < facts["window_seconds"]
     assert main(["explain", file, "--time", "--stage", "0"]) == 0
     text = capsys.readouterr().out
     assert "simulated" in text
