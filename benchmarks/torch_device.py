@@ -1,10 +1,11 @@
 """Speed and peak memory of a training step on a PyTorch device against PyTorch itself: same model, weights, tokens, types.
 
 python benchmarks/torch_device.py [cpu|cuda] [--threads 1 2] [--vocab 4096] [--layers 8] [--seq-len 512] [--repeat 5] [--no-compile]
-    [--kernels torch] [--no-torch] [--calibrate | --machine here.toml]
+    [--kernels torch] [--no-torch] [--calibrate | --machine here.toml] [--model tinyllama-1.1b --sequences 4] [--only NAME ...]
 
-The model is that of training_step.py: a LLaMA of hidden size 512, 8 layers, ffn 1376, 4 sequences a step. Each contestant is a process of its
-own, so that its peak is its own; they take turns, a step each, and a figure is the median of `--repeat` turns. Ours stores views, gradients and
+The model is that of training_step.py, a LLaMA of hidden size 512, 8 layers, ffn 1376, 4 sequences a step, or a preset of LLaMA's family. Each
+contestant is a process of its own, so that its peak is its own; they take turns, a step each, and a figure is the median of `--repeat` turns.
+On a GPU they come one after the other, so that each has the memory to itself, and ours is there a second time, as a graph. Ours stores views, gradients and
 activations in bf16 beside float32 masters and moments, which is what PyTorch has under autocast; its `bf16` has everything in bf16,
 moments too, and so half the state.
 
@@ -22,22 +23,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define
+from attrs import define, frozen
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stopwatch import machine
 
+from ratrain.targets.runtime.weights.weight_source import WeightSource
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from training_step import Task
 
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
 MIB = 1 << 20
+GRAPH = "RATrain graph"
+WARM_UP = 5
+"""Turns of each on a GPU before those that count: the fourth step of a graph is the one recorded."""
 SAME_LOSS = 5e-2
 """Largest relative difference between losses of the last step."""
 
@@ -52,20 +63,68 @@ class Options:
     vocab: int
     layers: int
     seq_len: int
+    sequences: int = 4
+    model: str = ""
+    """A preset, in place of vocabulary and layers."""
+
+    def task(self) -> Task:
+        """What is trained."""
+        from training_step import Task
+
+        from ratrain.ratrain_ir.config.model_files import load_model
+
+        model = load_model(self.model) if self.model else Task.make(self.vocab, self.layers, self.seq_len).model
+        return Task.of(model, self.sequences, self.seq_len)
+
+
+@frozen(eq=False)
+class Drawn(WeightSource):
+    """Random weights that are all drawn beforehand, by many threads: of a billion, drawn one by one, most of the time would go into them."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Drawn:
+        """Draw them."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from ratrain.targets.runtime.weights.weights import random_weights
+
+        source = random_weights(model, 0)
+        with ThreadPoolExecutor() as pool:
+            return cls(
+                source.parameters, dict(zip(source.parameters, pool.map(source, source.parameters), strict=True))
+            )
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Any]:
+        """Those of a part of a parameter."""
+        from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS
+
+        for first in range(start, stop, PIECE_ELEMENTS):
+            yield self.values[name].reshape(-1)[first : min(first + PIECE_ELEMENTS, stop)].copy()
+
+
+def program_for(device: str, model: ModelConfig, plan: Plan) -> Program:
+    """The program of a plan; for a GPU it fills that memory, so that nothing is recomputed which fits."""
+    from ratrain import api
+    from ratrain.targets.runtime.settings import HOST_DEVICE
+
+    if device == HOST_DEVICE:
+        return api.emit(api.compile(model, plan))
+    import torch
+
+    _, total = torch.cuda.mem_get_info(device)
+    return api.emit(api.compile(model, plan, machine="h200", capacity=total), machine="h200")
 
 
 def our_program(options: Options) -> tuple[Program, Task]:
     """The program of our step, and its task."""
-    from training_step import Task
-
-    from ratrain import api
-
-    task = Task.make(options.vocab, options.layers, options.seq_len).stored_in("bf16")
-    return api.emit(api.compile(task.model, task.plan)), task
+    task = options.task().stored_in("bf16")
+    return program_for(options.device, task.model, task.plan), task
 
 
-def ours(options: Options) -> tuple[Callable[[], float], dict[str, int]]:
-    """Our step, and the bytes that it says it takes."""
+def ours(options: Options, *, graph: bool = False) -> tuple[Callable[[], float], dict[str, int]]:
+    """Our step, and the bytes that it says it takes; as a `graph` recorded in the fourth step."""
     from ratrain.targets.runtime.checkpoint.state import start_from_weights
     from ratrain.targets.runtime.engine.local import LocalEngine
     from ratrain.targets.runtime.kernels import kernel_set
@@ -75,13 +134,17 @@ def ours(options: Options) -> tuple[Callable[[], float], dict[str, int]]:
     program, task = our_program(options)
     kernels = kernel_set(options.kernels, options.threads, options.device)
     engine = LocalEngine(program, kernels, task.batches)
-    start_from_weights(engine, random_weights(task.model, 0))
+    # on a host what is drawn would count as ours: there it comes piece by piece
+    is_host = options.device == HOST_DEVICE
+    start_from_weights(engine, random_weights(task.model, 0) if is_host else Drawn.of(task.model))
+    if graph:
+        engine.capture_steps()
     steps = iter(range(10**6))
     said = {"arena": engine.arena_bytes, "scratch": engine.scratch_bytes}
-    if options.device == HOST_DEVICE:
+    if is_host:
         said["interpreter and libraries"] = engine.constant_bytes or 0
     else:
-        said["tables"] = kernels.constant_bytes
+        said["declared"] = sum(engine.declared_constants().values())
     return lambda: engine.run_step(next(steps)).loss, said
 
 
@@ -91,20 +154,15 @@ def theirs(
     """PyTorch's step."""
     import torch
     from torch_step import make_step
-    from training_step import Task
-
-    from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
 
     torch.set_num_threads(options.threads)
-    task = Task.make(options.vocab, options.layers, options.seq_len)
-    source = random_weights(task.model, 0)
-    weights = {name: source(name) for name in named_parameters(task.model)}
+    task = options.task()
     step = make_step(
         task.model,
         task.plan.optimizer,
         task.plan.seq_len,
         getattr(torch, dtype),
-        weights,
+        dict(Drawn.of(task.model).values),
         task.tokens_and_labels,
         device=options.device,
         products=torch.bfloat16 if autocast else None,
@@ -121,14 +179,16 @@ CONTESTANTS: dict[str, Callable[[Options], tuple[Callable[[], float], dict[str, 
     "compiled f32": lambda options: theirs(options, "float32", compiled=True),
     "compiled bf16": lambda options: theirs(options, "bfloat16", compiled=True),
     "compiled autocast": lambda options: theirs(options, "float32", autocast=True, compiled=True),
+    GRAPH: lambda options: ours(options, graph=True),
 }
+OURS = ("RATrain bf16", GRAPH)
 
 
 def serve(name: str, options: Options) -> None:
     """Be a contestant: one step for each line that comes in, and a line of JSON for each."""
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(options.threads if name != "RATrain bf16" else 1):
+    with threadpool_limits(options.threads if name not in OURS else 1):
         before = _held(options.device)
         step, said = CONTESTANTS[name](options)
         for _ in sys.stdin:
@@ -136,13 +196,8 @@ def serve(name: str, options: Options) -> None:
             loss = step()  # it ends with a loss on the host, so nothing is left on its way
             seconds, spent = time.perf_counter() - start, time.process_time() - spent
             peak = _peak(options.device) - before
-            sys.stdout.write(
-                json.dumps(
-                    {"seconds": seconds, "cpu": spent, "loss": loss, "peak": peak, "before": before, "said": said}
-                )
-                + "\n"
-            )
-            sys.stdout.flush()
+            turn = {"seconds": seconds, "cpu": spent, "loss": loss, "peak": peak, "before": before, "said": said}
+            print(json.dumps({**turn, "allocated": _allocated(options.device)}), flush=True)
 
 
 def _held(device: str) -> int:
@@ -164,6 +219,13 @@ def _peak(device: str) -> int:
     return (peak_resident_bytes() or 0) if device == "cpu" else int(torch.cuda.max_memory_reserved(device))
 
 
+def _allocated(device: str) -> int | None:
+    """Most bytes that PyTorch's allocator gave out on a GPU, which keeps more in reserve."""
+    import torch
+
+    return None if device == "cpu" else int(torch.cuda.max_memory_allocated(device))
+
+
 class Contestant:
     """A process that makes a step when it is told to."""
 
@@ -171,19 +233,28 @@ class Contestant:
         command = [sys.executable, __file__, *arguments, "--contestant", name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.turns: list[dict[str, Any]] = []
+        self.is_alive = True
 
     def step(self) -> None:
-        """Let it make a step."""
+        """Let it make a step, if it has not ended by an error, which it has printed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        self.turns.append(json.loads(self._process.stdout.readline()))
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.is_alive = False
+            return
+        line = self._process.stdout.readline()
+        self.is_alive = bool(line)
+        if line:
+            self.turns.append(json.loads(line))
 
     def end(self) -> None:
         """Let it go."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 
@@ -213,43 +284,63 @@ def show_prediction(options: Options, machine: Machine, turns: Sequence[dict[str
         print(f"predicted {predicted:.3f} s a step, measured {seconds:.3f} s{words}: {predicted / seconds - 1:+.1%}")
 
 
-def compare(names: Sequence[str], options: Options, repeat: int, machine: Machine | None) -> None:
-    """Print a table of all contestants."""
-    arguments = [
-        options.device,
-        *(
-            f"--{key}={getattr(options, key.replace('-', '_'))}"
-            for key in ("kernels", "threads", "vocab", "layers", "seq-len")
-        ),
-    ]
-    contestants = {name: Contestant(name, arguments) for name in names}
-    for contestant in contestants.values():  # compilation, first touch of memory
-        contestant.step()
-    for _ in range(repeat):
-        for contestant in contestants.values():
-            contestant.step()
-    for contestant in contestants.values():
-        contestant.end()
-    medians = {
-        name: statistics.median(turn["seconds"] for turn in each.turns[1:]) for name, each in contestants.items()
-    }
+def turns_of(names: Sequence[str], options: Options, repeat: int) -> dict[str, list[dict[str, Any]]]:
+    """The turns of each contestant that count; none of one that failed."""
+    keys = ("kernels", "threads", "vocab", "layers", "seq-len", "sequences", "model")
+    arguments = [options.device, *(f"--{key}={getattr(options, key.replace('-', '_'))}" for key in keys)]
+    on_host = options.device == "cpu"
+    warm_up = 1 if on_host else WARM_UP  # compilation, first touch of memory
+    found: dict[str, list[dict[str, Any]]] = {}
+    for group in [names] if on_host else [[name] for name in names]:
+        contestants = {name: Contestant(name, arguments) for name in group}
+        for _ in range(warm_up + repeat):
+            for contestant in contestants.values():
+                if contestant.is_alive:
+                    contestant.step()
+        for name, contestant in contestants.items():
+            contestant.end()
+            found[name] = contestant.turns[warm_up:] if contestant.is_alive else []
+            if not on_host:
+                print(f"{name} has ended", *(f"{turn['seconds']:.3f}" for turn in contestant.turns), flush=True)
+    return found
+
+
+def compare(names: Sequence[str], options: Options, repeat: int, machine: Machine | None) -> dict[str, dict[str, Any]]:
+    """Print a table of all contestants; what is in it, by name, of those that did not fail."""
+    turns = turns_of(names, options, repeat)
+    if not turns[names[0]]:
+        sys.exit(f"{names[0]} failed")
+    medians = {name: statistics.median(turn["seconds"] for turn in each) for name, each in turns.items() if each}
     mine, *_ = medians.values()
-    tokens = 4 * options.seq_len
-    loss = contestants[names[0]].turns[-1]["loss"]
+    tokens = options.sequences * options.seq_len
+    rows: dict[str, dict[str, Any]] = {}
     print(f"{'':18s} {'s a step':>9s} {'tokens/s':>9s} {'of ours':>8s} {'peak MiB':>9s} {'loss':>8s}")
-    for name, seconds in medians.items():
-        last = contestants[name].turns[-1]
+    for name in turns:
+        if name not in medians:
+            print(f"{name:18s} failed")
+            continue
+        seconds, last = medians[name], turns[name][-1]
         print(
             f"{name:18s} {seconds:9.3f} {tokens / seconds:9.0f} {mine / seconds:7.2f}x {last['peak'] / MIB:9.0f} {last['loss']:8.4f}"
         )
-        if abs(last["loss"] - loss) > SAME_LOSS * loss:
-            sys.exit(f"the loss of {name} is {last['loss']}, ours {loss}: this is not the same training")
-    last = contestants[names[0]].turns[-1]
+        rows[name] = {**last, "seconds": seconds, "tokens_per_second": tokens / seconds}
+    last = turns[names[0]][-1]
     parts = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in last["said"].items())
     total, peak = sum(last["said"].values()), last["peak"] + last["before"]
     print(f"ours said before its first step: {total / MIB:.0f} MiB ({parts}); its peak was {peak / MIB:.0f} MiB")
     if machine is not None:
-        show_prediction(options, machine, contestants[names[0]].turns[1:])
+        show_prediction(options, machine, turns[names[0]])
+    return rows
+
+
+def other_trainings(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is to be said of losses that are too far from that of the first."""
+    loss = next(iter(rows.values()))["loss"]
+    return [
+        f"the loss of {name} is {row['loss']}, ours {loss}: this is not the same training"
+        for name, row in rows.items()
+        if not abs(row["loss"] - loss) <= SAME_LOSS * loss
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -261,6 +352,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=512)
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--model", default="", metavar="PRESET", help="in place of --vocab and --layers")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=CONTESTANTS, help="these beside ours")
     parser.add_argument("--repeat", type=int, default=5, help="turns; medians are shown")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--no-torch", action="store_true", help="ours alone")
@@ -273,17 +367,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if predicts and chosen.threads != [1]:
         parser.error("a machine file is of one thread: add --threads 1")
     for threads in chosen.threads:
-        options = Options(chosen.device, kernels, threads, chosen.vocab, chosen.layers, chosen.seq_len)
+        size = chosen.vocab, chosen.layers, chosen.seq_len, chosen.sequences, chosen.model
+        options = Options(chosen.device, kernels, threads, *size)
         if chosen.contestant:
             serve(chosen.contestant, options)
             return
-        first, *others = CONTESTANTS
+        first, *rest = CONTESTANTS
         names = [first]
-        if not chosen.no_torch:
-            names += [name for name in others if not (chosen.no_compile and name.startswith("compiled"))]
+        if chosen.only:
+            names += [name for name in rest if name in chosen.only]
+        elif not chosen.no_torch:
+            names += [name for name in rest if not (chosen.no_compile and name.startswith("compiled"))]
+        if chosen.device == "cpu":  # which records nothing
+            names = [name for name in names if name != GRAPH]
         timed = machine_of(options, chosen.machine) if predicts else None
-        print(f"{machine()}\n{options.device}, {threads} thread{'s' * (threads > 1)}, vocabulary {options.vocab}")
-        compare(names, options, chosen.repeat, timed)
+        what = options.model or f"vocabulary {options.vocab}"
+        print(f"{machine()}\n{options.device}, {threads} thread{'s' * (threads > 1)}, {what}")
+        if others := other_trainings(compare(names, options, chosen.repeat, timed)):
+            sys.exit("\n".join(others))
 
 
 if __name__ == "__main__":

@@ -74,8 +74,13 @@ class Task:
             ffn_size=1376,
             norm_eps=1e-5,
         )
-        plan = Plan(1, 1, (), 4, 1, seq_len, optimizer=Optimizer(lr=3e-4))
-        tokens = np.random.default_rng(SEED).integers(0, vocab, 256 * seq_len + 1).astype(np.uint16)
+        return cls.of(model, 4, seq_len)
+
+    @classmethod
+    def of(cls, model: ModelConfig, sequences: int, seq_len: int) -> Task:
+        """A step of one micro-batch of a model, and random tokens."""
+        plan = Plan(1, 1, (), sequences, 1, seq_len, optimizer=Optimizer(lr=3e-4))
+        tokens = np.random.default_rng(SEED).integers(0, model.vocab_size, 256 * seq_len + 1).astype(np.uint32)
         return cls(model, plan, Batches(TokenStream("random tokens", tokens, ""), plan, "sequential", SEED))
 
     def stored_in(self, dtype: str) -> Task:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -322,3 +324,39 @@ class TestSmallMemory:
         assert len(faults(good, good, resumed, 99)) == 2
         assert faults(good, evolve(good, moved=(5, 3)), resumed, 100)
         assert faults(good, evolve(good, moved=(5, 3), overflows=1), resumed, 100) == []
+
+
+@pytest.mark.parity
+class TestDrill:
+    """The drill for a GPU, rehearsed on the processor."""
+
+    PARTS = ("machine", "correctness", "graph", "bytes", "calibrate", "speed")
+
+    def drill(self, out: Path, **variables: str) -> tuple[int, dict[str, list[str]], str]:
+        """Its exit status, of each part its cells in the table, and all that it printed."""
+        pytest.importorskip("torch")
+        command = ["bash", str(BENCHMARKS / "gpu_drill.sh"), "--device", "cpu"]
+        environment = {**os.environ, "OUT": str(out), "PYTHON": sys.executable, **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+        _, _, table = done.stdout.partition("|---|---|---|---|")
+        rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| (.*) \|$", table, re.MULTILINE)
+        assert tuple(row[0] for row in rows) == self.PARTS, done.stdout + done.stderr
+        for name, status, *_, why in rows:
+            left = json.loads((out / f"{name}.json").read_text())
+            assert (left["part"], left["status"], left["why"]) == (name, status, why)
+        assert (out / "drill.log").read_text() == done.stdout
+        return done.returncode, {name: cells for name, *cells in rows}, done.stdout
+
+    @pytest.mark.full
+    def test_a_rehearsal_passes_all_that_needs_no_gpu(self, tmp_path):
+        code, table, out = self.drill(tmp_path, DRILL_SECONDS="2000")
+        assert code == 0, out
+        assert [name for name, cells in table.items() if cells[0] == "skipped"] == ["graph"]
+        assert table["graph"][2].startswith("--graph needs a GPU")
+        assert {cells[0] for cells in table.values()} == {"passed", "skipped"}
+        assert len(list(tmp_path.iterdir())) == 8, "a JSON for each part, the log and the machine file"
+
+    def test_a_part_over_its_limit_fails_and_the_next_one_goes_on(self, tmp_path):
+        code, table, _ = self.drill(tmp_path, DRILL_SECONDS="1")
+        assert code == 1
+        assert all(cells[0] == "failed" and "it took longer than its" in cells[2] for cells in table.values())

@@ -1,0 +1,588 @@
+"""Parts of gpu_drill.sh: each in a process of its own, with a limit of its own; a block of lines and a JSON each; a table at the end.
+
+    python benchmarks/gpu_drill.py [--device cuda|cpu] [--only PART ...]
+
+Run it by gpu_drill.sh, which finds an interpreter for it. `OUT` names the folder of results (default: drill), `DRILL_SECONDS` the time of
+all parts together. This process imports the standard library alone, so that it can say what else is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ratrain.targets.runtime.kernels import KernelSet
+
+ROOT = Path(__file__).parents[1]
+SECONDS = {"cuda": 560.0, "cpu": 1800.0}
+"""The limit of all parts together; a rehearsal takes less than three minutes, where others leave it two cores."""
+MIB = 1 << 20
+CPU = "cpu"
+NO_GPU = "needs a GPU"
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+EXTRAS = ("calibrate", "testing")
+UNUSED = ("hjson", "tree-sitter", "tree-sitter-bash")
+"""Requirements that only `import-plan` has."""
+
+
+class SkipError(Exception):
+    """A part, or the rest of it, that makes no sense here."""
+
+
+@dataclass
+class Drill:
+    """What a part is given, and what it leaves."""
+
+    device: str
+    out: Path
+    seconds: float
+    figures: dict[str, Any] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether this is the rehearsal."""
+        return self.device == CPU
+
+    @property
+    def kernels(self) -> str:
+        """The kernel set of a run on this device."""
+        from ratrain.targets.runtime.settings import default_kernels
+
+        return "torch-device" if self.on_host else default_kernels(self.device)
+
+    def kernel_set(self, name: str | None = None) -> Any:
+        """A kernel set on the device."""
+        from ratrain.targets.runtime.kernels import kernel_set
+
+        return kernel_set(name or self.kernels, 1, self.device)
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        """Note what is wrong, and go on."""
+        if not holds:
+            self.wrong.append(otherwise)
+            print(f"WRONG: {otherwise}", flush=True)
+
+    def command(self, *words: str) -> None:
+        """Run a command with this interpreter, whose output is the part's."""
+        print("$", " ".join(("python", *words)), flush=True)
+        code = subprocess.run([sys.executable, *words], check=False).returncode
+        self.check(code == 0, f"python {' '.join(words[:3])} ended with {code}")
+
+
+def machine(drill: Drill) -> None:
+    """What runs here."""
+    import platform
+
+    import torch
+
+    found = {
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **{name: _version(name) for name in ("torch", "triton", "numpy", "numba", "ml_dtypes")},
+        "cuda": torch.version.cuda,
+    }
+    if not drill.on_host:
+        free, total = torch.cuda.mem_get_info()
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"name": properties.name, "capability": f"{properties.major}.{properties.minor}"}
+        found |= {"multiprocessors": properties.multi_processor_count, "MiB": total // MIB, "free MiB": free // MIB}
+    for name, value in found.items():
+        print(f"{name:16s} {value}")
+    drill.figures |= found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def correctness(drill: Drill) -> None:
+    """Kernels on the device against those in numpy, called as in the tests, and three steps of tiny models of three families."""
+    if drill.on_host:
+        os.environ["TRITON_INTERPRET"] = "1"
+    import ml_dtypes
+    import numpy as np
+
+    from ratrain.targets.runtime.kernels import KERNEL_SETS
+
+    _make_tests_importable()
+    names = ["torch-device", *(["torch-triton"] if _version("triton") else [])]
+    if len(names) == 1:
+        print("torch-triton is left out: Triton is not installed")
+    kinds: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32]
+    done = 0
+    for name in names:
+        kernels = drill.kernel_set(name)
+        asked = _kernels_of_its_own(type(kernels), KERNEL_SETS.load("torch-device"))
+        variants = ("plain", "capped", "packed")
+        for dtype in kinds:
+            for variant in variants[
+                : 1 if drill.on_host and name == "torch-triton" else 3
+            ]:  # what is interpreted is slow
+                start, worst, calls = time.monotonic(), ("", 0.0), 0
+                what = f"{name:13s} {np.dtype(dtype).name:9s} {variant:7s}"
+                for kernel, share in _kernel_errors(drill, kernels, variant, dtype, asked):
+                    calls += 1
+                    worst = max(worst, (kernel, share), key=lambda each: each[1])
+                    drill.check(share <= 1, f"{' '.join(what.split())} {kernel}: {share:.3g} of the bound")
+                done += calls
+                seconds = f"{time.monotonic() - start:.1f} s"
+                print(
+                    f"{what} {calls:3d} kernels, worst {worst[1]:.2f} of the bound ({worst[0]}), {seconds}", flush=True
+                )
+    drill.figures["kernel calls"] = done
+    for name in names:
+        _check_trainings(drill, name)
+
+
+def _kernels_of_its_own(made: type, plain: type) -> Callable[[str], bool]:
+    """Whether a kernel of a set is another one than that of the set it derives from."""
+    return lambda kernel: made is plain or getattr(made, kernel) is not getattr(plain, kernel)
+
+
+def _make_tests_importable() -> None:
+    """As `tests`, whatever else has that name."""
+    package = types.ModuleType("tests")
+    package.__path__ = [str(ROOT / "tests")]
+    sys.modules["tests"] = package
+
+
+def _kernel_errors(
+    drill: Drill, kernels: KernelSet, variant: str, dtype: Any, asked: Callable[[str], bool]
+) -> Iterator[tuple[str, float]]:
+    """Of each kernel the largest error of an output, as a share of what is allowed: two roundings to the narrowest type of its operands."""
+    from copy import deepcopy
+
+    from ratrain.targets.program.kernels import KERNELS
+    from ratrain.targets.runtime.kernels import Scratch, kernel_set
+    from tests.targets.pytorch.kernel_calls import kernel_calls
+
+    reference, memory = kernel_set("reference"), kernels.memory
+    for kernel, arguments in kernel_calls(variant, dtype).items():
+        if not asked(kernel):
+            continue
+        try:
+            expected, on_host = deepcopy(arguments), deepcopy(arguments)
+            value = getattr(reference, kernel)(**expected, scratch=Scratch(reference.scratch_bytes(kernel, **expected)))
+            scratch = memory.scratch(kernels.scratch_bytes(kernel, **on_host))
+            given = _on_device(on_host, memory)
+            again = getattr(kernels, kernel)(**given, scratch=scratch)
+            shares = [0.0 if not isinstance(value, bool) or bool(again) == value else float("inf")]
+            for output in KERNELS[kernel].outputs:
+                if output in arguments and (kernel, output) != ("head_backward", "logits"):  # a workspace
+                    found = memory.to_host(given[output])
+                    shares.append(_share(found, expected[output], _allowed(arguments)))
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, the others are asked too
+            drill.check(False, f"{kernels.name} {kernel} {variant}: {_one_line(error)}")
+        else:
+            yield kernel, max(shares)
+
+
+def _on_device(arguments: dict[str, Any], memory: Any) -> dict[str, Any]:
+    """Arguments with arrays as tensors of the device; those that are one array are one tensor."""
+    import numpy as np
+
+    known: dict[int, Any] = {}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [moved(each) for each in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        if id(value) not in known:
+            known[id(value)] = memory.staged(value)
+        return known[id(value)]
+
+    return {name: moved(value) for name, value in arguments.items()}
+
+
+def _allowed(arguments: dict[str, Any]) -> float:
+    import ml_dtypes
+    import numpy as np
+
+    arrays = [each for each in arguments.values() if isinstance(each, np.ndarray)]
+    narrow = [float(ml_dtypes.finfo(each.dtype).eps) for each in arrays if each.dtype.itemsize == 2]
+    return max([2e-5, *(2 * eps for eps in narrow)])
+
+
+def _share(found: np.ndarray, expected: np.ndarray, allowed: float) -> float:
+    """The largest error by what is allowed of it, relative to the element or to the largest one."""
+    import numpy as np
+
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    bound = allowed * (max(1.0, float(np.abs(expected).max(initial=0.0))) + np.abs(expected))
+    error = np.abs(found - expected) / bound
+    return float(error.max(initial=0.0)) if np.isfinite(found).all() else float("inf")
+
+
+NEAR = {"f32": 1e-5, "f16": 2e-3, "bf16": 4e-3}
+"""Of losses, relative; the tests have 2e-6 for f32, with the exponentials of one processor."""
+
+
+def _check_trainings(drill: Drill, name: str) -> None:
+    """Losses of three steps against the reference kernels."""
+    from ratrain.targets.runtime.kernels import kernel_set
+    from tests.end_to_end.tiny_runs import MODEL, losses, make_program, run_settings, stream_for
+    from tests.end_to_end.toys import GEMMA3, GPT2
+    from tests.program_files import prepare
+
+    for family, model in {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3}.items():
+        is_short = drill.on_host and name == "torch-triton"  # what is interpreted is slow
+        if is_short and family != "llama":
+            continue
+        off = {}
+        for dtype, near in (NEAR if not is_short else {"f32": NEAR["f32"]}).items():
+            program = make_program(model, view_dtype=dtype)
+            both = []
+            for kernels in (kernel_set("reference"), drill.kernel_set(name)):
+                run = prepare(program, stream_for(program), run_settings(3, kernels=kernels.name), kernels)
+                list(run.steps())
+                both.append(losses(run))
+            off[dtype] = max(abs(mine / theirs - 1) for theirs, mine in zip(*both, strict=True))
+            drill.check(off[dtype] <= near, f"{name} trains {family} in {dtype} with losses {off[dtype]:.1e} off")
+        words = ", ".join(f"{dtype} {each:.1e}" for dtype, each in off.items())
+        print(f"{name:13s} {family}: losses of 3 steps of 4 ranks off by {words}", flush=True)
+        drill.figures[f"losses {name} {family}"] = off
+
+
+def graph(drill: Drill) -> None:
+    """A tiny program by `ratrainc run`, step by step and as one graph: the same losses."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder, "tiny.rtx"))
+        examples = ROOT / "examples"
+        words = ["--model", str(examples / "tiny.json"), "--plan", str(examples / "tiny.toml"), "-o", program]
+        drill.command("-m", "ratrain", "compile", *words)
+        text = str(ROOT / "docs" / "devices.md")
+        found: dict[str, list[float]] = {}
+        for name, options in {"step by step": (), "graph": ("--graph",)}.items():
+            if drill.on_host and options:
+                raise SkipError(f"--graph {NO_GPU}; {len(found['step by step'])} steps went without it")
+            log = Path(folder, f"{len(found)}.jsonl")
+            steps = ["--steps", "2" if drill.on_host else "12", "--log", str(log), "--data", text]
+            place = ["--device", drill.device, "--kernels", drill.kernels]
+            drill.command("-m", "ratrain", "run", program, *steps, *place, *options)
+            lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+            found[name] = [line["loss"] for line in lines if "loss" in line]
+            drill.figures[name] = lines
+            print(f"{name}: losses {' '.join(f'{loss:.6f}' for loss in found[name])}", flush=True)
+    one, other = found.values()
+    drill.check(bool(one) and one == other, "the losses of the graph are others")
+
+
+def memory(drill: Drill) -> None:
+    """The bytes that are said of a model's step before it begins against those the allocator gave out; then steps in just these."""
+    from attrs import evolve
+    from torch_device import Drawn, program_for
+
+    from ratrain.ratrain_ir.config.model_files import load_model
+    from ratrain.ratrain_ir.config.plan import DTYPE_KEYS, Optimizer, Plan
+    from ratrain.targets.runtime.checkpoint.state import start_from_weights
+    from ratrain.targets.runtime.data.data import Batches, TokenStream
+    from ratrain.targets.runtime.engine.certificate import certificate
+    from ratrain.targets.runtime.engine.local import LocalEngine
+
+    import numpy as np  # isort: skip
+
+    _make_tests_importable()
+    model = load_model("qwen2.5-0.5b")
+    if drill.on_host:
+        model = evolve(model, layers=2, hidden_size=112, ffn_size=256, vocab_size=512)
+    plan = evolve(
+        Plan(1, 1, (), 2, 2, 64 if drill.on_host else 1024, optimizer=Optimizer(lr=1e-4)),
+        loss_scale=1.0,
+        **dict.fromkeys(DTYPE_KEYS, "bf16"),
+    )
+    program = program_for(drill.device, model, plan)
+    kernels = drill.kernel_set()
+    said = certificate(program, kernels)
+    for name, count in {"arena": said.arena_bytes, "scratch": said.scratch_bytes, **said.constants}.items():
+        print(f"said: {name:24s} {count:15,d} bytes")
+        drill.figures[f"said {name}"] = count
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, 64 * plan.seq_len + 1).astype(np.uint32)
+    batches = Batches(TokenStream("random tokens", tokens, ""), plan, "sequential", 0)
+
+    def steps() -> None:
+        engine = LocalEngine(program, kernels, batches)
+        start_from_weights(engine, Drawn.of(model))
+        print("losses", *(f"{engine.run_step(step).loss:.4f}" for step in range(4)))
+
+    found = _allocated_on_host(steps) if drill.on_host else _allocated_on_gpu(steps)
+    drill.figures |= {"said": said.total_bytes, **found}
+    for name, count in {"said in all": said.total_bytes, **found}.items():
+        print(f"{name:30s} {count:15,d} bytes, {count / MIB:9.1f} MiB", flush=True)
+    beside = found["allocated at most"] - said.total_bytes
+    drill.check(beside <= MIB, f"{beside} bytes more were allocated than said, over 1 MiB that rounding may take")
+    words = (
+        ["--steps", "2", "--vocab", "1024", "--layers", "2", "--seq-len", "16"] if drill.on_host else ["--steps", "50"]
+    )
+    drill.command("benchmarks/torch_ballast.py", drill.device, *words)
+
+
+def _allocated_on_host(steps: Callable[[], None]) -> dict[str, int]:
+    from tests.targets.pytorch.allocations import allocations
+
+    with allocations() as found:
+        steps()
+    return {"allocated at most": found.peak}
+
+
+def _allocated_on_gpu(steps: Callable[[], None]) -> dict[str, int]:
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    free, _ = torch.cuda.mem_get_info()
+    steps()
+    torch.cuda.synchronize()
+    left, _ = torch.cuda.mem_get_info()
+    return {
+        "allocated at most": torch.cuda.max_memory_allocated(),
+        "reserved at most": torch.cuda.max_memory_reserved(),
+        "less free on the device": free - left,
+    }
+
+
+GOAL = 0.10
+"""Error of a predicted step time that benchmarks/README.md has for its goal."""
+
+
+def calibrate(drill: Drill) -> None:
+    """A machine file of this device, and the step times of three plans that it predicts."""
+    from predicted_device import compared
+    from threadpoolctl import threadpool_limits
+
+    from ratrain.targets.machine.machine import load_machine
+
+    made = drill.out / "here.toml"
+    seconds = f"{2 if drill.on_host else drill.seconds / 10:.3g}"
+    words = ["--device", drill.device, "--kernels", drill.kernels, "--seconds", seconds, "-o", str(made)]
+    drill.command("-m", "ratrain", "calibrate", *words)
+    if drill.wrong:
+        return
+    with threadpool_limits(1):
+        for model, predicted, ran in compared(load_machine(str(made)), drill.kernel_set()):
+            error = predicted / ran - 1
+            print(f"{model:14s} predicted {predicted * 1e3:9.2f} ms, ran {ran * 1e3:9.2f} ms: {error:+.1%}", flush=True)
+            drill.figures[model] = {"predicted": predicted, "ran": ran, "error": error}
+            if not drill.on_host:  # in the rehearsal others use the processor
+                drill.check(abs(error) <= GOAL, f"{model} is off by {error:+.1%}, beyond the goal of {GOAL:.0%}")
+
+
+def speed(drill: Drill) -> None:
+    """Tokens a second and peak of a step, against PyTorch."""
+    from torch_device import GRAPH, OURS, Options, compare, other_trainings
+
+    ours, _ = OURS
+    if drill.on_host:
+        names = [ours, "PyTorch bf16"]
+        options = Options(drill.device, drill.kernels, 1, 256, 2, 64)
+        print("torch.compile and the model of 1.1 billion parameters are left out: they need a GPU")
+    else:
+        names = [ours, GRAPH, "PyTorch autocast", "PyTorch bf16", "compiled autocast"]
+        options = Options(drill.device, drill.kernels, 4, 0, 0, 2048, 4, "tinyllama-1.1b")
+    rows = compare(names, options, 2 if drill.on_host else 10, None)
+    drill.figures |= rows
+    for name in names:
+        drill.check(name in rows, f"{name} failed")
+    for words in other_trainings(rows):
+        drill.check(False, words)
+
+
+PARTS: dict[str, tuple[float, Callable[[Drill], None]]] = {
+    "machine": (0.04, machine),
+    "correctness": (0.22, correctness),
+    "graph": (0.1, graph),
+    "bytes": (0.16, memory),
+    "calibrate": (0.2, calibrate),
+    "speed": (0.28, speed),
+}
+"""Share of the time that a part may take, and what it does."""
+
+
+def do_part(name: str, drill: Drill) -> int:
+    """Do a part in this process, and leave its JSON."""
+    status, why = PASSED, ""
+    start = time.monotonic()
+    try:
+        PARTS[name][1](drill)
+    except SkipError as skip:
+        status, why = SKIPPED, str(skip)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the part has failed, whatever it was
+        traceback.print_exc()
+        drill.wrong.append(_one_line(error))
+    if drill.wrong:
+        more = f" (and {len(drill.wrong) - 1} more)" if len(drill.wrong) > 1 else ""
+        status, why = FAILED, drill.wrong[0] + more
+    seconds = round(time.monotonic() - start, 2)
+    _leave(drill.out, name, {"status": status, "why": why, "seconds": seconds, "wrong": drill.wrong, **drill.figures})
+    return int(status == FAILED)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _leave(out: Path, name: str, result: dict[str, Any]) -> None:
+    (out / f"{name}.json").write_text(json.dumps({"part": name, **result}, indent=1, default=str) + "\n", "utf-8")
+
+
+def run_part(name: str, device: str, out: Path, limit: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Do a part in a process of its own, which ends with its limit and takes what it started with it; what it left."""
+    place = out / f"{name}.json"
+    place.unlink(missing_ok=True)
+    words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit)]
+    paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OUT": str(out), "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    start = time.monotonic()
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+    )
+    assert process.stdout is not None
+    last = [""]
+
+    def pass_on() -> None:
+        for line in process.stdout or ():
+            tell(line.rstrip("\n"))
+            last[0] = line.strip() or last[0]
+
+    reader = Thread(target=pass_on, daemon=True)
+    reader.start()
+    why = ""
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than its {limit:.3g} s"
+    finally:  # by its end, by the limit or by a signal to this process
+        _end_group(process)
+    reader.join(5)
+    seconds = round(time.monotonic() - start, 2)
+    if place.exists() and not why:
+        found: dict[str, Any] = json.loads(place.read_text("utf-8"))
+    else:
+        why = why or f"it ended with {process.returncode}: {last[0]}"
+        found = {"part": name, "status": FAILED, "why": why}
+    _leave(out, name, {**found, "seconds": seconds, "limit": limit, "device": device})
+    return {**found, "seconds": seconds}
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """End a process and all that it started."""
+    for word in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, word)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def missing() -> list[str]:
+    """Requirements of the project that this interpreter lacks, or has in another version than is asked for."""
+    import tomllib
+
+    try:
+        from pip._vendor.packaging.requirements import Requirement
+    except ImportError:
+        Requirement = None  # type: ignore[assignment,misc] # noqa: N806 - then versions are not compared
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    more = [each for extra in EXTRAS for each in said["optional-dependencies"][extra]]
+    found = []
+    for text in [*said["dependencies"], *more, "pytest>=8.3"]:
+        name = re.split(r"[^A-Za-z0-9_.-]", text)[0]
+        version = _version(name)
+        is_other = version and Requirement and not Requirement(text).specifier.contains(version, prereleases=True)
+        if name not in UNUSED and (version is None or is_other):
+            found.append(text)
+    return found
+
+
+def no_device(device: str) -> str:
+    """Why nothing can be run on a device; empty if it can."""
+    text = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
+    code = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True).returncode
+    if code == 3 and device != CPU:
+        return "PyTorch sees no GPU here; rehearse with --device cpu"
+    return (
+        ""
+        if code in (0, 3)
+        else "PyTorch cannot be imported here: name an interpreter that has it, PYTHON=/path/to/python3"
+    )
+
+
+def drill_all(device: str, only: Sequence[str], out: Path) -> int:
+    """Do the parts one after the other, and print the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    total = float(os.environ.get("DRILL_SECONDS") or SECONDS[device])
+    results: dict[str, dict[str, Any]] = {}
+    with (out / "drill.log").open("a", encoding="utf-8") as log:
+
+        def tell(line: str) -> None:
+            print(line, flush=True)
+            print(line, file=log, flush=True)
+
+        tell(f"drill on '{device}', {total:g} s in all, results in {out}")
+        for name in only:
+            limit = total * PARTS[name][0]
+            tell(f"\n== {name} (at most {limit:.3g} s) ==")
+            results[name] = run_part(name, device, out, limit, tell)
+        tell("\n| part | result | seconds | why |\n|---|---|---|---|")
+        for name, found in results.items():
+            tell(f"| {name} | {found['status']} | {found['seconds']:.0f} | {found['why']} |")
+        bad = [name for name, found in results.items() if found["status"] == FAILED]
+        tell(f"failed: {', '.join(bad)}" if bad else "no part failed")
+    return int(bool(bad))
+
+
+def _end_by_signal(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do a part, or all; 1 if one failed, 2 if none can be done."""
+    parser = argparse.ArgumentParser(description="What this project claims of GPUs, in ten minutes on one.")
+    parser.add_argument("--device", default="cuda", choices=SECONDS, help="cuda, or cpu for a rehearsal")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--missing", action="store_true", help="print what has to be installed, and end")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    out = Path(os.environ.get("OUT") or ROOT / "drill").absolute()
+    if chosen.missing:
+        print("\n".join(missing()))
+        return 0
+    if chosen.part:
+        return do_part(chosen.part, Drill(chosen.device, out, chosen.limit))
+    if reason := no_device(chosen.device):
+        print(reason, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _end_by_signal)
+    return drill_all(chosen.device, chosen.only, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
