@@ -190,6 +190,8 @@ class Planned(Shown):
         assert answer.gap is not None
         assert answer.relaxed_gap is not None
         proven = ", proven best of what these passes make" if answer.proven else ""
+        if objective.of_clusters and not proven and answer.bound[0] == best.cost(objective)[0]:
+            proven = ", proven: bounds on bytes rule out every plan on fewer"
         gap, relaxed_gap = f"gap {100 * answer.gap:.1f} %{proven}", f"gap {100 * answer.relaxed_gap:.1f} %"
         closed = "closed form, whatever passes order them:"
         if objective is TIME:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,12 +142,16 @@ class FamilySpace:
 
     def least_left(self) -> Cost:
         """Return a lower bound on the cost of all shapes that were not taken."""
+        left = self.left()
+        return self.cost(left[0]) if left else WORST
+
+    def left(self) -> list[int]:
+        """Return the rows of shapes that were not taken and whose state fits, by the bound on their cost."""
         left = np.isfinite(self.seconds)
         left[list(self.taken)] = False
-        if not left.any():
-            return WORST
         rows = np.flatnonzero(left)
-        return self.cost(int(rows[np.lexsort((self.seconds[rows], self.measures[rows]))[0]]))
+        found: list[int] = rows[np.lexsort((self.seconds[rows], self.measures[rows]))].tolist()
+        return found
 
     def columns_of(self, shape: Shape) -> Columns:
         """Return the columns of one shape."""
@@ -186,6 +191,28 @@ class FamilySpace:
         """Number of plans, with their cuts."""
         layers = self.request.model.layers
         return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
+
+
+def rule_out_fewer(spaces: Sequence[FamilySpace], limit: Cost) -> list[OversizedShape]:
+    """Ask bounds on bytes for every shape of fewer clusters than `limit` has; return those that fit under no cuts.
+
+    The answer is whether fewer clusters can be enough, so it ends at the first shape that may fit.
+    """
+    for space in spaces:
+        space.tighten((limit[0] - 1, inf))
+    # by measure, the fewest clusters first
+    rows = sorted((space.cost(row), number, row) for number, space in enumerate(spaces) for row in space.left())
+    oversized = []
+    for cost, number, row in rows:
+        if cost[0] >= limit[0]:
+            break
+        space, shape = spaces[number], spaces[number].shapes[row]
+        cuts = space.best_cuts(shape)
+        if np.isfinite(cuts.seconds):
+            break
+        space.taken.add(row)
+        oversized.append(space.oversized(shape, cuts))
+    return oversized
 
 
 def family_spaces(request: PlanRequest, profiles: Profiles, tick: Steps | None = None) -> list[FamilySpace]:

@@ -49,7 +49,7 @@ from ratrain.ratrainc.planner.bounds.cuts import (
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
-from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
+from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, rule_out_fewer
 from ratrain.ratrainc.planner.search.levels import PLANS, WORTH, all_gathered, bounds_of_any_levels, with_levels
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
@@ -297,6 +297,9 @@ class Search:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self.record(running.pop(future), future.result())
+        if self.request.objective.of_clusters and self.fitting:
+            best = min(candidate.cost(self.request.objective) for candidate in self.fitting)
+            self.oversized += rule_out_fewer(self.spaces, best)
         # time is up or nothing is worth trying: the certificate must cover all that is left
         for leaf in self.queue:
             self.set_aside(leaf.bound)

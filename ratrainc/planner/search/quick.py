@@ -17,7 +17,7 @@ from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
-from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
+from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, rule_out_fewer
 from ratrain.ratrainc.planner.search.plan_evaluation import compiled_units, evaluate
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
@@ -137,6 +137,8 @@ def estimated_answer(
         oversized = [space.least_state for space in spaces]
     candidates.sort(key=lambda c: c.cost(objective))
     fitting = [c for c in candidates if isfinite(c.seconds)]
+    if objective.of_clusters and fitting:
+        oversized += rule_out_fewer(spaces, fitting[0].cost(objective))
     # no bound on a shape's cuts is dropped: candidates that may not fit count too
     bound = min([*(space.least_left() for space in spaces), *(c.bound(objective) for c in candidates)])
     return Answer(

@@ -23,12 +23,14 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.strategies import hiding_exchanges, strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
+from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.bounds.held_passes import held_passes
@@ -39,7 +41,7 @@ from ratrain.ratrainc.planner.search.family_spaces import family_spaces
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, compiled_units, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.plan_search import Search
-from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.quick import estimated, quick_answer
 from ratrain.ratrainc.planner.search.workers import WorkerPool
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space.plan_families import USUAL, families
@@ -140,6 +142,21 @@ def test_each_objective_finds_what_brute_force_does(name):
     assert answer.bound == answer.best.cost(request.objective)
     assert answer.proven
     assert quick_answer(request).bound <= answer.bound
+
+
+@pytest.mark.parametrize("capacity", [1.2e6, 1.8e6, 3.7e6])
+def test_fewer_clusters_are_asked_for_before_they_are_called_possible(capacity: float) -> None:
+    """A quick bound on clusters is the fewest that bounds on bytes do not rule out when they are asked for alone."""
+    request = evolve(small_request(name="baseline-1f1b", capacity=capacity, clusters=6, batch=12), exhaustive=False)
+    request = evolve(request, objective=OBJECTIVES["clusters"], peers=(1,))
+    alone = [estimated(evolve(request, clusters=clusters)) for clusters in range(1, 7)]
+    possible = [each.request.clusters for each in alone if not each.proven_empty]
+    assert estimated(request).bound[0] == possible[0] > 1
+    answer = Search(evolve(request, seconds=0.0)).run()
+    assert answer.bound[0] >= possible[0]
+    if answer.best is not None and answer.best.plan.clusters == answer.bound[0]:
+        said = " ".join(Planned(answer, False, None, "small", MachineChoice()).certificate())
+        assert f"fits fewer than {answer.bound[0]:.0f} clusters: gap 0.0 %, proven" in said
 
 
 @pytest.mark.sampled(2)
