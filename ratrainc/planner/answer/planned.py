@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -113,12 +114,14 @@ class Planned(Shown):
         of_families = f", {_families_text(request.families)}" if request.families else ""
         title = (
             f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
-            f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} (all times simulated)"
+            f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} ({_times_text(shown)})"
         )
         yield TextTable(title, columns, [self._row(c, mapped="mapping" in columns) for c in shown])
         yield legend(candidate.plan.summary for candidate in shown)
         if any(candidate.evaluation for candidate in shown):
             yield _TAIL
+        if self.quick and (said := _estimates_text(shown)):
+            yield said
         if crossed := self._crossings:
             columns = ["what", "stays within a", "way, and bytes over the links of"]
             rows = [[each.what, each.group, each.way] for each in crossed]
@@ -238,6 +241,25 @@ class Planned(Shown):
             "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
             "seconds": answer.seconds,
         }
+
+
+def _times_text(shown: Sequence[Candidate]) -> str:
+    """Say which of the times shown are simulated."""
+    simulated = sum(candidate.evaluation is not None for candidate in shown)
+    if simulated == len(shown):
+        return "all times simulated"
+    return f"{simulated} of {len(shown)} times simulated, the others estimates" if simulated else "all times estimates"
+
+
+def _estimates_text(shown: Sequence[Candidate]) -> str:
+    """Say how many of the plans shown were not simulated, and why; empty if all were."""
+    reasons = Counter(candidate.why_estimated for candidate in shown if candidate.evaluation is None)
+    if not reasons:
+        return ""
+    count = reasons.total()
+    why = ", ".join(f"{reason} ({number})" for reason, number in reasons.items())
+    plans = "1 of the plans shown is an estimate" if count == 1 else f"{count} of the plans shown are estimates"
+    return f"{plans}, not simulated: {why}. The search without --quick settles which plan is best."
 
 
 def _families_text(searched: Sequence[PlanFamily]) -> str:

@@ -33,6 +33,8 @@ class Candidate:
     """lower bound on the highest peak"""
     family: str = ""
     """the name of its family"""
+    why_estimated: str = ""
+    """reason why a quick answer did not simulate it, if it did not"""
 
     @property
     def seconds(self) -> float:
