@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -35,11 +35,11 @@ from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.held_passes import held_passes
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search import quick
-from ratrain.ratrainc.planner.search.answer import Answer
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
 from ratrain.ratrainc.planner.search.plan_evaluation import (
     PlanEvaluation,
@@ -62,6 +62,9 @@ from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
 from tests.targets.machine.test_links import group
 from tests.targets.machine.test_links import machine as grouped_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.answer import Answer
 
 MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
 # As on the real machine a layer takes longer than its launches, and the link matters.
@@ -484,6 +487,21 @@ def test_the_quick_answer_takes_the_time_it_needs_for_one_plan(monkeypatch):
     answer = quick_answer(evolve(small_request(capacity=2.6e6), exhaustive=False))
     assert answer.best is not None
     assert answer.bound_seconds <= answer.best.seconds
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_an_estimate_hides_traffic_behind_the_compute_of_its_stage(zero: int) -> None:
+    """One stage has no bubble: its step is little longer than its compute, or than its traffic if that is longer."""
+    machine = with_constants(load_machine(None), SLOW | {"ddr_capacity": 16e6})
+    for bandwidth in (1e7, 3e7, 1e9):
+        request = evolve(small_request(), machine=with_constants(machine, {"link_bandwidth": bandwidth}))
+        shape = Shape(1, 4, 4, 4, zero, "each-micro-batch" if zero == 2 else "last")
+        columns = Columns.of(Profiles(request.setting), [shape])
+        layers = (request.model.layers,)
+        plan = shape.plan(request.setting, ())
+        simulated = evaluate(Task(request.model, plan, request.strategy.passes, request.machine)).step_seconds
+        assert simulated is not None
+        assert cuts_estimate(columns, layers) == pytest.approx(simulated, rel=0.25)
 
 
 def test_the_quick_answer_brackets_the_full_one():
