@@ -235,7 +235,8 @@ class Planned(Shown):
             "crossings": [crossing.to_json() for crossing in self._crossings],
             "notes": [note] if note else [],
             "rejected": [
-                {"plan": each.text, "reason": each.reason} | ({"seconds": each.mechanisms} if request.explain else {})
+                {"plan": each.text, "reason": each.reason}
+                | ({"seconds": each.mechanisms, "more_seconds": each.more_seconds} if request.explain else {})
                 for each in answer.rejected_plans
             ],
             "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},

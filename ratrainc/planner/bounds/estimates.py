@@ -25,9 +25,9 @@ _EXPOSED = 0.1
 def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     """Estimate the seconds of plans of equally many stages; infinite if they may not fit. `layers` [plans, stages].
 
-    Unequal stages take the sum of a micro-batch's times over all stages plus M - 1 times the largest, then all
-    collectives and updates, of the stage that has most of them, that its compute does not hide. Chunks and slices shorten the part beyond M times the
-    largest. With another memory, all state is there or nothing is.
+    Unequal stages take the sum of a micro-batch's times over all stages plus M - 1 times the largest, then updates and
+    what its compute does not hide of all collectives, of the stage that has most of them. Chunks and slices shorten the
+    part beyond M times the largest. With another memory, all state is there or nothing is.
     """
     if c.other is not None:
         offloaded = plan_estimates(all_offloaded(c), layers)

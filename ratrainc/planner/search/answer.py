@@ -152,7 +152,9 @@ class RejectedPlan:
     text: str
     reason: str
     mechanisms: dict[str, float] = field(factory=dict)
-    """extra seconds of a step by mechanism, compared with the best plan; empty if not asked for"""
+    """extra seconds of a step by mechanism, with a remainder, compared with the best plan; empty if not asked for"""
+    more_seconds: float | None = None
+    """sum of these: the seconds of `reason` less those of the best plan"""
 
 
 @define

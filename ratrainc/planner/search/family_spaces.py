@@ -181,12 +181,6 @@ class FamilySpace:
         return OversizedShape(shape, cuts.stage, cuts.short_bytes, self.family.name)
 
     @property
-    def least_state(self) -> OversizedShape:
-        """The shape that needs the fewest bytes, in a space whose state alone is too large for every shape."""
-        shape = self.shapes[int(np.argmin(least_bytes(self.columns)))]
-        return self.oversized(shape, best_cuts(self.columns_of(shape)))
-
-    @property
     def plans(self) -> int:
         """Number of plans, with their cuts."""
         layers = self.request.model.layers
@@ -213,6 +207,30 @@ def rule_out_fewer(spaces: Sequence[FamilySpace], limit: Cost) -> list[Oversized
         space.taken.add(row)
         oversized.append(space.oversized(shape, cuts))
     return oversized
+
+
+def nearest_to_fit(spaces: Sequence[FamilySpace], known: Sequence[OversizedShape]) -> list[OversizedShape]:
+    """Return shapes that fit under no cuts, one of which lacks the fewest bytes of all; `known` lack more or as many.
+
+    Shapes whose state alone is too large are not searched for a plan, though one of them may lack least. At most
+    `_NEAREST` are looked at.
+    """
+    least = min((shape.short_bytes for shape in known), default=inf)
+    short = ((least_bytes(space.columns) - space.columns.capacity).tolist() for space in spaces)
+    rows = sorted((lacking, number, row) for number, each in enumerate(short) for row, lacking in enumerate(each))
+    found = []
+    for lacking, number, row in rows[:_NEAREST]:
+        if lacking >= least:
+            break  # no cuts lack less than their state does
+        space, shape = spaces[number], spaces[number].shapes[row]
+        cuts = best_cuts(space.columns_of(shape))
+        if not np.isfinite(cuts.seconds) and cuts.short_bytes < least:
+            least = cuts.short_bytes
+            found.append(space.oversized(shape, cuts))
+    return found
+
+
+_NEAREST = 512
 
 
 def family_spaces(request: PlanRequest, profiles: Profiles, tick: Steps | None = None) -> list[FamilySpace]:

@@ -49,7 +49,7 @@ from ratrain.ratrainc.planner.bounds.cuts import (
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
-from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, rule_out_fewer
+from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, nearest_to_fit, rule_out_fewer
 from ratrain.ratrainc.planner.search.levels import PLANS, WORTH, all_gathered, bounds_of_any_levels, with_levels
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
@@ -151,8 +151,8 @@ class Search:
             self.explore(run)
             self.choose_levels(run)
             self.simulate_whole(run)
-        if not self.fitting and not self.oversized:
-            self.oversized = [space.least_state for space in self.spaces]
+        if not self.fitting:
+            self.oversized += nearest_to_fit(self.spaces, self.oversized)
         objective = self.request.objective
         ranked = sorted(self.fitting, key=lambda candidate: candidate.rank(objective))
         best = ranked[0].cost(objective) if ranked else WORST

@@ -17,7 +17,7 @@ from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
-from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, rule_out_fewer
+from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, nearest_to_fit, rule_out_fewer
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, compiled_units, evaluate
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
@@ -192,8 +192,8 @@ def estimated_answer(
         candidates.append(found)
         if isfinite(estimate):
             kept.append(found.cost(objective))
-    if not candidates and not oversized:
-        oversized = [space.least_state for space in spaces]
+    if not candidates:
+        oversized += nearest_to_fit(spaces, oversized)
     candidates.sort(key=lambda c: c.cost(objective))
     fitting = [c for c in candidates if isfinite(c.seconds)]
     if objective.of_clusters and fitting:

@@ -7,7 +7,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -382,6 +382,70 @@ def test_a_stages_layers_are_shared_evenly_by_its_chunks(shape, layers, sizes):
     """What is left over goes to later chunks, but last to that of the head."""
     cuts = cuts_of(layers, shape)
     assert tuple(np.diff([0, *cuts, sum(layers)])) == sizes
+
+
+@pytest.mark.parametrize("answer_to", [quick_answer, lambda request: Search(request).run()])
+def test_the_parts_of_each_rejected_plan_sum_to_what_is_said_of_it(answer_to: Callable[[PlanRequest], Answer]) -> None:
+    """Whether it was simulated or has a bound alone; as numbers, and as rounded in the text."""
+    request = evolve(small_request(clusters=3, batch=4), exhaustive=False, explain=True)
+    request = evolve(request, families=families(request.strategy, ("1f1b", "zb-h1")))
+    answer = answer_to(request)
+    explained = [row for row in answer.rejected_plans if row.mechanisms]
+    assert any("at least" in row.reason for row in explained)
+    for row in explained:
+        assert row.more_seconds is not None
+        assert sum(row.mechanisms.values()) == pytest.approx(row.more_seconds, abs=1e-12)
+        stated = re.search(r"(?:at least |: )([\d.]+ \w+)", row.reason)
+        assert stated is not None
+        assert seconds_of(stated[1]) == pytest.approx(answer.best.seconds + row.more_seconds, abs=1e-5)
+        _, _, parts = row.reason.partition("; ")
+        if parts == "no mechanism makes a difference":
+            assert abs(row.more_seconds) < 1e-3 * answer.best.seconds
+            continue
+        total, *shown = re.findall(r"[-+][\d.]+ \w+", parts)
+        assert seconds_of(total) == pytest.approx(row.more_seconds, abs=1e-5)
+        assert sum(map(seconds_of, shown)) == pytest.approx(seconds_of(total), abs=1e-5 * (1 + len(shown)))
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a text like `+5.20 ms`."""
+    number, unit = text.split()
+    return float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+
+
+def test_what_comes_nearest_lacks_least_of_all_shapes() -> None:
+    """Also of those whose state alone is too large, which no search looks at."""
+    for capacity in (0.2e6, 0.5e6, 0.8e6):
+        request = evolve(small_request(capacity=capacity, clusters=4), exhaustive=False, peers=(1,))
+        found = quick_answer(request).nearest
+        (space,) = family_spaces(request, Profiles(request.setting))
+        lacking = [space.best_cuts(shape).short_bytes for shape in space.shapes]
+        assert found is not None
+        assert found.short_bytes == min(lacking)
+
+
+def test_a_refusal_names_the_tensor_parallel_ranks_that_were_not_looked_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = (
+        "plan",
+        *TINY,
+        "--clusters",
+        "3",
+        "--global-batch",
+        "4",
+        "--seq-len",
+        "64",
+        "--capacity",
+        "1MiB",
+        "--quick",
+    )
+    assert main([*asked]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    advice = re.search(r"do not divide 3 clusters were not looked at: '(--tp \S+)' looks at them", said)
+    assert advice is not None
+    assert main([*asked, *advice[1].split()]) == 1, "they are asked for, and do not fit either"
+    assert "were not looked at" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "v-half", "seq1f1b", "gpipe"])
@@ -839,6 +903,28 @@ def test_scale_takes_the_dtypes_of_a_plan(capsys: pytest.CaptureFixture[str], tm
     words = ("--seconds", "0", "--zero", "1")
     usual, like = scaled(capsys, *words), scaled(capsys, *words, "--like", str(wide))
     assert all(b["step_seconds"] > a["step_seconds"] for a, b in zip(usual, like, strict=True))
+
+
+def test_scale_gives_each_cluster_as_much_as_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = parse_plan(Path(TINY_PLAN).read_text(), file="P.toml", model=load_model(TINY[1]))
+    own = plan.global_batch / plan.clusters
+    words = ("scale", *TINY, "--clusters", f"{plan.clusters},{2 * plan.clusters}", "--plan", TINY_PLAN)
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sequences_per_cluster"] == own
+    assert [point["global_batch"] for point in found["points"]] == [plan.global_batch, 2 * plan.global_batch]
+    assert main([*words]) == 0
+    assert f"weak scaling, {own:g} sequences a cluster" in capsys.readouterr().out
+
+
+def test_scale_counts_tensor_parallel_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = tmp_path / "P.toml"
+    plan.write_text(Path(TINY_PLAN).read_text().replace("[parallel]", "[parallel]\ntp = 2"), "utf-8")
+    assert main(["scale", *TINY, "--clusters", "8", "--plan", str(plan), "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["plan"]["pp"] * point["plan"]["dp"] * point["plan"]["tp"] == 8
+    assert main(["scale", *TINY, "--clusters", "2", "--plan", str(plan)]) == 1
+    assert "a multiple of 4 clusters" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
