@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.parts import Part, Shown
@@ -99,6 +100,8 @@ def fewest_clusters(request: PlanRequest, model: str, machine: MachineChoice, ti
         tick(f"{clusters} clusters")
         if fitting is not None:
             break
+        if is_ended():
+            raise KeyboardInterrupt(f"interrupted: no plan was found that fits fewer than {clusters} clusters")
         if tried:
             unproven.append(clusters)
     else:

@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.time_limit import OutOfTime
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
@@ -35,6 +36,7 @@ _FOLDED = (
     "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
     "this answer may: "
 )
+INTERRUPTED = "interrupted: this is the best so far; the search to its end may find a better one"
 _SHOWN = 5
 """Plans of the table, unless more are wanted."""
 
@@ -48,7 +50,7 @@ def answer_to(request: PlanRequest, tick: Steps, *, quick: bool) -> Answer:
 class Planned(Shown):
     """The plan to run on a number of clusters, and its distance from the best possible.
 
-    Raises `DiagnosticError` RT053 if the answer has no plan.
+    Raises `DiagnosticError` RT053 if the answer has no plan, `OutOfTime` if it was interrupted before it had one.
     """
 
     answer: Answer = field(eq=False)
@@ -63,6 +65,8 @@ class Planned(Shown):
 
     def __attrs_post_init__(self) -> None:
         if self.answer.best is None:
+            if self.answer.interrupted:
+                raise OutOfTime
             no_plan(self.answer)
 
     @property
@@ -167,6 +171,8 @@ class Planned(Shown):
     def certificate(self) -> Iterator[str]:
         """Yield what is proved of the best plan against all others."""
         answer, best, objective = self.answer, self.best, self.answer.request.objective
+        if answer.interrupted:
+            yield INTERRUPTED
         measured = ""
         if objective is not TIME:
             measured = f"{objective.text(best.cost(objective)[0], best.plan.tokens_per_step)}, "
@@ -232,6 +238,7 @@ class Planned(Shown):
             "relaxed_bound_step_seconds": answer.relaxed_bound_seconds if of_time else None,
             "relaxed_gap": answer.relaxed_gap,
             "proven": answer.proven,
+            "interrupted": answer.interrupted,
             "crossings": [crossing.to_json() for crossing in self._crossings],
             "notes": [note] if note else [],
             "rejected": [

@@ -130,8 +130,8 @@ class Scaling(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the points as `--json` prints them."""
-        head = {"model": self.model, "machine": self.machine, "strategy": self.strategy}
-        head |= {"sequences_per_cluster": self.sequences}
+        head: dict[str, Any] = {"model": self.model, "machine": self.machine, "strategy": self.strategy}
+        head["sequences_per_cluster"] = self.sequences
         return {**head, "points": [_point_json(each) for each in self.points]}
 
 

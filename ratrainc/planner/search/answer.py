@@ -180,6 +180,8 @@ class Answer:
     proven: bool
     """True if no plan was left that could be better than the best"""
     rejected_plans: list[RejectedPlan] = field(factory=list)
+    interrupted: bool = False
+    """True if it was asked to end early"""
 
     @property
     def best(self) -> Candidate | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
 from ratrain.ratrainc.planner.bounds.bounds import shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import BestCuts, best_cuts, cuts_of, partition_count
@@ -236,11 +237,13 @@ _NEAREST = 512
 def family_spaces(request: PlanRequest, profiles: Profiles, tick: Steps | None = None) -> list[FamilySpace]:
     """Make the spaces of all families of a request that have shapes.
 
-    Raises `DiagnosticError` RT064 if none has.
+    Raises `DiagnosticError` RT064 if none has, `OutOfTime` if an early end is asked for.
     """
     spaces: list[FamilySpace] = []
     refused: list[DiagnosticError] = []
     for family in request.searched:
+        if is_ended():
+            raise OutOfTime  # bounds of some families alone would prove nothing
         if tick is not None:
             tick.begin(f"bounds of {family.name}")
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
+from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
@@ -59,7 +60,8 @@ def quick_answer(request: PlanRequest, tick: Steps | None = None) -> Answer:
     tick.begin("estimates")
     answer = estimated_answer(request, spaces, begin)
     tried(answer, tick)
-    if request.explain and answer.candidates:
+    answer.interrupted = is_ended()
+    if request.explain and answer.candidates and not answer.interrupted:
         rows = rejected_plans(request, spaces, answer.candidates[0], answer.evaluated, answer.refused)
         answer.rejected_plans = rows
     answer.seconds = time.monotonic() - begin
@@ -72,13 +74,14 @@ def estimated(request: PlanRequest) -> Answer:
     return estimated_answer(request, family_spaces(request, Profiles(request.setting)), begin)
 
 
-def tried(answer: Answer, tick: Steps) -> None:
+def tried(answer: Answer, tick: Steps, seconds: float = inf) -> None:
     """Compile and simulate the first plans of an answer of estimates, long steps folded; put what fits first.
 
     Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better. One that
     is expected to take too long is passed over, and one that does is given up: cheaper ones after it are tried. Those
-    that stay estimates say why.
+    that stay estimates say why. None is begun after `seconds`.
     """
+    until = time.monotonic() + seconds
     request, objective = answer.request, answer.request.objective
     fitting: list[Candidate] = []
     left: list[Candidate] = []
@@ -89,6 +92,8 @@ def tried(answer: Answer, tick: Steps) -> None:
         why = effort.reason_against(candidate, units, len(fitting))
         if not fitting and len(answer.refused) >= _REFUSED:
             why = NOT_REACHED
+        if is_ended() or time.monotonic() > until:
+            why = INTERRUPTED if is_ended() else NOT_REACHED
         if candidate.bound(objective) >= best:
             why = NO_BETTER
         if why is not None:
@@ -96,12 +101,12 @@ def tried(answer: Answer, tick: Steps) -> None:
             continue
         tick.begin(f"{candidate.plan.summary}, {candidate.family}")
         task = request.task(candidate.plan, candidate.pipeline)
-        evaluation = evaluate(evolve(task, seconds=effort.allowed))
+        evaluation = evaluate(evolve(task, seconds=min(effort.allowed, max(until - time.monotonic(), 1.0))))
         tick(f"{candidate.plan.summary}, {candidate.family}")
         effort.learn(candidate, units, evaluation)
         answer.evaluations += not evaluation.stopped
         if evaluation.stopped:
-            left.append(evolve(candidate, why_estimated=GIVEN_UP))
+            left.append(evolve(candidate, why_estimated=INTERRUPTED if is_ended() else GIVEN_UP))
             continue
         found = evolve(candidate, evaluation=evaluation)
         (fitting if evaluation.step_seconds is not None else answer.refused).append(found)
@@ -112,6 +117,7 @@ def tried(answer: Answer, tick: Steps) -> None:
 GIVEN_UP = f"tried and given up after up to {LIMIT_SECONDS:.0f} s of computing"
 TOO_LONG = f"expected to take longer than {LIMIT_SECONDS:.0f} s of computing"
 NOT_REACHED = "behind the few that a quick answer simulates"
+INTERRUPTED = "interrupted"
 NO_BETTER = "no better than the best, by their bounds"
 
 
@@ -175,7 +181,7 @@ def estimated_answer(
     for guess, space, row in _in_order(spaces):
         # the cost of the worst plan that is wanted so far
         least = sorted(kept)[request.keep - 1] if len(kept) >= request.keep else most
-        late = bool(kept) and time.process_time() - computed > limit
+        late = bool(kept) and (time.process_time() - computed > limit or is_ended())
         # shapes are in the order of guesses, so all later ones are left to `least_left` as well
         if late or guess > scaled(least, _WORTH_A_LOOK):
             break
@@ -196,7 +202,7 @@ def estimated_answer(
         oversized += nearest_to_fit(spaces, oversized)
     candidates.sort(key=lambda c: c.cost(objective))
     fitting = [c for c in candidates if isfinite(c.seconds)]
-    if objective.of_clusters and fitting:
+    if objective.of_clusters and fitting and not is_ended():
         oversized += rule_out_fewer(spaces, fitting[0].cost(objective))
     # no bound on a shape's cuts is dropped: candidates that may not fit count too
     bound = min([*(space.least_left() for space in spaces), *(c.bound(objective) for c in candidates)])
