@@ -63,7 +63,8 @@ class FewestClusters(Shown):
         """Yield facts of the model, the plan, and what is known of fewer clusters."""
         model, best = self.request.model, self.best
         yield from summary(model_facts(model, self.request.seq_len))
-        shape = f"{best.plan.summary}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
+        cuts = f", cuts {','.join(map(str, best.plan.cuts))}" if best.plan.cuts else ""
+        shape = f"{best.plan.summary}{cuts}, highest peak {size_text(best.peak_bytes)}"
         yield f"{model.name} fits {self.clusters} clusters: {shape}"
         yield legend([best.plan.summary])
         if self._of_fewer:

@@ -98,7 +98,7 @@ class ParetoFront(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of its plans."""
-        limit = "clusters" if self.against == "clusters" else "bytes of a rank"
+        limit = "within clusters" if self.against == "clusters" else "within, of a rank"
         rates = ["tokens/s", "tokens/cluster-h"]
         columns = [limit, "plan", "schedule", "step", *rates, "peak", "no plan within takes less than", "how"]
         rows = [self._row(point) for point in self.points]
@@ -107,10 +107,14 @@ class ParetoFront(Shown):
         times = "all times estimates" if self.quick else "all times simulated or estimates"
         yield TextTable(f"{self.title} ({times})", columns, rows)
         yield legend(point.candidate.plan.summary for point in self.points)
+        if self.against == "memory":
+            yield "within, of a rank: the most bytes that tensors of any rank may take at a time"
+        if not all(point.candidate.evaluation for point in self.points):
+            yield "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
         if self.quick:
             yield self._simulated_by
         if self.interrupted:
-            yield "interrupted: these are the plans so far; the search to its end may find better ones, and more"
+            yield "interrupted: these are the plans so far, the rest estimates; the search to its end may find better ones"
 
     @property
     def _simulated_by(self) -> str:
@@ -202,9 +206,7 @@ def pareto_front(
     points: list[FrontPoint] = []
     for each in _thinned(list(_of_clusters(request, spaces) if of_clusters else _of_bytes(request, spaces))):
         left_of_time = request.seconds - (time.monotonic() - begin)
-        late = bool(points) and left_of_time < 0
-        if is_ended():
-            break
+        late = is_ended() or (bool(points) and left_of_time < 0)
         if quick or late:
             candidate = each.answer.best
         elif of_clusters:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
+AT_LEAST = "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
 _FOLDED = (
     "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
     "this answer may: "
@@ -124,10 +125,12 @@ class Planned(Shown):
         yield legend(candidate.plan.summary for candidate in shown)
         if any(candidate.evaluation for candidate in shown):
             yield _TAIL
+        if not all(candidate.evaluation for candidate in shown):
+            yield AT_LEAST
         if self.quick and (said := _estimates_text(shown)):
             yield said
         if crossed := self._crossings:
-            columns = ["what", "stays within a", "way, and bytes over the links of"]
+            columns = ["what", "stays within a", "how, with the bytes that a cluster sends within each"]
             rows = [[each.what, each.group, each.way] for each in crossed]
             yield TextTable("links of the best plan", columns, rows)
         if answer.rejected_plans:
@@ -274,7 +277,8 @@ def _families_text(searched: Sequence[PlanFamily]) -> str:
     """Say how many schedules are searched, and with which other memories."""
     memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
     using = f" and {', '.join(map(repr, memories))}" if memories else ""
-    return f"{len({family.schedule for family in searched})} schedules{using}"
+    count = len({family.schedule for family in searched})
+    return f"{count} schedule{'' if count == 1 else 's'}{using}"
 
 
 def cuts_text(cuts: Sequence[int]) -> str:

@@ -62,7 +62,9 @@ def fixed_points(
         dp, rest = divmod(clusters, replica)
         micro_batches, left = (plan.micro_batches, 0) if sequences is None else divmod(replica * sequences, size)
         if rest or left or not micro_batches:
-            of = f"{plan.pp} stages" + (f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else "")
+            of = f"{plan.pp} stage{'' if plan.pp == 1 else 's'}" + (
+                f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else ""
+            )
             each = "" if sequences is None else f" with {sequences} sequences each"
             whole = "" if sequences is None else ", and sequences that make whole micro-batches"
             fail(

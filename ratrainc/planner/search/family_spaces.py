@@ -12,6 +12,8 @@ from attrs import define, evolve, field
 from numpy.typing import NDArray
 
 from ratrain.passes.recovery.recompute import PEER
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
@@ -70,6 +72,8 @@ class FamilySpace:
         shapes = own.shapes()
         # On one stage ZB-H1 has no idle time to fill and equals 1F1B, and `peer` has no other stage to keep anything.
         if (request.families and family.schedule == "zb-h1") or family.memory == PEER:
+            shapes = [shape for shape in shapes if shape.pp > 1]
+        if _is_1f1b_on_one_stage(request, family):
             shapes = [shape for shape in shapes if shape.pp > 1]
         if not shapes:
             fail("RT064", f"{family.name} has no plan of {request.model.name} on {request.clusters} clusters")
@@ -186,6 +190,18 @@ class FamilySpace:
         """Number of plans, with their cuts."""
         layers = self.request.model.layers
         return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
+
+
+def _is_1f1b_on_one_stage(request: PlanRequest, family: PlanFamily) -> bool:
+    """Return True if a plugin's schedule orders one stage as 1F1B does, which is searched with the same memory too."""
+    if SCHEDULES.is_own(family.schedule):
+        return False
+    if not any(each.schedule == "1f1b" and each.memory == family.memory for each in request.families):
+        return False
+    shapes = [PipelineShape(1, micro_batches) for micro_batches in (1, 2, 5)]
+    if any(SCHEDULES[family.schedule].problem(shape) for shape in shapes):
+        return False
+    return all(SCHEDULES[family.schedule].actions(shape, 0) == SCHEDULES["1f1b"].actions(shape, 0) for shape in shapes)
 
 
 def rule_out_fewer(spaces: Sequence[FamilySpace], limit: Cost) -> list[OversizedShape]:

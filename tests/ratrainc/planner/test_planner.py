@@ -700,6 +700,15 @@ def test_changes_of_a_machine():
     assert with_constants(machine, found)["link_bandwidth"] == pytest.approx(7.4e9)
 
 
+@pytest.mark.parametrize("words", [("--capacity", "16"), ("--what-if", "ddr=16")])
+def test_bytes_without_a_unit_that_no_memory_has_are_refused(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *QUICK, "--quick", *words]) in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"16 ?GB or 16 ?GiB", said)
+
+
 @pytest.mark.parametrize(
     "text", ["ddr", "ddr=", "lnik=1GB/s", "link=-3GB/s", "link=7parsec", "link=7e999GB/s", "ddr=0", "host_store=2GB/s"]
 )
@@ -1059,7 +1068,7 @@ INTERRUPTED_COMMANDS = {
     "plan": (("plan", *FEW, "--jobs", "1"), "search.workers", 1),
     "quick": (("plan", *FEW, "--quick"), "search.quick", 1),
     "clusters": (("plan", *FEW, "--pareto", "clusters"), "search.quick", 4),
-    "memory": (("plan", *FEW, "--pareto", "memory"), "answer.pareto_front", 1),
+    "memory": (("plan", *FEW, "--pareto", "memory"), "answer.pareto_front", 4),
     "what-if": (("plan", *FEW, "--jobs", "1", "--what-if", "link=37GB/s"), "search.workers", 2),
     "compare": (("compare", *TINY, "--plan", TINY_PLAN), "answer.strategy_comparison", 2),
     "compare auto": (("compare", *SMALL, "--plan", "auto"), "search.workers", 1),
