@@ -114,7 +114,7 @@ class ParetoFront(Shown):
         if self.quick:
             yield self._simulated_by
         if self.interrupted:
-            yield "interrupted: these are the plans so far, the rest estimates; the search to its end may find better ones"
+            yield "interrupted: plans so far, and estimates; the search to its end may find better ones"
 
     @property
     def _simulated_by(self) -> str:
@@ -296,6 +296,8 @@ def _first_placed(request: PlanRequest, choice: _Limit, seconds: float) -> Candi
         for budget in (int(choice.limit), int(choice.limit * 0.95)):
             pipeline = _within(candidate.pipeline, budget)
             evaluation = evaluate(evolve(request.task(candidate.plan, pipeline), seconds=limit))
+            if is_ended():
+                return None
             if evaluation.step_seconds is None:
                 break
             if max(evaluation.peak_bytes) <= choice.limit:
