@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.schedules.action import Order, most_in_flight
+from ratrain.ratrain_ir.schedules.action import Action, Order, most_in_flight
 from ratrain.ratrain_ir.schedules.building_block import schedule_v_half, schedule_v_min
 from ratrain.ratrain_ir.schedules.interleaved import (
     breadth_first_problem,
@@ -91,9 +91,12 @@ class Schedules(Mapping[str, Schedule]):
             fail("RT072", f"{text} is expected")
         if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             fail("RT072", f"{name!r} is no name of a schedule: lower-case letters, digits and dashes are expected")
-        if name in self._own or name in ("all", "none"):
-            what = "one that is built in" if name in self._own else "no schedule: options and files have it as a word"
-            fail("RT072", f"the schedule '{name}' has the name of {what}", help="rename it")
+        if name in ("all", "none"):
+            text = f"'{name}' is a reserved word and cannot name a schedule{_file_of(schedule)}"
+            fail("RT072", text, help="register it under another name: options and files have this word for all or none")
+        if name in self._own:
+            text = f"the schedule '{name}'{_file_of(schedule)} has the name of one that is built in"
+            fail("RT072", text, help="register it under another name")
         known = self._added.get(name)
         if known is not None and _place(known) != _place(schedule):
             fail(
@@ -101,7 +104,7 @@ class Schedules(Mapping[str, Schedule]):
                 f"the schedule '{name}' of {_place(schedule)} has the name of {_place(known)}",
                 help="rename it",
             )
-        actions, problem = _guarded(name, schedule.actions), _guarded(name, schedule.problem)
+        actions, problem = _ordering(name, schedule.actions), _guarded(name, schedule.problem)
         self._added[name] = evolve(schedule, actions=actions, problem=problem)
 
     def is_own(self, name: str) -> bool:
@@ -130,6 +133,30 @@ class Schedules(Mapping[str, Schedule]):
 def _place(schedule: Schedule) -> str:
     """Return the function that makes the orders of a schedule, as `module:name`."""
     return f"{schedule.actions.__module__}:{getattr(schedule.actions, '__qualname__', schedule.title)}"
+
+
+def _file_of(schedule: Schedule) -> str:
+    """Return the place of the function that makes the orders, as ` (file:line)`; empty if it is not known."""
+    code = getattr(schedule.actions, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _ordering(name: str, function: Callable[[PipelineShape, int], Order]) -> Callable[[PipelineShape, int], Order]:
+    """Return a plugin's function of orders whose errors, and whose results that are no orders, are told as RT072."""
+    guarded = _guarded(name, function)
+
+    @wraps(function)
+    def call(shape: PipelineShape, stage: int) -> Order:
+        found = guarded(shape, stage)
+        if not isinstance(found, list | tuple):
+            text = f"the schedule '{name}' is wrong: of stage {stage} it gives {found!r}, which is no list of Action"
+            fail("RT072", text, help="its function returns the list of actions of the stage")
+        wrong = [each for each in found if not isinstance(each, Action)]
+        if wrong:
+            fail("RT072", f"the schedule '{name}' is wrong: stage {stage} has {wrong[0]!r}, which is no Action")
+        return list(found)
+
+    return call
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,7 +65,7 @@ def command(
     names: str | None,
     target: MachineChoice,
     as_json: bool,
-) -> None:
+) -> int:
     """Compile and simulate one plan under several strategies; with --plan auto, each on its own best plan too.
 
     They train the same bits; they differ in bytes and time. All times are simulated. A strategy that does not fit is
@@ -83,11 +83,13 @@ def command(
         refuse_idle("is for a search: it goes with --plan auto", "effort_seconds", "effort_jobs")
     from ratrain import api
     from ratrain.ratrainc.console.console import bar, print_json
+    from ratrain.ratrainc.console.failures import EXIT_INTERRUPTED
     from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.console.signals import ending_search
 
     target = target if automatic else target.for_plan(plan, stated)
     chosen = [name.strip() for name in names.split(",")] if names else None
-    with bar(None, "planning" if automatic else "comparing") as progress:
+    with ending_search() as stop, bar(None, "planning" if automatic else "comparing") as progress:
         if automatic:
             assert clusters is not None
             assert global_batch is not None
@@ -109,3 +111,4 @@ def command(
         print_json(found.to_json())
     else:
         show(found.parts())
+    return EXIT_INTERRUPTED if stop.signal else 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
+from attrs import evolve
 
 from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, ATTENTIONS, LOGITS
 from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
@@ -142,7 +144,12 @@ Examples:
 @click.option("--quick", is_flag=True, help="Simulate only the few plans that closed forms put first.")
 @click.option("--smallest", is_flag=True, help="Find the fewest clusters, up to N, on which a plan fits, and the plan.")
 @exhaustive_option
-@seconds_option(25.0, "Time for the search.", "effort_seconds")
+@seconds_option(
+    25.0,
+    "Time for all searches of the command: when it is over, the best so far is shown, after at most one more "
+    "evaluation. Three times as long while nothing fits.",
+    "effort_seconds",
+)
 @jobs_option(parameter="effort_jobs")
 @click.option(
     "--tokens",
@@ -204,10 +211,11 @@ def command(
     output: str | None,
     target: MachineChoice,
     as_json: bool,
-) -> None:
+) -> int:
     """Find the best plan for a number of clusters, and bound its distance from the best possible one.
 
     Bounds rule plans out; the rest is compiled, placed under the capacity and simulated. All times are simulated.
+    Ctrl-C ends the search with the best so far, which is shown and written; a second one stops at once.
     """
     if quick + smallest + effort.exhaustive > 1:
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")
@@ -235,10 +243,13 @@ def command(
         )
     from ratrain import api
     from ratrain.ratrain_ir.support.files import check_writable
+    from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
     from ratrain.ratrainc.choices.machine_changes import parse_changes
     from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
     from ratrain.ratrainc.console.console import bar
+    from ratrain.ratrainc.console.failures import EXIT_INTERRUPTED
     from ratrain.ratrainc.console.pictures import picture_kind
+    from ratrain.ratrainc.console.signals import ending_search
     from ratrain.ratrainc.planner.answer.what_if import machine_path
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
@@ -246,19 +257,19 @@ def command(
     if front.plot is not None:
         picture_kind(front.plot)
     if smallest:
-        with bar(size.clusters, "fewest clusters") as progress:
+        with ending_search() as stop, bar(size.clusters, "fewest clusters") as progress:
             fewest = api.smallest(
                 model, size.clusters, seq_len=size.seq_len, machine=target, plans=plans, progress=progress
             )
         _show_smallest(fewest, output, as_json=as_json)
-        return
+        return EXIT_INTERRUPTED if stop.signal else 0
     if output is not None and questions.what_ifs:
         check_writable(machine_path(output))
     for text in questions.what_ifs:
         parse_changes(text, target.load())
     assert size.global_batch is not None
     if front.pareto is not None:
-        with bar(None, "planning") as progress:
+        with ending_search() as stop, bar(None, "planning") as progress:
             found = api.pareto(
                 model,
                 size.clusters,
@@ -273,8 +284,11 @@ def command(
                 progress=progress,
             )
         _show_front(found, output, front.plot, as_json=as_json)
-        return
-    with bar(None, "planning") as progress:
+        return EXIT_INTERRUPTED if stop.signal else 0
+    # one limit for all searches of the command; of links there are up to two
+    searches = 1 + len(questions.what_ifs) + 2 * questions.robust_links
+    effort = evolve(effort, seconds=effort.seconds / searches)
+    with ending_search() as stop, bar(None, "planning") as progress:
         planned = api.plan(
             model,
             size.clusters,
@@ -289,9 +303,13 @@ def command(
             goal=goal,
             progress=progress,
         )
-        links = api.robust_links(planned, progress=progress) if questions.robust_links else None
+        links = None
+        if questions.robust_links and not is_ended():
+            with suppress(OutOfTime):  # interrupted: the plan is shown without them
+                links = api.robust_links(planned, progress=progress)
         scenarios = api.what_if(planned, *questions.what_ifs, progress=progress) if questions.what_ifs else None
     _show(planned, links, scenarios, output, keep=goal.keep is not None, as_json=as_json)
+    return EXIT_INTERRUPTED if stop.signal else 0
 
 
 def _show(

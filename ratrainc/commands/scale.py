@@ -49,9 +49,8 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option(
     "--sequences-per-cluster",
     type=click.IntRange(1, 1 << 16),
-    default=8,
-    show_default=True,
-    help="In a step: weak scaling.",
+    metavar="N",
+    help="Sequences of each cluster in a step: weak scaling. Default: as many as --plan has, else 8.",
 )
 @click.option(
     "--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="Tokens of a sequence."
@@ -79,7 +78,7 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 def command(
     model: str,
     clusters: list[int],
-    sequences_per_cluster: int,
+    sequences_per_cluster: int | None,
     seq_len: int,
     plan: str | None,
     plans: PlanChoice,

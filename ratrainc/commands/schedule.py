@@ -117,3 +117,7 @@ def command(
         else:
             table.save(output)
             echo(f"wrote {output}", err=True)
+        if (problem := table.problem()) is not None:
+            linted = output or "F.csv"
+            how = f"'ratrainc lint {linted}' shows each cell" + ("" if output else ", of what -o F.csv writes")
+            echo(f"warning: this table is wrong, and no command runs it: {problem}; {how}", err=True)

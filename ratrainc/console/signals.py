@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from attrs import define
+
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, end_early, endable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -26,6 +28,8 @@ class StopAsked:
     """True if it stops at once: the unfinished step is dropped, and the saved state is named"""
     speaks: bool = True
     """False for a process whose run another one answers for: a launcher hands a signal to all of them"""
+    then: Callable[[], None] | None = None
+    """called after the first signal, in its handler"""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
@@ -43,6 +47,8 @@ class StopAsked:
         elif not self.signal:
             _say_at_once(self.answer)
         self.signal = number
+        if self.then is not None:
+            self.then()
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -65,6 +71,20 @@ def ending_in_order(stop: StopAsked) -> Iterator[None]:
         for number, handler in before.items():
             if number != signal.SIGINT or not stop.is_at_once:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def ending_search() -> Iterator[StopAsked]:
+    """Let the first Ctrl-C end a search with what it has found, and a second one stop at once.
+
+    Raises `KeyboardInterrupt` if the search ends before it has found anything.
+    """
+    stop = StopAsked(answer="ending the search with what it has found", then=end_early)
+    with endable(), ending_in_order(stop):
+        try:
+            yield stop
+        except OutOfTime:
+            raise KeyboardInterrupt("interrupted: nothing was found so far, and nothing was written") from None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from attrs import frozen
 from ratrain.passes.pass_base import default_text, values_text
 from ratrain.passes.registry import PASSES, pass_class
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.strategies import STRATEGIES, Strategy
 from ratrain.ratrainc.console.parts import Part, Shown
 from ratrain.ratrainc.facts.model_facts import ModelFacts
@@ -79,9 +80,14 @@ class PassList(Shown):
 
 def passes() -> PassList:
     """Return every registered pass with its summary and options."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name in PASSES.names():
-        cls = pass_class(name)
+        try:
+            cls = pass_class(name)
+        except DiagnosticError as error:  # one bad plugin must not hide the others
+            summary = f"It cannot be used: {error.diagnostics[0].message}."
+            found.append({"name": name, "summary": summary, "options": []})
+            continue
         options = [
             {
                 "name": attribute.name.replace("_", "-"),

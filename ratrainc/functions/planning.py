@@ -149,7 +149,7 @@ def scale(
     clusters: Sequence[int],
     *,
     plan: str | Plan | None = None,
-    sequences_per_cluster: int = 8,
+    sequences_per_cluster: int | None = None,
     seq_len: int = 2048,
     machine: MachineLike = None,
     plans: PlanChoice | None = None,
@@ -159,30 +159,32 @@ def scale(
     """Measure weak scaling: simulated throughput by number of clusters, at equal work for each cluster.
 
     A given `plan` keeps its stages and gets more replicas. Without one, the best plan at each number of clusters is
-    searched, with `effort` for each search. Raises `DiagnosticError` if the numbers do not divide evenly, or the plan
+    searched, with `effort` for each search. `sequences_per_cluster` are those of a step: by default the plan's own,
+    without a plan 8. Raises `DiagnosticError` if the numbers do not divide evenly, or the plan
     is wrong.
     """
     if not clusters or min(clusters) < 1 or len({*clusters}) < len(clusters):
         misuse("numbers of clusters are from 1 on, and each is given once")
     config = _model(model)
     effort = effort or SearchEffort(seconds=20.0)
-    first = clusters[0]
+    first, sequences = clusters[0], 8 if sequences_per_cluster is None else sequences_per_cluster
     request = planning_request(
         config,
         first,
-        first * sequences_per_cluster,
+        first * sequences,
         seq_len,
         machine=_machine(machine, plan or _like(plans))[0],
         plans=plans,
         effort=effort,
     )
     if plan is None:
-        points = planned_points(request, clusters, sequences_per_cluster, counting(progress))
+        points = planned_points(request, clusters, sequences, counting(progress))
     else:
         fixed = plan if isinstance(plan, Plan) else load_plan(plan, config)
         request.strategy.check_schedule(fixed, _place(plan))
         points = fixed_points(request, fixed, clusters, sequences_per_cluster, counting(progress, len(clusters)))
-    return Scaling(tuple(points), config.name, request.machine.name, request.strategy.name)
+    each = points[0].global_batch / points[0].clusters
+    return Scaling(tuple(points), config.name, request.machine.name, request.strategy.name, each)
 
 
 def compare(

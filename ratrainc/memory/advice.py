@@ -125,11 +125,15 @@ def _planned(
             continue
         empty.append(answer.proven_empty)
         words = "" if chosen is strategy else f" with other passes than these, '{chosen.name}'"
-        ask = f"; ask for it with: {asking}" if asking else ""
+        longer = "this is from a short search: a longer one may find a better plan"
+        ask = f"; {longer}: {asking}" if asking else ""
+        ask_on = f"; {longer}, or none: {asking}" if asking else ""
         placed = None if answer.proven_empty else _first_placed(answer, deadline, tick)
         if placed is not None:
             candidate, evaluation = placed
-            how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
+            how = "simulated"
+            if evaluation.estimated:
+                how = "estimated from fewer micro-batches; all of them were not placed here, which takes longer"
             figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
             changes = changes_text(plan, candidate.plan)
             passes = "" if asking is command else f", passes {candidate.pipeline}"
@@ -141,11 +145,11 @@ def _planned(
                 f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
             )
             maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
-            notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask}"))
+            notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask_on}"))
         elif not answer.proven_empty:
             text = (
                 f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all "
-                f"of them{ask}"
+                f"of them{ask_on}"
             )
             notes.append(Note(text))
         elif all(empty) and len(empty) == len(asked) and command:
@@ -176,7 +180,8 @@ def _first_placed(
 ) -> tuple[Candidate, PlanEvaluation] | None:
     """Return the first candidate that compiles and fits, with its evaluation; None if none does in time.
 
-    The first candidate is tried even after the deadline.
+    The first candidate is tried even after the deadline. One that fits with fewer micro-batches is placed with all of
+    them, unless that takes too long.
     """
     request = answer.request
     for number, candidate in enumerate(answer.candidates):
@@ -186,6 +191,15 @@ def _first_placed(
         tick(f"{candidate.plan.summary}, {candidate.family}")
         task = request.task(candidate.plan, candidate.pipeline)
         evaluation = evaluate(evolve(task, seconds=max(left, _PLANNER_SECONDS)))
+        if evaluation.step_seconds is None:
+            continue
+        if evaluation.estimated:
+            tick(f"{candidate.plan.summary}, {candidate.family}, with all its micro-batches")
+            left = max(deadline - time.monotonic(), _PLANNER_SECONDS)
+            whole = evaluate(evolve(task, folded=False, with_tail=False, seconds=left))
+            if whole.stopped:
+                return candidate, evaluation
+            evaluation = whole
         if evaluation.step_seconds is not None:
             return candidate, evaluation
     return None

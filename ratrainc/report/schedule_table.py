@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
-from ratrain.ratrain_ir.support.diagnostics import fail, misuse
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, misuse
 from ratrain.ratrain_ir.support.files import MIB, MOST_BYTES, checked, write_lines
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
@@ -77,6 +77,26 @@ class ScheduleTable(Shown):
         return table_picture(
             table, UNIT_TIMES, f"{self.kind}: {self.shape.stages} stages, {self.shape.micro_batches} micro-batches"
         )
+
+    def problem(self) -> str | None:
+        """Say what is wrong with the order of a plugin's schedule, as `ratrainc lint` does; None if nothing is.
+
+        Orders of the project's own schedules are not looked at.
+        """
+        if SCHEDULES.is_own(self.kind):
+            return None
+        orders = [SCHEDULES[self.kind].actions(self.shape, stage) for stage in range(self.shape.stages)]
+        passes = self.shape.micro_batches * self.shape.slices
+        for stage, order in enumerate(orders):
+            chunks = self.shape.chunks_of(stage)
+            done = {action.work for action in order if action.kind is ActionKind.FORWARD}
+            if len(done) < passes * len(chunks):
+                return f"stage {stage} has {len(done)} of {passes * len(chunks)} forwards"
+        try:
+            check_schedule(actions_of_orders(orders))
+        except DiagnosticError as error:
+            return error.diagnostics[0].message
+        return None
 
     def save(self, path: str) -> None:
         """Write the CSV.

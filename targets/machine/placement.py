@@ -199,7 +199,10 @@ def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup,
             "RT064",
             f"the plan maps its ranks to {', '.join(given)}, but the groups of the machine {machine} are "
             f"{', '.join(group.name for group in groups)}",
-            help=f"give tiles for {', '.join(wanted)}" if wanted else "leave the mapping out: all links are equal",
+            help=f"remove the key parallel.mapping, or give it tiles for {', '.join(wanted)}; 'ratrainc plan --like "
+            "P.toml' finds a mapping for this machine"
+            if wanted
+            else "remove the key parallel.mapping: all links are equal",
         )
     tiles = mapping.tiles if most is None else (*mapping.tiles, Tile("plan", mesh.stages, mesh.replicas, mesh.peers))
     if (wrong := overfull(groups, tiles)) is not None:

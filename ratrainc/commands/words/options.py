@@ -258,11 +258,19 @@ def machine_option(function: F) -> F:
     return click.option("--machine", type=InputFile("machine"), metavar="FILE", help=text)(function)
 
 
+_LEAST_BARE = 1 << 20
+"""Bytes below which a number without unit is taken for one whose unit is missing."""
+
+
 def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Parse an option in bytes: a number, or one with a unit like 20GiB or 20GB; None if it is not given."""
     from ratrain.ratrain_ir.support.quantities import QuantityError, whole_bytes
 
     try:
+        if value is not None and value.strip().isdigit() and 0 < int(value) < _LEAST_BARE:
+            number = value.strip()
+            words = f"'{value}' is {number} bytes, which no memory has: {number}GB or {number}GiB?"
+            raise click.BadParameter(words, context, parameter)
         return None if value is None else whole_bytes(value)
     except QuantityError as error:
         words = f"expected bytes like 1048576, 20GB or 20GiB, got '{value}': {error.help}"

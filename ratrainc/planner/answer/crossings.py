@@ -53,7 +53,7 @@ def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
     levels = sorted((placement.level_between(hop.source, hop.target), hop.source, hop.target) for hop in edges)
     messages = []
     for level, members in groupby(levels, key=lambda item: item[0]):
-        names = [f"@{source}-@{target}" for _, source, target in members]
+        names = list(dict.fromkeys(f"@{source}-@{target}" for _, source, target in members))
         shown = ", ".join(names[:_SHOWN_BOUNDARIES])
         more = f" and {len(names) - _SHOWN_BOUNDARIES} more" if len(names) > _SHOWN_BOUNDARIES else ""
         messages.append(Crossing(f"messages {shown}{more}", machine.link_groups[level].name, ""))

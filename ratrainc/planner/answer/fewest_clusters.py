@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.parts import Part, Shown
@@ -62,7 +63,8 @@ class FewestClusters(Shown):
         """Yield facts of the model, the plan, and what is known of fewer clusters."""
         model, best = self.request.model, self.best
         yield from summary(model_facts(model, self.request.seq_len))
-        shape = f"{best.plan.summary}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
+        cuts = f", cuts {','.join(map(str, best.plan.cuts))}" if best.plan.cuts else ""
+        shape = f"{best.plan.summary}{cuts}, highest peak {size_text(best.peak_bytes)}"
         yield f"{model.name} fits {self.clusters} clusters: {shape}"
         yield legend([best.plan.summary])
         if self._of_fewer:
@@ -99,6 +101,8 @@ def fewest_clusters(request: PlanRequest, model: str, machine: MachineChoice, ti
         tick(f"{clusters} clusters")
         if fitting is not None:
             break
+        if is_ended():
+            raise KeyboardInterrupt(f"interrupted: no plan was found that fits fewer than {clusters} clusters")
         if tried:
             unproven.append(clusters)
     else:

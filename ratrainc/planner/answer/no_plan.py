@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrainc.console.console import capacity_text, size_text
+from ratrain.ratrainc.planner.space.tensor_ranks import left_out
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.answer import Answer
@@ -39,6 +40,11 @@ def no_plan(answer: Answer) -> NoReturn:
         for c in answer.refused[:3]
         if c.evaluation
     ]
+    unasked = left_out(request.setting, request.clusters) if request.peers is None else ()
+    if unasked:
+        numbers = ",".join(map(str, unasked))
+        text = f"tensor-parallel ranks that do not divide {request.clusters} clusters were not looked at"
+        notes += [Note(f"{text}: '--tp {numbers}' looks at them")]
     account = request.machine.capacity(request.clusters > 1).account
     notes += [Note(f"of a rank {account}")] if account is not None else []
     more = "more time (--seconds), or every plan (--exhaustive); else "

@@ -22,6 +22,7 @@ from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
@@ -86,6 +87,8 @@ class ParetoFront(Shown):
     """machine as commands name it"""
     quick: bool = False
     """True if no plan was compiled"""
+    interrupted: bool = False
+    """True if it was asked to end early"""
 
     @property
     def title(self) -> str:
@@ -95,7 +98,7 @@ class ParetoFront(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of its plans."""
-        limit = "clusters" if self.against == "clusters" else "bytes of a rank"
+        limit = "within clusters" if self.against == "clusters" else "within, of a rank"
         rates = ["tokens/s", "tokens/cluster-h"]
         columns = [limit, "plan", "schedule", "step", *rates, "peak", "no plan within takes less than", "how"]
         rows = [self._row(point) for point in self.points]
@@ -104,8 +107,14 @@ class ParetoFront(Shown):
         times = "all times estimates" if self.quick else "all times simulated or estimates"
         yield TextTable(f"{self.title} ({times})", columns, rows)
         yield legend(point.candidate.plan.summary for point in self.points)
+        if self.against == "memory":
+            yield "within, of a rank: the most bytes that tensors of any rank may take at a time"
+        if not all(point.candidate.evaluation for point in self.points):
+            yield "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
         if self.quick:
             yield self._simulated_by
+        if self.interrupted:
+            yield "interrupted: plans so far, and estimates; the search to its end may find better ones"
 
     @property
     def _simulated_by(self) -> str:
@@ -136,6 +145,7 @@ class ParetoFront(Shown):
             "machine": self.request.machine.name,
             "families": [family.name for family in self.request.searched],
             "pareto": self.against,
+            "interrupted": self.interrupted,
             "points": [
                 {"limit": point.limit, "bound_step_seconds": point.bound_seconds}
                 | point.candidate.to_json(point.candidate.shape.clusters, self.tokens)
@@ -195,14 +205,15 @@ def pareto_front(
     of_clusters = against == "clusters"
     points: list[FrontPoint] = []
     for each in _thinned(list(_of_clusters(request, spaces) if of_clusters else _of_bytes(request, spaces))):
-        late = bool(points) and time.monotonic() - begin > request.seconds
+        left_of_time = request.seconds - (time.monotonic() - begin)
+        late = is_ended() or (bool(points) and left_of_time < 0)
         if quick or late:
             candidate = each.answer.best
         elif of_clusters:
-            tried(each.answer, tick)
+            tried(each.answer, tick, max(left_of_time, 1.0) if points else inf)
             candidate = each.answer.best
         else:
-            candidate = _first_placed(request, each)
+            candidate = _first_placed(request, each, left_of_time if points else inf)
         if candidate is not None:
             points.append(FrontPoint(each.limit, candidate, each.bound_seconds))
         tick(_limit_text(against, each.limit))
@@ -213,13 +224,15 @@ def pareto_front(
         if point.candidate.seconds < best * (1 - _GAIN if again else 1):
             best = point.candidate.seconds
             left.append(point)
+    if not left and is_ended():
+        raise OutOfTime
     if not left:
         fail(
             "RT053",
             f"no plan of {request.model.name} was found that fits {request.clusters} clusters or fewer",
             help="search longer with --seconds, or plan without --pareto: it says what lacks how many bytes",
         )
-    return ParetoFront(request, against, tuple(left), tokens, model, machine, quick)
+    return ParetoFront(request, against, tuple(left), tokens, model, machine, quick, is_ended())
 
 
 def _named(point: FrontPoint) -> tuple[str, str]:
@@ -234,9 +247,13 @@ def _limit_text(against: str, limit: float) -> str:
 def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_Limit]:
     """Yield the numbers of clusters on the front of estimates, ascending."""
     least = bound = inf
-    for clusters in sorted({count for space in spaces for count in np.unique(space.clusters)}):
+    counts = sorted({count for space in spaces for count in np.unique(space.clusters)})
+    each = min(_SECONDS, request.seconds / len(counts))
+    for clusters in counts:
+        if is_ended():
+            break
         own = [space.of_clusters(int(clusters)) for space in spaces]
-        answer = estimated_answer(request, own, time.monotonic(), least, _SECONDS)
+        answer = estimated_answer(request, own, time.monotonic(), least, each)
         bound = min(bound, answer.bound_seconds)
         if answer.best is not None and answer.best.seconds < least:
             least = answer.best.seconds
@@ -247,7 +264,7 @@ def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_
     """Yield the numbers of bytes on the front of estimates, ascending."""
     capacity = max(float(space.columns.capacity.max()) for space in spaces)
     choices = []
-    while True:
+    while not is_ended():
         answer = estimated_answer(
             request, [space.within(capacity) for space in spaces], time.monotonic(), seconds=_SECONDS
         )
@@ -272,12 +289,15 @@ def _thinned(choices: list[_Limit]) -> list[_Limit]:
     return [choices[at] for at in sorted({int(np.abs(limits - each).argmin()) for each in wanted})]
 
 
-def _first_placed(request: PlanRequest, choice: _Limit) -> Candidate | None:
-    """Return the first plan that compiles and stays within the bytes; None if none of those tried does."""
+def _first_placed(request: PlanRequest, choice: _Limit, seconds: float) -> Candidate | None:
+    """Return the first plan that compiles and stays within the bytes; None if none of those tried does in time."""
+    limit = None if seconds == inf else max(seconds, 1.0)
     for candidate in choice.answer.best_plans[:_TRIED]:
         for budget in (int(choice.limit), int(choice.limit * 0.95)):
             pipeline = _within(candidate.pipeline, budget)
-            evaluation = evaluate(request.task(candidate.plan, pipeline))
+            evaluation = evaluate(evolve(request.task(candidate.plan, pipeline), seconds=limit))
+            if is_ended():
+                return None
             if evaluation.step_seconds is None:
                 break
             if max(evaluation.peak_bytes) <= choice.limit:

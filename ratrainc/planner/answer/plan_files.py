@@ -48,6 +48,7 @@ def plan_file(
     head = [
         f"Planned for {request.model.name} on {request.clusters} x {request.machine.name}: {sequences}.",
         f"Predicted: {seconds_text(candidate.seconds)} a step, {rate}, highest peak {peak}.",
+        *(["The search was interrupted: to its end it may find a better plan."] if answer.interrupted else []),
         *_bounds_lines(answer),
         *(_mapping_lines(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.time_limit import OutOfTime
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
+AT_LEAST = "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
 _FOLDED = (
     "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
     "this answer may: "
 )
+INTERRUPTED = "interrupted: this is the best so far; the search to its end may find a better one"
 _SHOWN = 5
 """Plans of the table, unless more are wanted."""
 
@@ -47,7 +51,7 @@ def answer_to(request: PlanRequest, tick: Steps, *, quick: bool) -> Answer:
 class Planned(Shown):
     """The plan to run on a number of clusters, and its distance from the best possible.
 
-    Raises `DiagnosticError` RT053 if the answer has no plan.
+    Raises `DiagnosticError` RT053 if the answer has no plan, `OutOfTime` if it was interrupted before it had one.
     """
 
     answer: Answer = field(eq=False)
@@ -62,6 +66,8 @@ class Planned(Shown):
 
     def __attrs_post_init__(self) -> None:
         if self.answer.best is None:
+            if self.answer.interrupted:
+                raise OutOfTime
             no_plan(self.answer)
 
     @property
@@ -113,14 +119,18 @@ class Planned(Shown):
         of_families = f", {_families_text(request.families)}" if request.families else ""
         title = (
             f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
-            f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} (all times simulated)"
+            f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} ({_times_text(shown)})"
         )
         yield TextTable(title, columns, [self._row(c, mapped="mapping" in columns) for c in shown])
         yield legend(candidate.plan.summary for candidate in shown)
         if any(candidate.evaluation for candidate in shown):
             yield _TAIL
+        if not all(candidate.evaluation for candidate in shown):
+            yield AT_LEAST
+        if self.quick and (said := _estimates_text(shown)):
+            yield said
         if crossed := self._crossings:
-            columns = ["what", "stays within a", "way, and bytes over the links of"]
+            columns = ["what", "stays within a", "how, with the bytes that a cluster sends within each"]
             rows = [[each.what, each.group, each.way] for each in crossed]
             yield TextTable("links of the best plan", columns, rows)
         if answer.rejected_plans:
@@ -164,6 +174,8 @@ class Planned(Shown):
     def certificate(self) -> Iterator[str]:
         """Yield what is proved of the best plan against all others."""
         answer, best, objective = self.answer, self.best, self.answer.request.objective
+        if answer.interrupted:
+            yield INTERRUPTED
         measured = ""
         if objective is not TIME:
             measured = f"{objective.text(best.cost(objective)[0], best.plan.tokens_per_step)}, "
@@ -192,6 +204,8 @@ class Planned(Shown):
         assert answer.gap is not None
         assert answer.relaxed_gap is not None
         proven = ", proven best of what these passes make" if answer.proven else ""
+        if objective.of_clusters and not proven and answer.bound[0] == best.cost(objective)[0]:
+            proven = ", proven: bounds on bytes rule out every plan on fewer"
         gap, relaxed_gap = f"gap {100 * answer.gap:.1f} %{proven}", f"gap {100 * answer.relaxed_gap:.1f} %"
         closed = "closed form, whatever passes order them:"
         if objective is TIME:
@@ -230,10 +244,12 @@ class Planned(Shown):
             "relaxed_bound_step_seconds": answer.relaxed_bound_seconds if of_time else None,
             "relaxed_gap": answer.relaxed_gap,
             "proven": answer.proven,
+            "interrupted": answer.interrupted,
             "crossings": [crossing.to_json() for crossing in self._crossings],
             "notes": [note] if note else [],
             "rejected": [
-                {"plan": each.text, "reason": each.reason} | ({"seconds": each.mechanisms} if request.explain else {})
+                {"plan": each.text, "reason": each.reason}
+                | ({"seconds": each.mechanisms, "more_seconds": each.more_seconds} if request.explain else {})
                 for each in answer.rejected_plans
             ],
             "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
@@ -241,11 +257,31 @@ class Planned(Shown):
         }
 
 
+def _times_text(shown: Sequence[Candidate]) -> str:
+    """Say which of the times shown are simulated."""
+    simulated = sum(candidate.evaluation is not None for candidate in shown)
+    if simulated == len(shown):
+        return "all times simulated"
+    return f"{simulated} of {len(shown)} times simulated, the others estimates" if simulated else "all times estimates"
+
+
+def _estimates_text(shown: Sequence[Candidate]) -> str:
+    """Say how many of the plans shown were not simulated, and why; empty if all were."""
+    reasons = Counter(candidate.why_estimated for candidate in shown if candidate.evaluation is None)
+    if not reasons:
+        return ""
+    count = reasons.total()
+    why = ", ".join(f"{reason} ({number})" for reason, number in reasons.items())
+    plans = "1 of the plans shown is an estimate" if count == 1 else f"{count} of the plans shown are estimates"
+    return f"{plans}, not simulated: {why}. The search without --quick settles which plan is best."
+
+
 def _families_text(searched: Sequence[PlanFamily]) -> str:
     """Say how many schedules are searched, and with which other memories."""
     memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
     using = f" and {', '.join(map(repr, memories))}" if memories else ""
-    return f"{len({family.schedule for family in searched})} schedules{using}"
+    count = len({family.schedule for family in searched})
+    return f"{count} schedule{'' if count == 1 else 's'}{using}"
 
 
 def cuts_text(cuts: Sequence[int]) -> str:

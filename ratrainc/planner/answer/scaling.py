@@ -48,24 +48,31 @@ def planned_points(request: PlanRequest, counts: Sequence[int], sequences: int, 
     return _points(timed, request.seq_len)
 
 
-def fixed_points(request: PlanRequest, plan: Plan, counts: Sequence[int], sequences: int, tick: Steps) -> list[Point]:
+def fixed_points(
+    request: PlanRequest, plan: Plan, counts: Sequence[int], sequences: int | None, tick: Steps
+) -> list[Point]:
     """Time a plan's stages and micro-batches with as many replicas as each number of clusters has room for.
 
-    Raises `DiagnosticError` RT064 if the plan does not suit the strategy, a number of clusters is not a multiple of the
-    stages, or sequences do not divide evenly.
+    `sequences` are those of a cluster; None keeps the plan's own micro-batches. Raises `DiagnosticError` RT064 if the
+    plan does not suit the strategy, a number of clusters is not a multiple of a replica's, or sequences do not divide
+    evenly.
     """
     plan, pipeline = request.strategy.applied(plan, request.model, request.machine)
     timed = []
+    replica, size = plan.pp * plan.tp, plan.micro_batch_size
     for clusters in counts:
-        dp, rest = divmod(clusters, plan.pp)
-        size = plan.micro_batch_size
-        micro_batches, left = divmod(plan.pp * sequences, size)
+        dp, rest = divmod(clusters, replica)
+        micro_batches, left = (plan.micro_batches, 0) if sequences is None else divmod(replica * sequences, size)
         if rest or left or not micro_batches:
+            of = f"{plan.pp} stage{'' if plan.pp == 1 else 's'}" + (
+                f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else ""
+            )
+            each = "" if sequences is None else f" with {sequences} sequences each"
+            whole = "" if sequences is None else ", and sequences that make whole micro-batches"
             fail(
                 "RT064",
-                f"{clusters} clusters with {sequences} sequences each do not divide evenly "
-                f"over {plan.pp} stages with micro-batches of {size}",
-                help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
+                f"{clusters} clusters{each} do not divide evenly over {of} with micro-batches of {size}",
+                help=f"use a multiple of {replica} clusters{whole}",
             )
         # one replica has nothing to shard, and none to reduce with
         alone = {} if dp > 1 else {"zero": 0, "reduce": "last"}
@@ -98,6 +105,8 @@ class Scaling(Shown):
     model: str
     machine: str
     strategy: str
+    sequences: float
+    """sequences of a cluster in a step"""
 
     def plot(self, path: str) -> None:
         """Draw throughput over clusters with perfect scaling, as PNG or SVG by the file's ending.
@@ -117,14 +126,16 @@ class Scaling(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a table with a row for each number of clusters."""
-        title = f"{self.model} on {self.machine}: weak scaling (simulated; efficiency over the first row)"
+        each = f"{self.sequences:g} sequence{'' if self.sequences == 1 else 's'} a cluster"
+        title = f"{self.model} on {self.machine}: weak scaling, {each} (simulated; efficiency over the first row)"
         columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
         yield TextTable(title, columns, [_row(point) for point in self.points])
         yield legend(point.plan.summary for point in self.points if point.plan is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the points as `--json` prints them."""
-        head = {"model": self.model, "machine": self.machine, "strategy": self.strategy}
+        head: dict[str, Any] = {"model": self.model, "machine": self.machine, "strategy": self.strategy}
+        head["sequences_per_cluster"] = self.sequences
         return {**head, "points": [_point_json(each) for each in self.points]}
 
 

@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy, table_strategy
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -96,6 +97,9 @@ def compare_on_plan(
         left.append(f'left out, as the plan says schedule = "{plan.schedule}": {others}')
     possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
     rows = rows_on_one_plan(config, plan, possible, machine, tick)
+    left += _interrupted(possible[len(rows) :])
+    if not rows and is_ended():
+        raise OutOfTime
     notes = (*(item.note for item in possible if item.note), *_accuracy(machine))
     return Comparison(tuple(rows), machine.name, tuple(left), notes=notes, step_error=machine.step_error)
 
@@ -109,12 +113,23 @@ def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: 
     wanted = chosen_strategies(names)
     chosen = _where(wanted, lambda item: evolve(request, strategy=item).shapes(), left, named=names is not None)
     best, *answers = best_of_each(request, [request.strategy, *chosen], tick)
-    rows = tuple(rows_on_best_plans(chosen, answers))
+    found = [(item, answer) for item, answer in zip(chosen, answers, strict=True) if answer is not None]
+    left += _interrupted([item for item, answer in zip(chosen, answers, strict=True) if answer is None])
+    if best is None or not found:
+        raise OutOfTime
+    chosen = [item for item, _ in found]
+    rows = tuple(rows_on_best_plans(chosen, [answer for _, answer in found]))
     if best.best is None:
         note = f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"
         notes = (note, *_accuracy(machine))
         return Comparison(rows, machine.name, tuple(left), is_planned=True, notes=notes, step_error=machine.step_error)
     plan = best.best.plan
+    if is_ended():
+        note = (
+            f"interrupted: nothing was compared on the best plan of {DEFAULT_STRATEGY}, and plans are the best so far"
+        )
+        notes = (note, *_accuracy(machine))
+        return Comparison(rows, machine.name, tuple(left), is_planned=True, notes=notes, step_error=machine.step_error)
     possible = _where(chosen, lambda item: item.adapted(plan, request.model, machine), left, named=False)
     common = {
         "best_for": request.strategy.name,
@@ -132,6 +147,21 @@ def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: 
 
 def _accuracy(machine: Machine) -> tuple[str, ...]:
     return (machine.accuracy,) if machine.accuracy else ()
+
+
+def _searched(request: PlanRequest, tick: Steps) -> Answer | None:
+    """Search; return None if that was interrupted before anything was found."""
+    try:
+        answer = Search(request, tick).run()
+    except OutOfTime:
+        return None
+    return None if answer.interrupted and answer.best is None else answer
+
+
+def _interrupted(strategies: Sequence[Strategy]) -> list[str]:
+    """Say that strategies are left out as the comparison was interrupted; empty if none is."""
+    names = ", ".join(item.name for item in strategies)
+    return [f"left out, as the comparison was interrupted: {names}"] if names else []
 
 
 def _where(
@@ -163,9 +193,13 @@ def rows_on_one_plan(
     rows: list[dict[str, Any]] = []
     reference: float | None = None
     for item in strategies:
+        if is_ended():
+            break
         adapted, pipeline = item.applied(plan, model, machine)
         tick.begin(item.name)
         found = evaluate(Task(model, adapted, pipeline, machine))
+        if found.stopped:
+            break
         reference = reference if rows else found.step_seconds
         figures = found.step_seconds, max(found.peak_bytes), found.exposed_tail_seconds
         row = _row(item.name, *figures, reference, plan.tokens_per_step, capacity)
@@ -197,14 +231,17 @@ def _row(
     }
 
 
-def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Steps) -> list[Answer]:
-    """Search the best plan of each strategy; those with the same passes and ZeRO level share a search."""
-    known: dict[tuple[str, int | None], Answer] = {}
+def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Steps) -> list[Answer | None]:
+    """Search the best plan of each strategy; those with the same passes and ZeRO level share a search.
+
+    None stands for searches that were interrupted before they found anything.
+    """
+    known: dict[tuple[str, int | None], Answer | None] = {}
     for item in strategies:
         key = (item.passes, item.zero)
         if key not in known:
             tick.prefix = f"{item.name}: "
-            known[key] = Search(evolve(request, strategy=item), tick).run()
+            known[key] = _searched(evolve(request, strategy=item), tick)
     tick.prefix = ""
     return [known[item.passes, item.zero] for item in strategies]
 

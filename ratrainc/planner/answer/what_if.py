@@ -9,6 +9,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrainc.choices.machine_changes import changed_machine, parse_changes
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text
@@ -40,6 +41,8 @@ class WhatIf(Shown):
 
     planned: Planned
     scenarios: tuple[Scenario, ...] = field(eq=False)
+    interrupted: bool = False
+    """True if an early end was asked for: the last plan is the best so far, and changes may be missing"""
 
     def parts(self) -> Iterator[Part]:
         """Yield a table: the best plan of each changed machine, and its time against that of the given one."""
@@ -66,6 +69,8 @@ class WhatIf(Shown):
         columns += ["days", "cluster-h"] if tokens is not None else []
         yield TextTable("what if (simulated)", columns, rows)
         yield legend(row[1] for row in rows)
+        if self.interrupted:
+            yield "interrupted: the last plan is the best so far, and changes that are not listed were not planned for"
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the scenarios as `--json` prints them."""
@@ -85,6 +90,8 @@ class WhatIf(Shown):
 
         Raises `DiagnosticError` RT053 if the changed machine has no plan, RT065 if its constants contradict each other.
         """
+        if not self.scenarios:
+            raise OutOfTime
         answer, machine_file = self.scenarios[0].answer, machine_path(path)
         if answer.best is None:
             no_plan(answer)
@@ -102,15 +109,24 @@ def what_if(planned: Planned, changes: Sequence[str], tick: Steps) -> WhatIf:
     """Plan again for each change of the machine, like `ddr=16GiB,link=7.4GB/s`."""
     request, best = planned.answer.request, planned.best
     values = [(text, parse_changes(text, request.machine)) for text in changes]
+    # folded where the best plan's own time is
+    usual = Task(request.model, best.plan, best.pipeline, request.machine, folded=best.how == "folded")
     scenarios = []
     for text, change in values:
+        if is_ended():
+            break
         machine = changed_machine(request.machine, change)
         tick.prefix = f"{text}: "
-        changed = answer_to(evolve(request, machine=machine), tick, quick=planned.quick)
-        kept = None if planned.quick else evaluate(Task(request.model, best.plan, best.pipeline, machine))
+        try:
+            changed = answer_to(evolve(request, machine=machine), tick, quick=planned.quick)
+        except OutOfTime:
+            break
+        kept = None if planned.quick else evaluate(evolve(usual, machine=machine))
         scenarios.append(Scenario(text, changed, kept))
-    return WhatIf(planned, tuple(scenarios))
+    return WhatIf(planned, tuple(scenarios), is_ended())
 
 
 def _kept_text(kept: PlanEvaluation) -> str:
+    if kept.stopped:
+        return "-"
     return "does not fit" if kept.step_seconds is None else seconds_text(kept.step_seconds)

@@ -33,6 +33,8 @@ class Candidate:
     """lower bound on the highest peak"""
     family: str = ""
     """the name of its family"""
+    why_estimated: str = ""
+    """reason why a quick answer did not simulate it, if it did not"""
 
     @property
     def seconds(self) -> float:
@@ -150,7 +152,9 @@ class RejectedPlan:
     text: str
     reason: str
     mechanisms: dict[str, float] = field(factory=dict)
-    """extra seconds of a step by mechanism, compared with the best plan; empty if not asked for"""
+    """extra seconds of a step by mechanism, with a remainder, compared with the best plan; empty if not asked for"""
+    more_seconds: float | None = None
+    """sum of these: the seconds of `reason` less those of the best plan"""
 
 
 @define
@@ -176,6 +180,8 @@ class Answer:
     proven: bool
     """True if no plan was left that could be better than the best"""
     rejected_plans: list[RejectedPlan] = field(factory=list)
+    interrupted: bool = False
+    """True if it was asked to end early"""
 
     @property
     def best(self) -> Candidate | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from attrs import define, evolve, field
 from numpy.typing import NDArray
 
 from ratrain.passes.recovery.recompute import PEER
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
 from ratrain.ratrainc.planner.bounds.bounds import shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import BestCuts, best_cuts, cuts_of, partition_count
@@ -68,6 +72,8 @@ class FamilySpace:
         shapes = own.shapes()
         # On one stage ZB-H1 has no idle time to fill and equals 1F1B, and `peer` has no other stage to keep anything.
         if (request.families and family.schedule == "zb-h1") or family.memory == PEER:
+            shapes = [shape for shape in shapes if shape.pp > 1]
+        if _is_1f1b_on_one_stage(request, family):
             shapes = [shape for shape in shapes if shape.pp > 1]
         if not shapes:
             fail("RT064", f"{family.name} has no plan of {request.model.name} on {request.clusters} clusters")
@@ -141,12 +147,16 @@ class FamilySpace:
 
     def least_left(self) -> Cost:
         """Return a lower bound on the cost of all shapes that were not taken."""
+        left = self.left()
+        return self.cost(left[0]) if left else WORST
+
+    def left(self) -> list[int]:
+        """Return the rows of shapes that were not taken and whose state fits, by the bound on their cost."""
         left = np.isfinite(self.seconds)
         left[list(self.taken)] = False
-        if not left.any():
-            return WORST
         rows = np.flatnonzero(left)
-        return self.cost(int(rows[np.lexsort((self.seconds[rows], self.measures[rows]))[0]]))
+        found: list[int] = rows[np.lexsort((self.seconds[rows], self.measures[rows]))].tolist()
+        return found
 
     def columns_of(self, shape: Shape) -> Columns:
         """Return the columns of one shape."""
@@ -176,26 +186,80 @@ class FamilySpace:
         return OversizedShape(shape, cuts.stage, cuts.short_bytes, self.family.name)
 
     @property
-    def least_state(self) -> OversizedShape:
-        """The shape that needs the fewest bytes, in a space whose state alone is too large for every shape."""
-        shape = self.shapes[int(np.argmin(least_bytes(self.columns)))]
-        return self.oversized(shape, best_cuts(self.columns_of(shape)))
-
-    @property
     def plans(self) -> int:
         """Number of plans, with their cuts."""
         layers = self.request.model.layers
         return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
 
 
+def _is_1f1b_on_one_stage(request: PlanRequest, family: PlanFamily) -> bool:
+    """Return True if a plugin's schedule orders one stage as 1F1B does, which is searched with the same memory too."""
+    if SCHEDULES.is_own(family.schedule):
+        return False
+    if not any(each.schedule == "1f1b" and each.memory == family.memory for each in request.families):
+        return False
+    shapes = [PipelineShape(1, micro_batches) for micro_batches in (1, 2, 5)]
+    if any(SCHEDULES[family.schedule].problem(shape) for shape in shapes):
+        return False
+    return all(SCHEDULES[family.schedule].actions(shape, 0) == SCHEDULES["1f1b"].actions(shape, 0) for shape in shapes)
+
+
+def rule_out_fewer(spaces: Sequence[FamilySpace], limit: Cost) -> list[OversizedShape]:
+    """Ask bounds on bytes for every shape of fewer clusters than `limit` has; return those that fit under no cuts.
+
+    The answer is whether fewer clusters can be enough, so it ends at the first shape that may fit.
+    """
+    for space in spaces:
+        space.tighten((limit[0] - 1, inf))
+    # by measure, the fewest clusters first
+    rows = sorted((space.cost(row), number, row) for number, space in enumerate(spaces) for row in space.left())
+    oversized = []
+    for cost, number, row in rows:
+        if cost[0] >= limit[0]:
+            break
+        space, shape = spaces[number], spaces[number].shapes[row]
+        cuts = space.best_cuts(shape)
+        if np.isfinite(cuts.seconds):
+            break
+        space.taken.add(row)
+        oversized.append(space.oversized(shape, cuts))
+    return oversized
+
+
+def nearest_to_fit(spaces: Sequence[FamilySpace], known: Sequence[OversizedShape]) -> list[OversizedShape]:
+    """Return shapes that fit under no cuts, one of which lacks the fewest bytes of all; `known` lack more or as many.
+
+    Shapes whose state alone is too large are not searched for a plan, though one of them may lack least. At most
+    `_NEAREST` are looked at.
+    """
+    least = min((shape.short_bytes for shape in known), default=inf)
+    short = ((least_bytes(space.columns) - space.columns.capacity).tolist() for space in spaces)
+    rows = sorted((lacking, number, row) for number, each in enumerate(short) for row, lacking in enumerate(each))
+    found = []
+    for lacking, number, row in rows[:_NEAREST]:
+        if lacking >= least:
+            break  # no cuts lack less than their state does
+        space, shape = spaces[number], spaces[number].shapes[row]
+        cuts = best_cuts(space.columns_of(shape))
+        if not np.isfinite(cuts.seconds) and cuts.short_bytes < least:
+            least = cuts.short_bytes
+            found.append(space.oversized(shape, cuts))
+    return found
+
+
+_NEAREST = 512
+
+
 def family_spaces(request: PlanRequest, profiles: Profiles, tick: Steps | None = None) -> list[FamilySpace]:
     """Make the spaces of all families of a request that have shapes.
 
-    Raises `DiagnosticError` RT064 if none has.
+    Raises `DiagnosticError` RT064 if none has, `OutOfTime` if an early end is asked for.
     """
     spaces: list[FamilySpace] = []
     refused: list[DiagnosticError] = []
     for family in request.searched:
+        if is_ended():
+            raise OutOfTime  # bounds of some families alone would prove nothing
         if tick is not None:
             tick.begin(f"bounds of {family.name}")
         try:

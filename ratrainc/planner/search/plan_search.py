@@ -35,6 +35,7 @@ import attrs
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.cuts import (
@@ -49,7 +50,7 @@ from ratrain.ratrainc.planner.bounds.cuts import (
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
-from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
+from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, nearest_to_fit, rule_out_fewer
 from ratrain.ratrainc.planner.search.levels import PLANS, WORTH, all_gathered, bounds_of_any_levels, with_levels
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
@@ -136,6 +137,8 @@ class Search:
     tried_tp_1: bool = False
     """True if a plan of one tensor-parallel rank was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
+    given_up: list[Candidate] = field(factory=list)
+    """plans whose whole step took longer than was left"""
     least: dict[tuple[str, Plan], Cost] = field(factory=dict)
     """cost of each evaluated plan that fits, under its best pipeline"""
 
@@ -151,8 +154,8 @@ class Search:
             self.explore(run)
             self.choose_levels(run)
             self.simulate_whole(run)
-        if not self.fitting and not self.oversized:
-            self.oversized = [space.least_state for space in self.spaces]
+        if not self.fitting:
+            self.oversized += nearest_to_fit(self.spaces, self.oversized)
         objective = self.request.objective
         ranked = sorted(self.fitting, key=lambda candidate: candidate.rank(objective))
         best = ranked[0].cost(objective) if ranked else WORST
@@ -169,7 +172,10 @@ class Search:
             self.evaluations,
             self.effort.elapsed,
             bool(ranked) and bound >= best,
-            rejected_plans(self.request, self.spaces, ranked[0], self.fitting, self.refused) if ranked else [],
+            rejected_plans(self.request, self.spaces, ranked[0], self.fitting, self.refused)
+            if ranked and not is_ended()
+            else [],
+            is_ended(),
         )
 
     def next_leaf(self, *, of_tp_1: bool = False) -> _Leaf | None:
@@ -286,17 +292,21 @@ class Search:
             while len(running) < run.width:
                 late = not self.may_go_on()
                 # One plan without tensor parallelism is tried whatever the time, so that others make no answer worse.
-                leaf = None if late and self.tried_tp_1 else self.next_leaf(of_tp_1=late)
+                leaf = None if is_ended() or (late and self.tried_tp_1) else self.next_leaf(of_tp_1=late)
                 if leaf is None:
                     break
                 self.tried_tp_1 |= leaf.shape.tp == 1
                 self.tick.begin(f"{leaf.shape.summary}, {leaf.space.family.name}{self.best_text}")
-                seconds = None if self.request.exhaustive else self.effort.allowed(fits=bool(self.fitting))
+                fits = bool(self.fitting)
+                seconds = None if self.request.exhaustive else self.effort.allowed(fits=fits, last=late)
                 running[run.submit(attrs.evolve(self.task(leaf), seconds=seconds))] = leaf
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self.record(running.pop(future), future.result())
+        if self.request.objective.of_clusters and self.fitting and not is_ended():
+            best = min(candidate.cost(self.request.objective) for candidate in self.fitting)
+            self.oversized += rule_out_fewer(self.spaces, best)
         # time is up or nothing is worth trying: the certificate must cover all that is left
         for leaf in self.queue:
             self.set_aside(leaf.bound)
@@ -305,6 +315,8 @@ class Search:
 
     def may_go_on(self) -> bool:
         """Return True if a new evaluation may start: in time, or late while nothing fits yet."""
+        if is_ended():
+            return False
         if self.fitting:
             return not self.effort.is_over(self.left_to_simulate)
         return not self.effort.is_over_without_a_plan or self.evaluations < _TRIED_AT_LEAST
@@ -410,7 +422,8 @@ class Search:
 
     def choose_levels(self, run: WorkerPool) -> None:
         """Try the best plan with levels of single blocks, if there is time for it and something to gain."""
-        if not self.fitting or self.request.objective.of_bytes or self.effort.is_over(self.left_to_simulate):
+        idle = not self.fitting or self.request.objective.of_bytes or is_ended()
+        if idle or self.effort.is_over(self.left_to_simulate):
             return
         best = min(self.fitting, key=lambda candidate: candidate.rank(self.request.objective))
         space = self.space_of(best)
@@ -441,18 +454,21 @@ class Search:
     def simulate_whole(self, run: WorkerPool) -> None:
         """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly.
 
-        A plan whose whole step alone is expected to take longer than the search stays folded.
+        A plan whose whole step is expected to take longer than is left of the search stays folded, and so does one that
+        takes longer.
         """
         # a whole step may be slower than its folded estimate, which makes another plan a leader
-        while pending := [c for c in self.leaders() if not self.is_known(c)]:
+        while not is_ended() and (pending := [c for c in self.leaders() if not self.is_known(c)]):
             self.simulate_again(run, pending)
 
     def is_known(self, candidate: Candidate) -> bool:
         """Return True if a candidate was verified, or is folded and its whole step too long for this search."""
         assert candidate.evaluation is not None
+        if candidate in self.given_up:
+            return True
         if candidate.evaluation.verified or self.request.exhaustive or candidate.is_exact:
             return candidate.evaluation.verified
-        return self.effort.is_too_long(self.whole_units(candidate))
+        return not self.effort.is_affordable(self.whole_units(candidate))
 
     def whole_units(self, candidate: Candidate) -> float:
         """Estimate the work of simulating a candidate's whole step."""
@@ -476,11 +492,23 @@ class Search:
         request = self.request
         self.tick.begin(f"the whole step of the best plan{self.best_text}")
         tasks = [
-            Task(request.model, c.plan, c.pipeline, request.machine, checked_below=inf, disturbed=request.robust)
+            Task(
+                request.model,
+                c.plan,
+                c.pipeline,
+                request.machine,
+                checked_below=inf,
+                disturbed=request.robust,
+                seconds=None if request.exhaustive else self.effort.allowed(fits=True, last=True),
+            )
             for c in candidates
         ]
         for candidate, future in zip(candidates, [run.submit(task) for task in tasks], strict=True):
-            whole = attrs.evolve(candidate, evaluation=future.result())
+            evaluation = future.result()
+            if evaluation.stopped:
+                self.given_up.append(candidate)
+                continue
+            whole = attrs.evolve(candidate, evaluation=evaluation)
             self.fitting.remove(candidate)
             (self.fitting if isfinite(whole.seconds) else self.refused).append(whole)
 

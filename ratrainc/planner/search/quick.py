@@ -11,14 +11,15 @@ import time
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import define, evolve
 
+from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
-from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
-from ratrain.ratrainc.planner.search.plan_evaluation import compiled_units, evaluate
+from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, nearest_to_fit, rule_out_fewer
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, compiled_units, evaluate
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
 
@@ -29,12 +30,20 @@ SECONDS = 3.0
 """Computing time for the cuts of shapes, once one fits; shapes left then are covered by their bound.
 
 It is time of this process, so that other work on the machine changes no answer."""
-TRIAL_SECONDS = 3.0
-"""Computing time for simulating plans, once one fits."""
-_LIMIT_SECONDS = 20.0
-"""Computing time of one plan; of a plan that takes longer the estimate stays."""
-_MOST_UNITS = 2500.0
-"""Work (`compiled_units`) of a plan that is expected to take longer, and is not begun."""
+TRIAL_UNITS = 1500.0
+"""Work (`compiled_units`) of simulating plans, once one fits.
+
+Work, not time: another load on the machine makes the same work take more computing time."""
+_TRIAL_SECONDS = 6.0
+"""Computing time for the same, for plans that take far longer than their work says."""
+LIMIT_SECONDS = 20.0
+"""Computing time of one plan; a plan that is expected to take longer is not begun."""
+_GIVEN_UP_SECONDS = 30.0
+"""Computing time of all plans that are given up; when it is used up, none is begun."""
+_SECONDS_A_UNIT = 0.01
+"""Guess before anything was simulated: 0.002 to 0.02 s of computing on a slow core."""
+_FIRST_UNITS = 200.0
+"""Units of work that the guess counts for."""
 _TRIED = 5
 """Most plans that fit to simulate, or the number that is wanted if that is more."""
 _REFUSED = 8
@@ -51,7 +60,8 @@ def quick_answer(request: PlanRequest, tick: Steps | None = None) -> Answer:
     tick.begin("estimates")
     answer = estimated_answer(request, spaces, begin)
     tried(answer, tick)
-    if request.explain and answer.candidates:
+    answer.interrupted = is_ended()
+    if request.explain and answer.candidates and not answer.interrupted:
         rows = rejected_plans(request, spaces, answer.candidates[0], answer.evaluated, answer.refused)
         answer.rejected_plans = rows
     answer.seconds = time.monotonic() - begin
@@ -64,38 +74,93 @@ def estimated(request: PlanRequest) -> Answer:
     return estimated_answer(request, family_spaces(request, Profiles(request.setting)), begin)
 
 
-def tried(answer: Answer, tick: Steps) -> None:
+def tried(answer: Answer, tick: Steps, seconds: float = inf) -> None:
     """Compile and simulate the first plans of an answer of estimates, long steps folded; put what fits first.
 
-    Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better. Where one
-    takes too long, it and all after it stay estimates.
+    Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better. One that
+    is expected to take too long is passed over, and one that does is given up: cheaper ones after it are tried. Those
+    that stay estimates say why. None is begun after `seconds`.
     """
+    until = time.monotonic() + seconds
     request, objective = answer.request, answer.request.objective
-    wanted = max(_TRIED, request.keep)
     fitting: list[Candidate] = []
     left: list[Candidate] = []
-    taken, stopped = 0.0, False
+    effort = _Effort(max(_TRIED, request.keep), request.keep)
     for candidate in answer.best_plans:
         best = min((each.cost(objective) for each in fitting), default=WORST)
         units = compiled_units(candidate.plan, request.model.layers, folded=True, in_halves=False)
-        stopped = stopped or units > _MOST_UNITS
-        enough = stopped or len(fitting) >= wanted or (len(fitting) >= request.keep and taken >= TRIAL_SECONDS)
-        if enough or (not fitting and len(answer.refused) >= _REFUSED) or candidate.bound(objective) >= best:
-            left.append(candidate)
+        why = effort.reason_against(candidate, units, len(fitting))
+        if not fitting and len(answer.refused) >= _REFUSED:
+            why = NOT_REACHED
+        if is_ended() or time.monotonic() > until:
+            why = INTERRUPTED if is_ended() else NOT_REACHED
+        if candidate.bound(objective) >= best:
+            why = NO_BETTER
+        if why is not None:
+            left.append(evolve(candidate, why_estimated=why))
             continue
         tick.begin(f"{candidate.plan.summary}, {candidate.family}")
         task = request.task(candidate.plan, candidate.pipeline)
-        evaluation = evaluate(evolve(task, seconds=max(TRIAL_SECONDS - taken, _LIMIT_SECONDS)))
+        evaluation = evaluate(evolve(task, seconds=min(effort.allowed, max(until - time.monotonic(), 1.0))))
         tick(f"{candidate.plan.summary}, {candidate.family}")
-        taken, stopped = taken + evaluation.taken, evaluation.stopped
-        answer.evaluations += not stopped
-        if stopped:
-            left.append(candidate)
+        effort.learn(candidate, units, evaluation)
+        answer.evaluations += not evaluation.stopped
+        if evaluation.stopped:
+            left.append(evolve(candidate, why_estimated=INTERRUPTED if is_ended() else GIVEN_UP))
             continue
         found = evolve(candidate, evaluation=evaluation)
         (fitting if evaluation.step_seconds is not None else answer.refused).append(found)
     fitting.sort(key=lambda each: each.rank(objective))
     answer.candidates = fitting + left
+
+
+GIVEN_UP = f"tried and given up after up to {LIMIT_SECONDS:.0f} s of computing"
+TOO_LONG = f"expected to take longer than {LIMIT_SECONDS:.0f} s of computing"
+NOT_REACHED = "behind the few that a quick answer simulates"
+INTERRUPTED = "interrupted"
+NO_BETTER = "no better than the best, by their bounds"
+
+
+@define
+class _Effort:
+    """Work and computing time of the plans that were tried."""
+
+    most: int
+    """plans that fit to simulate at most"""
+    least: int
+    """plans that fit to simulate whatever the time"""
+    _units: float = 0.0
+    _taken: float = 0.0
+    _given_up: float = 0.0
+    _cheaper_than: tuple[float, int] = (inf, 0)
+    """work and chunks of the cheapest plan that was given up"""
+
+    def reason_against(self, candidate: Candidate, units: float, fitting: int) -> str | None:
+        """Return why a plan is not tried, after `fitting` that fit; None if it is."""
+        used_up = self._units >= TRIAL_UNITS or self._taken - self._given_up >= _TRIAL_SECONDS
+        if fitting >= self.most or (fitting >= self.least and used_up) or self._given_up >= _GIVEN_UP_SECONDS:
+            return NOT_REACHED
+        if (units, candidate.plan.chunks) >= self._cheaper_than or self.expected(units) > LIMIT_SECONDS:
+            return TOO_LONG
+        return None
+
+    def expected(self, units: float) -> float:
+        """Return the computing time that some work is expected to take, by the plans that were tried."""
+        pace = (self._taken + _SECONDS_A_UNIT * _FIRST_UNITS) / (self._units + _FIRST_UNITS)
+        return units * pace
+
+    @property
+    def allowed(self) -> float:
+        """Most computing time of the next plan."""
+        return min(LIMIT_SECONDS, _GIVEN_UP_SECONDS - self._given_up)
+
+    def learn(self, candidate: Candidate, units: float, evaluation: PlanEvaluation) -> None:
+        """Take a plan that was tried into account."""
+        self._units += units
+        self._taken += evaluation.taken
+        if evaluation.stopped:
+            self._given_up += evaluation.taken
+            self._cheaper_than = min(self._cheaper_than, (units, candidate.plan.chunks))
 
 
 def estimated_answer(
@@ -116,7 +181,7 @@ def estimated_answer(
     for guess, space, row in _in_order(spaces):
         # the cost of the worst plan that is wanted so far
         least = sorted(kept)[request.keep - 1] if len(kept) >= request.keep else most
-        late = bool(kept) and time.process_time() - computed > limit
+        late = bool(kept) and (time.process_time() - computed > limit or is_ended())
         # shapes are in the order of guesses, so all later ones are left to `least_left` as well
         if late or guess > scaled(least, _WORTH_A_LOOK):
             break
@@ -133,10 +198,12 @@ def estimated_answer(
         candidates.append(found)
         if isfinite(estimate):
             kept.append(found.cost(objective))
-    if not candidates and not oversized:
-        oversized = [space.least_state for space in spaces]
+    if not candidates:
+        oversized += nearest_to_fit(spaces, oversized)
     candidates.sort(key=lambda c: c.cost(objective))
     fitting = [c for c in candidates if isfinite(c.seconds)]
+    if objective.of_clusters and fitting and not is_ended():
+        oversized += rule_out_fewer(spaces, fitting[0].cost(objective))
     # no bound on a shape's cuts is dropped: candidates that may not fit count too
     bound = min([*(space.least_left() for space in spaces), *(c.bound(objective) for c in candidates)])
     return Answer(

@@ -25,6 +25,10 @@ _TRIED = 128
 """Shapes whose cuts are searched for the reason of one row."""
 _SEEN = 5e-4
 """Share of the step below which a mechanism is not mentioned."""
+WAITS = "waits"
+"""Part of a difference between simulated steps that no mechanism's closed form has."""
+NOT_BOUNDED = "waits of the best, and what the bound leaves out"
+"""The same where the other plan has a bound alone: the best plan's step was simulated, with its waits."""
 
 
 def rejected_plans(
@@ -77,20 +81,27 @@ class _Rows:
 
     def row(self, name: str, space: FamilySpace, shapes: Sequence[Shape], reference: Mechanisms | None) -> RejectedPlan:
         """Return the row of some shapes of a space, with the mechanisms that differ from `reference`, if given."""
-        reason, example, seconds = self.reason(space, shapes)
-        if example is None or reference is None:
+        reason, example, seconds, simulated = self.reason(space, shapes)
+        if example is None or reference is None or seconds is None:
             return RejectedPlan(name, reason)
         more = asdict(mechanisms(space, example).over(reference))
         least = _SEEN * self.best.seconds
-        parts = {each: value for each, value in more.items() if abs(value) >= least}
-        if seconds is not None:  # the part of a simulated step that closed forms do not have
-            rest = seconds - self.best.seconds - sum(more.values())
-            parts |= {"waits": rest} if abs(rest) >= least else {}
+        difference = seconds - self.best.seconds
+        # what closed forms do not have: of a simulated step its waits, of a bound also what the bound leaves out
+        rest = WAITS if simulated else NOT_BOUNDED
+        shown = {each: value for each, value in more.items() if abs(value) >= least}
+        left = difference - sum(shown.values())
+        parts = shown | ({rest: left} if abs(left) >= least else {})
         text = ", ".join(f"{each.replace('_', ' ')} {_signed(value)}" for each, value in parts.items())
-        return RejectedPlan(name, f"{reason}; {text or 'no mechanism makes a difference'}", more | parts)
+        text = f"{_signed(difference)}: {text}" if text else "no mechanism makes a difference"
+        rounded = difference - sum(more.values())
+        return RejectedPlan(name, f"{reason}; {text}", more | {rest: rounded}, difference)
 
-    def reason(self, space: FamilySpace, shapes: Sequence[Shape]) -> tuple[str, Shape | None, float | None]:
-        """Return why no plan of some shapes won, the shape that came nearest, and its seconds if it was simulated."""
+    def reason(self, space: FamilySpace, shapes: Sequence[Shape]) -> tuple[str, Shape | None, float | None, bool]:
+        """Return why no plan of some shapes won, and the shape that came nearest if it has any.
+
+        With it come its seconds, and True if they were simulated, False if they are a bound.
+        """
         # evaluated plans first; else the least bound of cuts; else the shape that lacks fewest bytes
         members, name, objective = set(shapes), space.family.name, self.request.objective
         tried = [c for c in self.fitting if c.shape in members and c.family == name]
@@ -99,7 +110,7 @@ class _Rows:
             how = "simulated" if nearest.is_exact else "simulated, folded"
             worse, taken = self.worse(nearest.cost(objective)), seconds_text(nearest.seconds)
             text = f"{worse}: {taken} {how} ({nearest.shape.summary})"
-            return text, nearest.shape, nearest.seconds
+            return text, nearest.shape, nearest.seconds, True
         rows = [space.row[shape] for shape in shapes]
         # by cost, then by bytes: among shapes that cannot fit, the smallest come first
         costs = sorted((space.cost(row), float(space.bytes[row]), at) for at, row in enumerate(rows))
@@ -123,14 +134,19 @@ class _Rows:
         refused = [c for c in self.refused if c.shape in members and c.family == name]
         if least is not None and not refused:
             cost = min(least[0], rest)  # `rest` bounds the shapes that were not looked at
-            return f"{self.worse(cost)}: at least {seconds_text(cost[1])} ({least[1].summary})", least[1], None
+            return (
+                f"{self.worse(cost)}: at least {seconds_text(cost[1])} ({least[1].summary})",
+                least[1],
+                cost[1],
+                False,
+            )
         if refused and refused[0].evaluation is not None:
-            return f"not placed: {refused[0].evaluation.refusal} ({refused[0].shape.summary})", None, None
+            return f"not placed: {refused[0].evaluation.refusal} ({refused[0].shape.summary})", None, None, False
         assert short is not None, "a shape either has cuts that fit or lacks bytes"
         lacking = f"stage @{short[1]} lacks at least {size_text(int(short[0]))} ({short[2].summary})"
         if np.isfinite([cost[0] for cost, _, _ in costs[_TRIED:]]).any():
-            return f"none of {_TRIED} shapes that were looked at fits: {lacking}", None, None
-        return f"does not fit: {lacking}", None, None
+            return f"none of {_TRIED} shapes that were looked at fits: {lacking}", None, None, False
+        return f"does not fit: {lacking}", None, None, False
 
     def worse(self, cost: Cost) -> str:
         """Say by how much a cost is worse than the best plan's."""

@@ -18,7 +18,9 @@ _SECONDS_A_UNIT = 0.02
 _FIRST_UNITS = 200.0
 """Units of work that the first guess counts for."""
 _LEAST_SECONDS = 20.0
-"""Time that any evaluation may take: without one there is no answer."""
+"""Time that any evaluation may take while there is no answer without it."""
+_LAST_SECONDS = 2.0
+"""Time that one may take near the end of the search, once a plan fits."""
 _CHEAP = 0.1
 """Share of the time; evaluations that take no longer are ordered by their promise alone."""
 _DEARER = 0.03
@@ -66,20 +68,18 @@ class TimeBudget:
         return units * self._taken / self._units
 
     def is_affordable(self, units: float) -> bool:
-        """Return True if an evaluation is expected to end in time."""
-        return self.expected(units) <= max(self.seconds - self.elapsed, self._shortest)
+        """Return True if an evaluation is expected to end in time, or to take no time to speak of."""
+        return self.expected(units) <= max(self.seconds - self.elapsed, _LAST_SECONDS)
 
-    def is_too_long(self, units: float) -> bool:
-        """Return True if an evaluation alone is expected to take longer than the search, and a while."""
-        return self.expected(units) > max(self.seconds, _LEAST_SECONDS)
+    def allowed(self, *, fits: bool, last: bool = False) -> float | None:
+        """Return the time limit of an evaluation; while nothing fits, it doubles each time one was stopped.
 
-    def allowed(self, *, fits: bool) -> float | None:
-        """Return the time limit of an evaluation; while nothing fits, it doubles each time one was stopped."""
+        The `last` of a search may take a while longer than its time.
+        """
         if self.seconds == inf:
             return None
         if fits:
-            # near its end the search still lets an evaluation run for its shortest time
-            return max(self.seconds - self.elapsed, self._shortest)
+            return max(self.seconds - self.elapsed, self._shortest if last else _LAST_SECONDS)
         return self._shortest * 2.0**self._stops
 
     @property

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.time_limit import end_early, is_ended, passing_the_end_on
 from ratrain.ratrainc.console.terminal import warnings_of_worker
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, evaluate
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
     from ratrain.ratrainc.planner.search.plan_evaluation import Task
 
 _WATCH_SECONDS = 2.0
@@ -55,10 +58,13 @@ def workers(jobs: int) -> Iterator[WorkerPool]:
     if jobs <= 1:
         yield WorkerPool(None, 1)
         return
+    context = get_context("spawn")
+    end = context.Event()
     # spawned: a fork of a process with threads may inherit a lock that nobody releases
-    with ProcessPoolExecutor(
-        jobs, get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
-    ) as executor:
+    with (
+        passing_the_end_on(end.set),
+        ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(os.getpid(), end)) as executor,
+    ):
         yield WorkerPool(executor, jobs)
 
 
@@ -84,15 +90,26 @@ def evaluate_all(
     return [found[number] for number in range(len(tasks))]
 
 
-def _start_worker(parent: int) -> None:
-    """Make a worker end at once if it is interrupted, or if its parent is gone."""
-    signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(1))
+def _start_worker(parent: int, end: Event) -> None:
+    """Make a worker end its work early if `end` is set, or if it is interrupted; at once if it is interrupted again.
+
+    It ends at once if its parent is gone, too.
+    """
+
+    def interrupted(_signal: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(1))
+        end_early()
+
+    signal.signal(signal.SIGINT, interrupted)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def watch() -> None:
         # a worker whose parent was killed is adopted by another process
         while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
+            if is_ended():
+                time.sleep(_WATCH_SECONDS)
+            elif end.wait(_WATCH_SECONDS):
+                end_early()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -32,6 +32,8 @@ class Objective:
     """verb that says no plan is better than the measure that follows"""
     of_bytes: bool = False
     """True if bytes are what counts: plans are then made with as few as their passes can"""
+    of_clusters: bool = False
+    """True if the number of clusters is what counts: which numbers are possible is then a question of bytes alone"""
 
     def cost(self, seconds: float, nbytes: float, clusters: int) -> Cost:
         """Return the cost of a plan, or its bound if the arguments are bounds; `WORST` if `seconds` is infinite."""
@@ -52,6 +54,7 @@ _CLUSTERS = Objective(
     lambda _seconds, _bytes, clusters: 1.0 * clusters,
     lambda value, _: f"{value:.0f} cluster{'' if value == 1 else 's'}",
     "fits fewer than",
+    of_clusters=True,
 )
 _MEMORY = Objective(
     "memory",

@@ -48,6 +48,18 @@ def choose_tp(
     return several
 
 
+def left_out(setting: SearchSetting, clusters: int) -> tuple[int, ...]:
+    """Return numbers of tensor-parallel ranks that share out the model but do not divide the clusters, up to `_MOST`.
+
+    `choose_tp` has them only where they are asked for: some clusters then stay idle.
+    """
+    several = range(2, min(clusters, _MOST) + 1)
+    return tuple(number for number in several if clusters % number and _problem(setting, number) is None)
+
+
+_MOST = 64
+
+
 def _problem(setting: SearchSetting, peers: int) -> tuple[str, str] | None:
     """Return why `peers` tensor-parallel ranks cannot divide the model, and a way out; None if they can.
 

@@ -284,5 +284,5 @@ def test_a_path_that_leads_nowhere_names_what_is_there(
     for name in ("tiny.toml", "tiny.json", "x.rtir", "sub/book.txt", ".tinny.toml"):
         Path(name).touch()
     with pytest.raises(DiagnosticError) as refused:
-        read_bytes(path, "schedule")
+        read_bytes(path, "machine file")
     assert refused.value.diagnostics[0].help == help_text

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
+from ratrain.passes.registry import PASSES
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, Schedule
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -19,6 +20,8 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.examples import example_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,7 +62,9 @@ def test_it_is_known_wherever_a_schedule_has_a_name(
     assert [list(map(repr, stage.ops)) for stage in first.stages] == [list(map(repr, s.ops)) for s in second.stages]
     assert main(["verify", "a.rtir"]) == 0
     assert main(["schedule", "--kind", "eager-1f1b", "--stages", "2", "--micro-batches", "4", "-o", "e.csv"]) == 0
-    assert Path("e.csv").read_text() == "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
+    assert Path("e.csv").read_text() == "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3\n"
+    assert main(["schedule", "--kind", "1f1b", "--stages", "2", "--micro-batches", "4", "-o", "u.csv"]) == 0
+    assert Path("e.csv").read_text() != Path("u.csv").read_text(), "the page says that it differs"
     assert main(["lint", "e.csv"]) == 0
     capsys.readouterr()
     words = ["compare", "--model", TINY, "--plan", usual, "--strategies", "1f1b,eager-1f1b,e.csv", "--json"]
@@ -96,6 +101,76 @@ def half_of_it(shape: PipelineShape, stage: int) -> list[Action]:
 
 def backwards_first(shape: PipelineShape, stage: int) -> list[Action]:
     return [Action(kind, m, stage) for m in range(shape.micro_batches) for kind in (B, F)]
+
+
+def nothing(_shape: PipelineShape, _stage: int) -> list[Action]:
+    return None  # type: ignore[return-value]
+
+
+def numbers(_shape: PipelineShape, _stage: int) -> list[Action]:
+    return [1, 2]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("order", [raising, texts, nothing, numbers])
+def test_a_schedule_that_gives_no_order_is_told_by_every_command(
+    order: Callable[[PipelineShape, int], list[Action]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(SCHEDULES, "_added", {})
+    SCHEDULES.register("odd", Schedule("odd", order))
+    for words in (
+        ["schedule", "--kind", "odd", "--stages", "2", "--micro-batches", "4"],
+        ["compile", "--model", TINY, "--plan", str(example_path("tiny.toml")), "--strategy", "odd"],
+    ):
+        assert main(words) == 1
+        assert "error[RT072]: the schedule 'odd'" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("order", ["half_of_it", "backwards_first"])
+def test_a_wrong_table_is_written_with_a_warning(
+    order: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(SCHEDULES, "_added", {})
+    monkeypatch.chdir(tmp_path)
+    SCHEDULES.register("odd", Schedule("odd", globals()[order]))
+    words = ["schedule", "--kind", "odd", "--stages", "2", "--micro-batches", "4"]
+    assert main([*words, "-o", "F.csv"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "warning: this table is wrong" in said
+    assert "'ratrainc lint F.csv' shows each cell" in said
+    assert main(["lint", "F.csv"]) == 1
+    assert main(["schedule", "--kind", "1f1b", "--stages", "2", "--micro-batches", "4"]) == 0
+    assert "warning" not in capsys.readouterr().err.replace("warnings", "")
+
+
+def test_a_schedule_that_is_1f1b_on_one_stage_is_not_listed_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(SCHEDULES, "_added", {})
+    SCHEDULES.register("same", Schedule("same", SCHEDULES["1f1b"].actions))
+    words = ["plan", "--model", TINY, "--clusters", "2", "--global-batch", "8", "--seq-len", "64", "--quick", "--json"]
+    assert main([*words, "--schedules", "1f1b,same", "--tp", "1"]) == 0
+    plans = [each for each in json.loads(capsys.readouterr().out)["plans"] if each["pp"] == 1]
+    assert {each["family"] for each in plans} == {"1f1b"}
+
+
+@pytest.mark.parametrize("name", ["none", "all", "gpipe"])
+def test_a_name_that_no_schedule_can_have_is_refused_with_its_file(name: str) -> None:
+    with pytest.raises(DiagnosticError, match=rf"RT072.*{name}.*test_schedule_plugins\.py:\d+"):
+        SCHEDULES.register(name, Schedule("odd", half_of_it))
+    if name != "gpipe":
+        with pytest.raises(DiagnosticError, match=f"'{name}' is a reserved word and cannot name a schedule"):
+            SCHEDULES.register(name, Schedule("odd", half_of_it))
+
+
+def test_a_bad_pass_of_others_hides_no_other_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {row["name"] for row in api.passes().to_json()["passes"]}
+    names = [*PASSES.names(), "broken"]
+    monkeypatch.setattr(PASSES, "names", lambda: names)
+    rows = {row["name"]: row["summary"] for row in api.passes().to_json()["passes"]}
+    assert rows.keys() == {*before, "broken"}
+    assert rows["broken"].startswith("It cannot be used: ")
 
 
 def hanging(shape: PipelineShape, stage: int) -> list[Action]:

@@ -36,11 +36,16 @@ def commands_in(text: str) -> list[str]:
     return [re.split(r"\s{2,}", line)[0] for line in lines if line.startswith("ratrainc ")]
 
 
+def joined(text: str) -> str:
+    """A text with the lines of a command that goes on put together."""
+    return re.sub(r" \\\n\s*", " ", text)
+
+
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_a_broken_example_is_the_command_that_it_was(name: str) -> None:
     room = "commands.lists" if name in _LISTS else "commands"
     epilog = importlib.import_module(f"ratrain.ratrainc.{room}.{name.replace('-', '_')}")._EPILOG
-    assert commands_in(re.sub(r" \\\n\s*", " ", fitted(epilog))) == commands_in(epilog)
+    assert commands_in(joined(fitted(epilog))) == commands_in(joined(epilog))
 
 
 def test_remarks_stand_above_and_prose_and_tables_are_wrapped() -> None:

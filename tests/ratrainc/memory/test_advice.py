@@ -25,7 +25,7 @@ from ratrain.ratrainc.memory import advice as advice_module
 from ratrain.ratrainc.memory.advice import advice
 from ratrain.ratrainc.planner.answer.no_plan import no_plan
 from ratrain.ratrainc.planner.answer.planned import Planned
-from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import estimated, quick_answer
@@ -91,7 +91,8 @@ def test_advice_says_only_what_is_known(
     if NEEDS_MORE.search(said):
         assert not truth[capacity]
     if found := re.search(
-        r"tokens fits: (.*): step (.*) \((simulated|estimated.*)\), highest peak (\S+) MiB; ask", said
+        r"tokens fits: (.*): step (.*) \((simulated|estimated.*)\), highest peak (\S+) MiB; this is from a short search",
+        said,
     ):
         plan = changed_plan(GIVEN, found[1])
         outcome = try_setting(evolve(setting, plan=plan), "")
@@ -102,6 +103,38 @@ def test_advice_says_only_what_is_known(
     elif truth[capacity]:
         assert "not known" in said or "may fit" in said
     assert found or not truth[capacity] or capacity < CAPACITIES[-1], "with room enough a plan is named"
+
+
+@pytest.mark.parametrize("whole", ["fits", "does not fit", "takes too long"])
+def test_a_plan_is_placed_with_all_its_micro_batches_before_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, whole: str
+) -> None:
+    """A folded step that fits is not enough, unless placing the whole one takes too long: that is said."""
+    tasks: list[Task] = []
+
+    def placed(task: Task) -> PlanEvaluation:
+        again = bool(tasks) and tasks[-1] == evolve(task, folded=True, with_tail=True, seconds=tasks[-1].seconds)
+        tasks.append(task)
+        if task.folded or (again and whole == "fits"):
+            return PlanEvaluation(1.0, (1 << 20,), estimated=task.folded)
+        stopped = again and whole == "takes too long"
+        return PlanEvaluation(None, (1 << 20,), refusal="it does not fit", stopped=stopped)
+
+    monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
+    monkeypatch.setattr(advice_module, "evaluate", placed)
+    plan = evolve(GIVEN, micro_batch_size=4, micro_batches=40)
+    request = request_of(8e6)
+    setting = CompileSetting(MODEL, plan, request.strategy.passes, request.machine)
+    found = advice(setting, request.strategy, (1, 1), ("ratrainc plan ...", "ratrainc plan ..."))
+    said = "\n".join(note.message for note in found.notes)
+    assert any(task.folded for task in tasks)
+    assert any(not task.folded for task in tasks)
+    if whole == "does not fit":
+        assert found.suggestion is None
+    else:
+        assert found.suggestion is not None
+        assert ("were not placed here" in said) == (whole == "takes too long")
+        assert "a longer one may find a better plan: ratrainc plan ..." in said
 
 
 def changed_plan(plan: Plan, keys: str) -> Plan:
@@ -198,7 +231,7 @@ def test_the_command_that_is_named_finds_a_plan(
         (ROOT / "examples" / "tiny.toml").read_text().replace("micro_batch_size = 2", "micro_batch_size = 8")
     )
     assert main(["compile", *model, "--plan", str(plan), "--machine", "small.toml"]) == 1
-    command = re.search(r"ask for it with: ratrainc (.*)", capsys.readouterr().err)
+    command = re.search(r"may find a better plan(?:, or none)?: ratrainc (.*)", capsys.readouterr().err)
     assert command is not None
     assert main([*shlex.split(command[1]), "--jobs", "1", "--seconds", "0"]) == 0
     assert main([*command_in("P.toml"), "-o", "best.rtx"]) == 0

@@ -126,7 +126,7 @@ def test_a_plan_that_uses_a_memory_is_written_compiled_and_proved(capsys, tmp_pa
     assert main(["simulate", str(program), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_seconds"] == pytest.approx(best["predicted_step_seconds"])
     assert main([*words, *search]) == 0
-    assert "1 schedules and 'host'" in capsys.readouterr().out
+    assert "1 schedule and 'host'" in capsys.readouterr().out
 
 
 def test_schedules_are_named_with_memories(capsys):
