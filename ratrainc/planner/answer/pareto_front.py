@@ -29,7 +29,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.pictures import new_figure, write_figure
 from ratrain.ratrainc.planner.answer.plan_files import numbered, plan_text
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
-from ratrain.ratrainc.planner.search.answer import Answer, Candidate
+from ratrain.ratrainc.planner.search.answer import AT_LEAST, Answer, Candidate
 from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
@@ -110,7 +110,7 @@ class ParetoFront(Shown):
         if self.against == "memory":
             yield "within, of a rank: the most bytes that tensors of any rank may take at a time"
         if not all(point.candidate.evaluation for point in self.points):
-            yield "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
+            yield AT_LEAST
         if self.quick:
             yield self._simulated_by
         if self.interrupted:

@@ -19,7 +19,7 @@ from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.planner.answer.crossings import Crossing, crossings
 from ratrain.ratrainc.planner.answer.no_plan import no_plan
 from ratrain.ratrainc.planner.answer.plan_files import numbered, plan_file
-from ratrain.ratrainc.planner.search.answer import Answer, Candidate
+from ratrain.ratrainc.planner.search.answer import AT_LEAST, Answer, Candidate
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
 from ratrain.ratrainc.planner.space.objective import TIME
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
-AT_LEAST = "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
 _FOLDED = (
     "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
     "this answer may: "

@@ -18,6 +18,10 @@ from ratrain.ratrainc.planner.space.space import Shape
 _SECONDS_OF_DAY = 86400.0
 
 
+AT_LEAST = "+ behind a peak: at least these bytes, by a bound; the plan was not compiled"
+"""Sentence of a legend on peaks of plans that were not compiled."""
+
+
 @frozen
 class Candidate:
     """One plan under one pipeline, with its evaluation if there is one."""
