@@ -37,6 +37,30 @@ def test_machines_are_listed_with_what_is_assumed_of_them(capsys: pytest.Capture
     assert "450 GB/s in a node of 8, 50 GB/s in a system" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a100-node", "3 of 4 published steps on such machines are within {:.0f} % of simulated times"),
+        ("h200", "no published step on a machine like h200 was held against simulated times"),
+        ("mt3000", None),
+    ],
+)
+def test_answers_say_how_far_off_published_steps_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str | None
+) -> None:
+    error, program = load_machine(name).step_error, str(tmp_path / "a.rtx")
+    printed(capsys, "compile", *GIVEN, "--machine", name, "-o", program)
+    planned = ("plan", *GIVEN[:2], "--clusters", "2", "--global-batch", "4", "--seq-len", "64", "--quick")
+    compared = ("compare", *GIVEN, "--strategies", "baseline-1f1b,ratrain")
+    for words in (("simulate", program), (*planned, "--machine", name), (*compared, "--machine", name)):
+        text = " ".join(printed(capsys, *words)[0].split())
+        if said is None:
+            assert "published" not in text
+        else:
+            assert said.format(100 * (error or 0)) in text
+        assert json.loads(printed(capsys, *words, "--json")[0])["step_error"] == error
+
+
 @pytest.mark.parametrize("name", ["mt3000", "h100-node"])
 def test_a_machine_is_shown_figure_by_figure(capsys: pytest.CaptureFixture[str], name: str) -> None:
     text, _ = printed(capsys, "machines", name)
