@@ -18,12 +18,12 @@ from ratrain.ratrainc.commands.words.options import (
     KernelSetName,
     Result,
     TrackerName,
-    byte_count,
     choice_option,
     device_name,
     in_groups,
     json_option,
     machine_option,
+    memory_bytes,
     misuse_of_command,
     refuse_idle,
     steps_option,
@@ -219,7 +219,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--ram",
     "settings_execution_ram_bytes",
-    callback=byte_count,
+    callback=memory_bytes,
     metavar="BYTES",
     help="Refuse to start if a process would hold more than this in memory, like 2GiB; data in files does not count.",
 )

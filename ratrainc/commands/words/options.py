@@ -258,8 +258,17 @@ def machine_option(function: F) -> F:
     return click.option("--machine", type=InputFile("machine"), metavar="FILE", help=text)(function)
 
 
-_LEAST_BARE = 1 << 20
-"""Bytes below which a number without unit is taken for one whose unit is missing."""
+_LEAST_BARE = 1 << 12
+"""Bytes of a memory below which a number without unit is taken for one whose unit is missing."""
+
+
+def memory_bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Parse the bytes of a memory, as `byte_count` does; a small number without unit, like 16, is refused."""
+    number = "" if value is None else value.strip()
+    if number.isascii() and number.isdigit() and 0 < int(number) < _LEAST_BARE:
+        words = f"'{value}' is {number} bytes, which no memory has: {number}GB or {number}GiB?"
+        raise click.BadParameter(words, context, parameter)
+    return byte_count(context, parameter, value)
 
 
 def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -267,10 +276,6 @@ def byte_count(context: click.Context, parameter: click.Parameter, value: str | 
     from ratrain.ratrain_ir.support.quantities import QuantityError, whole_bytes
 
     try:
-        if value is not None and value.strip().isdigit() and 0 < int(value) < _LEAST_BARE:
-            number = value.strip()
-            words = f"'{value}' is {number} bytes, which no memory has: {number}GB or {number}GiB?"
-            raise click.BadParameter(words, context, parameter)
         return None if value is None else whole_bytes(value)
     except QuantityError as error:
         words = f"expected bytes like 1048576, 20GB or 20GiB, got '{value}': {error.help}"
@@ -300,7 +305,7 @@ def target_options(function: F) -> F:
         "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9). "
         "The machine's overheads are subtracted."
     )
-    function = click.option("--capacity", "target_capacity", callback=byte_count, metavar="BYTES", help=capacity)(
+    function = click.option("--capacity", "target_capacity", callback=memory_bytes, metavar="BYTES", help=capacity)(
         function
     )
     return click.option("--machine", "target_machine", type=InputFile("machine"), metavar="FILE", help=text)(function)
