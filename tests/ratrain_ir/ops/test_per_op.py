@@ -17,7 +17,9 @@ from ratrain.ratrain_ir.ops.per_op import TABLES, PerOp
 
 OWNERS = {
     "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
+    "payload": "ratrain.targets.machine.timing",
     "work on the machine": "ratrain.targets.machine.timing",
+    "algorithm": "ratrain.targets.machine.timing",
     "cause of waiting": "ratrain.targets.simulator.bubbles",
     "unit of a given time": "ratrain.targets.simulator.given_times",
     "execution by one rank alone": "ratrain.targets.runtime.engine.engine",
