@@ -64,6 +64,7 @@ columns.
 @click.option(
     "--results",
     type=Result("results", ".jsonl"),
+    callback=output_file,
     metavar="FILE.jsonl",
     help="Append each row's result as it is found; rows that are there already, of the same machine and code, are not "
     "simulated again. So a run that was stopped goes on.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, define, fields
 
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
-from ratrain.ratrain_ir.support.files import read_text
+from ratrain.ratrain_ir.support.files import is_there, read_text
 from ratrain.ratrain_ir.support.proof_cache import entry_name, installation
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 
@@ -43,7 +43,7 @@ class KeptResults:
         """
         file, whole = Path(path), ""
         found: dict[str, PlanEvaluation] = {}
-        if file.exists():
+        if is_there(path):
             text = read_text(path, "file of results")
             whole = text[: text.rfind("\n") + 1]
             for number, line in enumerate(whole.splitlines(), 1):
