@@ -1248,7 +1248,7 @@ def test_a_front_of_bytes_stays_within_them(capsys):
 
 
 def test_a_front_lists_a_plan_again_only_where_more_bytes_make_it_faster(capsys):
-    words = ("--pareto", "memory", "--schedules", "interleaved", "--tp", "1", "--quick")
+    words = ("--pareto", "memory", "--schedules", "1f1b", "--tp", "1", "--quick")
     asked = ("plan", "--model", "gpt2", "--clusters", "4", "--global-batch", "16", "--seq-len", "1024", *words)
     assert main([*asked, "--json"]) == 0
     points = json.loads(capsys.readouterr().out)["points"]

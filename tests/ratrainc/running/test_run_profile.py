@@ -265,7 +265,7 @@ def test_tables_answer_within_proportion(known: dict[float, float], size: float)
 
 
 def test_a_table_that_is_wrong_is_diagnosed() -> None:
-    source = (EXAMPLES.parent / "benchmarks/published/machines/a100-80gb-8-800gbps.toml").read_text()
+    source = (EXAMPLES.parent / "targets/pytorch/machines/a100-node.toml").read_text()
     with pytest.raises(DiagnosticError, match="goes with a list of"):
         parse_machine(source.replace('"roofline"', '"table"'), file="m.toml")
     for op in (
