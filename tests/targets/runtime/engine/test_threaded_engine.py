@@ -138,7 +138,7 @@ def test_an_evaluation_between_steps_gives_the_same_loss() -> None:
 
 def test_small_blocks_run_on_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of the same model: in blocks of few operations, or of as many as a long sequence has."""
-    monkeypatch.setattr("ratrain.ratrainc.running.training.available_threads", lambda: 7)
+    monkeypatch.setattr("ratrain.ratrainc.running.run_checks.available_threads", lambda: 7)
     model = evolve(MODEL, hidden_size=256, heads=4, kv_heads=4, head_dim=64, ffn_size=704)
     threads = {}
     for seq_len in (16, 1024):
