@@ -41,10 +41,11 @@ _START = {
     "head_efficiency": 0.8,
     "launch": 2e-6,
 }
-"""Where every fit starts, whatever the file has. A dispatch below the time of every kernel would change no row."""
+"""Values from which every fit starts, whatever the file has. A dispatch below the time of every kernel would change no row."""
 _HOLD = 0.02
-"""Residual of a constant that changes by a factor of e: as much as a row that is 2 % off. What few rows leave open stays
-plausible."""
+"""Residual of a constant that changes by a factor of e: as much as a row that is 2 % off.
+
+So constants that few rows determine stay plausible."""
 _LOWERED = 0.9
 """Factor by which a constant is lowered to see if it changes any row; one that changes none keeps its value."""
 _GAIN = 1e-3

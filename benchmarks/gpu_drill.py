@@ -1,9 +1,9 @@
-"""Parts of gpu_drill.sh: each in a process of its own, with a limit of its own; a block of lines and a JSON each; a table at the end.
+"""Parts of gpu_drill.sh, each a process with a time limit, a block of lines and a JSON; a table at the end.
 
     python benchmarks/gpu_drill.py [--device cuda|cpu] [--only PART ...]
 
-Run it by gpu_drill.sh, which finds an interpreter for it. `OUT` names the folder of results (default: drill), `DRILL_SECONDS` the time of
-all parts together. This process imports the standard library alone, so that it can say what else is missing.
+Run it by gpu_drill.sh, which finds an interpreter for it. `OUT` names the folder of results (default: drill),
+`DRILL_SECONDS` the time of all parts together. This process imports the standard library alone, so that it can say what else is missing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SkipError(Exception):
 
 @dataclass
 class Drill:
-    """What a part is given, and what it leaves."""
+    """Settings of a part, with the figures and faults that it notes."""
 
     device: str
     out: Path
@@ -59,7 +59,7 @@ class Drill:
 
     @property
     def on_host(self) -> bool:
-        """Whether this is the rehearsal."""
+        """True in a rehearsal on the processor."""
         return self.device == CPU
 
     @property
@@ -70,7 +70,7 @@ class Drill:
         return "torch-device" if self.on_host else default_kernels(self.device)
 
     def kernel_set(self, name: str | None = None) -> Any:
-        """A kernel set on the device."""
+        """Return a kernel set on the device."""
         from ratrain.targets.runtime.kernels import kernel_set
 
         return kernel_set(name or self.kernels, 1, self.device)
@@ -89,7 +89,7 @@ class Drill:
 
 
 def machine(drill: Drill) -> None:
-    """What runs here."""
+    """Print the device and the versions of what runs on it."""
     import platform
 
     import torch
@@ -118,7 +118,7 @@ def _version(name: str) -> str | None:
 
 
 def correctness(drill: Drill) -> None:
-    """Kernels on the device against those in numpy, called as in the tests, and three steps of tiny models of three families."""
+    """Compare kernels on the device with numpy's, and three steps of tiny models of three families."""
     if drill.on_host:
         os.environ["TRITON_INTERPRET"] = "1"
     import ml_dtypes
@@ -157,12 +157,12 @@ def correctness(drill: Drill) -> None:
 
 
 def _kernels_of_its_own(made: type, plain: type) -> Callable[[str], bool]:
-    """Whether a kernel of a set is another one than that of the set it derives from."""
+    """Return a test that a kernel of a set is not inherited from the plain set."""
     return lambda kernel: made is plain or getattr(made, kernel) is not getattr(plain, kernel)
 
 
 def _make_tests_importable() -> None:
-    """As `tests`, whatever else has that name."""
+    """Make the folder importable as `tests`, whatever else has that name."""
     package = types.ModuleType("tests")
     package.__path__ = [str(ROOT / "tests")]
     sys.modules["tests"] = package
@@ -171,7 +171,10 @@ def _make_tests_importable() -> None:
 def _kernel_errors(
     drill: Drill, kernels: KernelSet, variant: str, dtype: Any, asked: Callable[[str], bool]
 ) -> Iterator[tuple[str, float]]:
-    """Of each kernel the largest error of an output, as a share of what is allowed: two roundings to the narrowest type of its operands."""
+    """Yield each kernel with the largest error of an output, as a share of what is allowed.
+
+    Allowed are two roundings to the narrowest type of its operands.
+    """
     from copy import deepcopy
 
     from ratrain.targets.program.kernels import KERNELS
@@ -291,7 +294,7 @@ def graph(drill: Drill) -> None:
 
 
 def memory(drill: Drill) -> None:
-    """The bytes that are said of a model's step before it begins against those the allocator gave out; then steps in just these."""
+    """Compare bytes said of a step before it begins with those allocated; then run steps in just these bytes."""
     from attrs import evolve
     from torch_device import Drawn, program_for
 

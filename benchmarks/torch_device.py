@@ -68,7 +68,7 @@ class Options:
     """A preset, in place of vocabulary and layers."""
 
     def task(self) -> Task:
-        """What is trained."""
+        """Return the model and the batches to train."""
         from training_step import Task
 
         from ratrain.ratrain_ir.config.model_files import load_model
@@ -79,13 +79,16 @@ class Options:
 
 @frozen(eq=False)
 class Drawn(WeightSource):
-    """Random weights that are all drawn beforehand, by many threads: of a billion, drawn one by one, most of the time would go into them."""
+    """Random weights, all drawn beforehand by many threads.
+
+    Of a billion, drawn one by one, they would take most of the time.
+    """
 
     values: Mapping[str, Any]
 
     @classmethod
     def of(cls, model: ModelConfig) -> Drawn:
-        """Draw them."""
+        """Draw the weights of a model."""
         from concurrent.futures import ThreadPoolExecutor
 
         from ratrain.targets.runtime.weights.weights import random_weights
@@ -97,7 +100,7 @@ class Drawn(WeightSource):
             )
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Any]:
-        """Those of a part of a parameter."""
+        """Yield the values of a parameter from `start` to `stop`, in pieces."""
         from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS
 
         for first in range(start, stop, PIECE_ELEMENTS):
@@ -334,7 +337,7 @@ def compare(names: Sequence[str], options: Options, repeat: int, machine: Machin
 
 
 def other_trainings(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is to be said of losses that are too far from that of the first."""
+    """Return a complaint for each loss that is too far from that of the first row."""
     loss = next(iter(rows.values()))["loss"]
     return [
         f"the loss of {name} is {row['loss']}, ours {loss}: this is not the same training"

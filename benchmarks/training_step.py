@@ -53,7 +53,7 @@ SAME_LOSS = {
 
 @frozen
 class Task:
-    """What is trained."""
+    """A model, a plan and the batches of a training."""
 
     model: ModelConfig
     plan: Plan

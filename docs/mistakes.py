@@ -44,7 +44,7 @@ parallel = { pp = 3, dp = 2, cuts = [1, 2] }
 batch = { micro_batch_size = 1, micro_batches = 4, seq_len = 32 }
 """,
 }
-"""What a reader who follows the page writes first."""
+"""Files that a reader of the page writes first, by name."""
 FILES["tied.json"] = FILES["tiny.json"].replace("{", '{ "tie_word_embeddings": true,', 1)
 MODEL, TIED, PLAN, THREE_STAGES = "tiny.json", "tied.json", "two.toml", "three.toml"
 ORDERED, RELEASED, ALLOCATED = "place-1f1b", "place-1f1b,insert-release", "place-1f1b,allocate-ddr"
@@ -296,7 +296,7 @@ def _disassembly(program: Program) -> Lines:
 
 
 def _writing() -> str:
-    """What a reader types to have `FILES`."""
+    """Return the shell commands that write `FILES`."""
     return "".join(f"cat > {name} <<'END'\n{text}END\n" for name, text in FILES.items())
 
 

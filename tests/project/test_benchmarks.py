@@ -333,7 +333,7 @@ class TestDrill:
     PARTS = ("machine", "correctness", "graph", "bytes", "calibrate", "speed")
 
     def drill(self, out: Path, **variables: str) -> tuple[int, dict[str, list[str]], str]:
-        """Its exit status, of each part its cells in the table, and all that it printed."""
+        """Run it; return the exit status, the cells of each part in the table, and all that it printed."""
         pytest.importorskip("torch")
         command = ["bash", str(BENCHMARKS / "gpu_drill.sh"), "--device", "cpu"]
         environment = {**os.environ, "OUT": str(out), "PYTHON": sys.executable, **variables}

@@ -28,7 +28,7 @@ _SEEN = 5e-4
 WAITS = "waits"
 """Part of a difference between simulated steps that no mechanism's closed form has."""
 NOT_BOUNDED = "waits of the best, and what the bound leaves out"
-"""The same where the other plan has a bound alone: the best plan's step was simulated, with its waits."""
+"""Remainder of a difference between the best plan's simulated step and another plan's bound."""
 
 
 def rejected_plans(
