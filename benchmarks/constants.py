@@ -178,8 +178,9 @@ def write(machine: Machine, error: Constant) -> None:
             f'certainty = "{constant.certainty}"\nsource = "{constant.source}"\n'
         )
         pattern = rf"\[{name}\]\n(?:.+\n)+"
-        if re.search(pattern, text):
-            text = re.sub(pattern, lambda _match: section, text)  # noqa: B023 - used at once
+        found = re.search(pattern, text)
+        if found:
+            text = text[: found.start()] + section + text[found.end() :]
         else:
             text = text.replace("[runtime_overhead]", f"{section}\n[runtime_overhead]", 1)
     path.write_text(text, encoding="utf-8")
