@@ -28,10 +28,16 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
-def multiply_halves(a: Array, b: Array, out: F32) -> F32:
-    """Set out = a @ b of 16-bit matrices, or batches of them, in float32. PyTorch has it for CUDA only."""
+def multiply_halves(a: Array, b: Array, out: Array, added: Array | None = None) -> Array:
+    """Set out = a @ b [+ added] of 16-bit matrices, or batches of them, summed in float32 and rounded once.
+
+    `out` is float32 or of their type, and so is `added`. PyTorch stores float32 on CUDA only.
+    """
+    options: dict[str, Any] = {} if out.dtype == a.dtype else {"out_dtype": torch.float32}
+    if added is not None:
+        return torch.addmm(added, a, b, out=out, **options)
     product = torch.mm if a.dim() == 2 else torch.bmm
-    return product(a, b, out_dtype=torch.float32, out=out)
+    return product(a, b, out=out, **options)
 
 
 def multiply(a: Array, b: Array, out: F32) -> F32:
@@ -64,9 +70,11 @@ def _is_half(x: Array) -> bool:
     return bool(x.dtype.itemsize == 2)
 
 
-def _is_rounded_by_library(a: Array, out: Array, added: list[Array]) -> bool:
-    """Return whether a product of 16-bit factors can be stored directly, in their type."""
-    return bool(out.dtype == a.dtype) and not added
+def _is_stored_by_library(a: Array, out: Array, added: list[Array]) -> bool:
+    """Return whether a product of 16-bit factors, with at most one matrix added, can be stored as it is multiplied."""
+    if len(added) > 1 or (out.dtype != a.dtype and out.dtype.itemsize != 4):
+        return False
+    return all(each.dtype == out.dtype and len(each.shape) > 1 for each in added)  # a bias has one dimension
 
 
 def gemm_plan(
@@ -86,7 +94,7 @@ def gemm_plan(
     rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
     added = [out] * accumulate + [each for each in (bias, residual) if each is not None]
     if halves and _is_half(a) and a.dtype == b.dtype:
-        if _is_rounded_by_library(a, out, added):
+        if _is_stored_by_library(a, out, added):
             return []
         product = chunk_buffers(1, rows, columns)
         return [Buffer((0,)), Buffer((0,)), *product, *(product if added else [Buffer((0,))])]
@@ -128,7 +136,8 @@ class DeviceProducts:
         buffers = scratch.take_all(gemm_plan(a, b, out, halves=self.halves, **options))
         rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
         if not buffers:
-            torch.mm(a.T if trans_a else a, b.T if trans_b else b, out=out)
+            left, right = a.T if trans_a else a, b.T if trans_b else b
+            multiply_halves(left, right, out, out if accumulate else residual)
             return
         # empty buffers stand for copies that are not needed
         of_a, of_b, of_product, term = buffers

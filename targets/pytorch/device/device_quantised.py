@@ -60,7 +60,8 @@ class DeviceQuantised:
             torch.amax(torch.abs(whole, out=sizes), dim=1, out=scale)
             # 0 times an infinity or a NaN is NaN: added to the scale later, it marks blocks that are not finite
             torch.mul(scale, 0, out=worst[:count])
-            scale.div_(LARGEST_CODE[bits])
+            # by a tensor: PyTorch would multiply by the inverse of a number on a GPU, which rounds twice
+            scale.div_(sizes.view(-1)[:count].fill_(LARGEST_CODE[bits]))
             scale.masked_fill_(torch.lt(scale, LEAST_SCALE, out=bad), 0)
             scale.add_(worst[:count])
             # blocks with scale 0 or NaN are divided by 1, and their codes set to 0

@@ -88,6 +88,13 @@ class ScalarKernels(DeviceFlat, DeviceQuantised, DeviceAdamW):
 
     device: torch.device
 
+    def add_squares(self, chunks: Chunks, total: F64, term: F64, buffer: F64) -> F64:
+        """Set total = the sum of the squares of all chunks; `term` and `buffer` are temporaries."""
+        total.zero_()
+        for chunk in _wide(chunks, buffer):
+            total.add_(torch.sum(chunk.square_(), dim=0, keepdim=True, out=term))
+        return total
+
 
 class DeviceScalars:
     """`Scalars` of tensors."""
@@ -234,7 +241,7 @@ class DeviceScalars:
         for blocks in stages:
             of_stage.zero_()
             for chunks in blocks.values():
-                of_stage.add_(_add_squares(chunks, of_block, term, work.chunk))
+                of_stage.add_(self._kernels.add_squares(chunks, of_block, term, work.chunk))
             of_all.add_(of_stage)
         self.spread(flags, [work.flag])
         raised = torch.ne(work.flag, 0, out=work.bools[0])
@@ -248,7 +255,7 @@ class DeviceScalars:
         scratch.reset()
         work = _Work.of(scratch)
         *_, of_chunk, term = work.doubles
-        return [float(_add_squares([chunk], of_chunk, term, work.chunk)) for chunk in chunks]
+        return [float(self._kernels.add_squares([chunk], of_chunk, term, work.chunk)) for chunk in chunks]
 
     def update(self, update: BlockUpdate, *, scratch: Scratch) -> None:
         """Update one block by AdamW, with selection instead of branches.
@@ -264,7 +271,8 @@ class DeviceScalars:
         multiplier = work.singles[0].copy_(work.doubles[0])
         if update.squares is not None:
             *_, of_block, term = work.doubles
-            squares = _add_squares(update.squares, of_block, term, work.chunk).masked_fill_(skip, float("inf"))
+            squares = self._kernels.add_squares(update.squares, of_block, term, work.chunk)
+            squares.masked_fill_(skip, float("inf"))
             self._at(self._squares[update.place, update.block]).copy_(squares)
             self._noted.add((update.place, update.block))
         # each rank has its own count: streams of several ranks add at the same time
@@ -315,14 +323,6 @@ def _raise(flags: Flags, told: F32, work: _Work) -> None:
     raised = work.flag.copy_(torch.ne(told, 0, out=work.bools[0]))
     for flag in flags:
         _flag(flag).bitwise_or_(raised)
-
-
-def _add_squares(chunks: Chunks, total: F64, term: F64, buffer: F64) -> F64:
-    """Set total = the sum of the squares of all chunks."""
-    total.zero_()
-    for chunk in _wide(chunks, buffer):
-        total.add_(torch.sum(chunk.square_(), dim=0, keepdim=True, out=term))
-    return total
 
 
 def _wide(chunks: Chunks, buffer: F64) -> Iterator[F64]:

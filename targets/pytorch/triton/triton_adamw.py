@@ -157,7 +157,7 @@ class TritonAdamW:
 
 def _prepare(numbers: F32, t: I64, multiplier: F32, lr: F32, betas: tuple[float, float], weight_decay: float) -> None:
     one, other = map(_log, betas)
-    constants = {"log_beta1": one, "log_beta2": other, "weight_decay": weight_decay}
+    constants: dict[str, Any] = {"log_beta1": one, "log_beta2": other, "weight_decay": weight_decay}
     launch(prepare_numbers, (1,), numbers, t, multiplier, lr, **constants, warps=1)
 
 

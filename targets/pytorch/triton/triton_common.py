@@ -46,16 +46,19 @@ def warps_for(elements: int) -> int:
     return min(_MOST_WARPS, max(4, power_of_two(elements) // 512))
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: float | str) -> None:
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: float | str
+) -> None:
     """Run a kernel by a grid of programs, on the device and the current stream of its first argument, a tensor.
 
-    Products are never fused with sums: bits would depend on which ones the compiler fuses.
+    Products are never fused with sums: bits would depend on which ones the compiler fuses. Loops that multiply matrices
+    have loads of `stages` turns under way.
     """
     if not all(grid):
         return
     first: torch.Tensor = arguments[0]
     with torch.cuda.device(first.device) if first.is_cuda else np.errstate(all="ignore"):
-        kernel[grid](*arguments, **constants, num_warps=warps, enable_fp_fusion=False)
+        kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
 
 
 @jit
@@ -83,9 +86,27 @@ def store_rounded(pointer: tl.tensor, value: tl.tensor, inside: tl.tensor) -> No
 
 
 @jit
+def rounded_to_bfloat16(value: tl.tensor) -> tl.tensor:
+    """Round float32 to the nearest bfloat16, ties to even, as a float32."""
+    bits = value.to(tl.uint32, bitcast=True)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(value != value, value, upper.to(tl.float32, bitcast=True))  # noqa: PLR0124  a NaN stays one
+
+
+@jit
 def own_elements(block: tl.constexpr) -> tl.tensor:
     """Return the indices of a program's elements, in 64 bits: a tensor may have more than 2^31 elements."""
     return tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+
+
+@jit
+def add_sum(terms: tl.tensor, total: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
+    """Add the sum of float64 terms to `total`, by one program: by lanes in order, then over the lanes."""
+    sums = tl.zeros((block,), tl.float64)
+    for first in range(0, count, block):
+        at = first + tl.arange(0, block)
+        sums += tl.load(terms + at, mask=at < count, other=0.0)
+    tl.store(total, tl.load(total) + tl.sum(sums, axis=0))
 
 
 @jit

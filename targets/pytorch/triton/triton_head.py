@@ -2,6 +2,7 @@
 
     losses_of_rows   a program a row:                 lse and loss
     logit_gradient_of_rows    a program a tile of columns:     dlogits in place of logits
+    split            a program a part of a row:   dlogits as the sum of two bfloat16, for products with bfloat16
 
 With `normalise`, a program of `logit_gradient_of_rows` goes over all rows of its columns, since it also sums over them
 for the gradient of the norms.
@@ -12,12 +13,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import triton.language as tl
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
-from ratrain.targets.pytorch.device.device_common import chunk_rows
+from ratrain.targets.pytorch.device.device_common import (
+    add_wide,
+    chunk_rows,
+    row_chunks,
+    row_steps,
+    shaped,
+    stored,
+    wide,
+)
 from ratrain.targets.pytorch.device.device_head import DeviceHead, HeadCall
-from ratrain.targets.pytorch.triton.triton_common import BLOCK, jit, launch, power_of_two, programs, tanh
+from ratrain.targets.pytorch.device.device_products import multiply_halves
+from ratrain.targets.pytorch.triton.triton_common import (
+    BLOCK,
+    add_sum,
+    jit,
+    launch,
+    power_of_two,
+    programs,
+    rounded_to_bfloat16,
+    store_rounded,
+    tanh,
+)
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE
 
@@ -88,16 +109,6 @@ def losses_of_rows(
 
 
 @jit
-def add_losses(losses: tl.tensor, loss: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
-    """Add the sum of losses to loss: by lanes in order, then over the lanes."""
-    totals = tl.zeros((block,), tl.float64)
-    for first in range(0, count, block):
-        at = first + tl.arange(0, block)
-        totals += tl.load(losses + at, mask=at < count, other=0.0)
-    tl.store(loss, tl.load(loss) + tl.sum(totals, axis=0))
-
-
-@jit
 def logit_gradient_of_rows(
     logits: tl.tensor,
     dlogits: tl.tensor,
@@ -150,6 +161,19 @@ def logit_gradient_of_rows(
         tl.store(pull + column, pulls, mask=within)
 
 
+@jit
+def split(
+    value: tl.tensor, high: tl.tensor, low: tl.tensor, stride: tl.tensor, columns: tl.tensor, block: tl.constexpr
+) -> None:
+    """Set high + low = value, of some columns of a row: the value rounded, and what that leaves, rounded."""
+    row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * block + tl.arange(0, block)
+    within = column < columns
+    whole = tl.load(value + row * stride + column, mask=within, other=0.0)
+    at = row * columns + column
+    store_rounded(high + at, whole, within)
+    store_rounded(low + at, whole - rounded_to_bfloat16(whole), within)
+
+
 class FusedHead(HeadCall):
     """`HeadCall` with one pass for the losses of a chunk, and one for its gradients."""
 
@@ -199,7 +223,7 @@ class FusedHead(HeadCall):
             warps=8,
         )
         # one program adds all losses of the chunk: the order depends on their number only
-        launch(add_losses, (1,), losses, loss, count, block=BLOCK)
+        launch(add_sum, (1,), losses, loss, count, block=BLOCK)
 
     def logit_gradient(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
@@ -222,6 +246,46 @@ class FusedHead(HeadCall):
             tile=_TILE_ROWS,
             block=_TILE_COLUMNS,
         )
+
+    def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array, *, accumulate: bool) -> None:
+        """Store the gradients of some rows of x, and add their part of the table's.
+
+        Beside 16-bit factors the gradient of the logits is multiplied as the sum of two bfloat16, which keep 16 of its
+        bits, by the matrix units.
+        """
+        if not self.halves or self.table.dtype != torch.bfloat16:
+            super().store(rows, dlogits, dxn, dtable, accumulate=accumulate)
+            return
+        width, capacity = self.table.shape[1], self.buffers["x"].numel()
+        # both parts of a block of the gradient fit their buffers, and the sum of its rows fits another
+        most = max(1, min(2 * capacity // chunk_rows(*self.table.shape), capacity // width))
+        for some in row_steps(len(dlogits), most):
+            of_x = dxn[rows][some]
+            total = shaped(self.buffers["total"], of_x.shape).zero_()
+            for columns in row_chunks(*self.table.shape):
+                for part in self._parts(dlogits[some, columns]):
+                    multiply_halves(part, self.table[columns], total, total)
+            of_x.copy_(total)
+        for columns in row_chunks(*self.table.shape):
+            of_table = dtable[columns]
+            total = shaped(self.buffers["total"], of_table.shape).zero_()
+            for some in row_steps(len(dlogits), most):
+                for part in self._parts(dlogits[some, columns]):
+                    multiply_halves(part.T, self.xn[rows][some], total, total)
+            if self.normalise:
+                weight = wide(self.buffers["weight"], self.table[columns])
+                total.sub_(weight.mul_(self.buffers["pull"][columns, None]))
+            if accumulate:
+                add_wide(total, self.buffers["term"], of_table)
+            of_table.copy_(total)
+
+    def _parts(self, gradient: F32) -> tuple[Array, Array]:
+        """Return two bfloat16 matrices whose sum is a gradient to 16 bits."""
+        high, low = (stored(self.buffers[name], gradient.shape, torch.bfloat16) for name in ("x", "term"))
+        count, columns = gradient.shape
+        grid = (programs(columns, BLOCK), count)
+        launch(split, grid, gradient, high, low, gradient.stride(0), columns, block=BLOCK)
+        return high, low
 
 
 def fused_head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:

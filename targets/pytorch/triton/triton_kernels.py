@@ -9,10 +9,19 @@ from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch.device.device_kernels import DEVICE_PLANS, TorchDevice
 from ratrain.targets.pytorch.triton.triton_activations import TritonActivations
 from ratrain.targets.pytorch.triton.triton_adamw import TritonAdamW, adamw_plan
+from ratrain.targets.pytorch.triton.triton_attention import (
+    TritonAttention,
+    fused_backward_plan,
+    fused_forward_plan,
+    fused_partial_backward_plan,
+    fused_partial_forward_plan,
+)
 from ratrain.targets.pytorch.triton.triton_common import interpreted
 from ratrain.targets.pytorch.triton.triton_head import TritonHead, fused_head_plan
 from ratrain.targets.pytorch.triton.triton_norms import TritonNorms, layer_backward_plan, rms_backward_plan
 from ratrain.targets.pytorch.triton.triton_rope import rotate
+from ratrain.targets.pytorch.triton.triton_sums import TritonSums, told_plan
+from ratrain.targets.pytorch.triton.triton_tables import TritonTables
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +32,8 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Plan
 
 _WITHOUT_SCRATCH = (
-    *("rope", "rmsnorm_forward", "head_norm_forward", "layernorm_forward"),
+    *("rope", "rmsnorm_forward", "head_norm_forward", "layernorm_forward", "attention_delta"),
+    "embedding_backward",
     *(f"{name}_{way}" for name in ("swiglu", "geglu", "gelu", "relu2") for way in ("forward", "backward")),
 )
 
@@ -33,7 +43,9 @@ def _nothing(**_: object) -> Plan:
     return []
 
 
-class TorchTriton(TritonNorms, TritonActivations, TritonHead, TritonAdamW, TorchDevice):
+class TorchTriton(
+    TritonNorms, TritonActivations, TritonAttention, TritonTables, TritonHead, TritonAdamW, TritonSums, TorchDevice
+):
     """`TorchDevice` with norms, rotary embedding, activations, passes over logits and AdamW as Triton kernels.
 
     Sums over rows have an order given by the number of rows, and nothing is added atomically: two calls with the same
@@ -50,6 +62,11 @@ class TorchTriton(TritonNorms, TritonActivations, TritonHead, TritonAdamW, Torch
             "layernorm_backward": layer_backward_plan,
             **dict.fromkeys(("head_forward", "head_backward", "head_backward_from_logits"), fused_head_plan),
             "adamw": adamw_plan,
+            "all_finite": told_plan,
+            "attention_forward": fused_forward_plan,
+            "attention_backward": fused_backward_plan,
+            "attention_partial_forward": fused_partial_forward_plan,
+            "attention_partial_backward": fused_partial_backward_plan,
         },
         never=("zero", "cast"),
     )

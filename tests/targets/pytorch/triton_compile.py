@@ -50,7 +50,9 @@ class Recorder:
         self.target = GPUTarget("cuda", capability, 32)
         self.found: dict[str, dict[str, Any]] = {}
 
-    def launch(self, kernel: Any, grid: Any, *arguments: Any, warps: int = 4, **constants: Any) -> None:
+    def launch(
+        self, kernel: Any, grid: Any, *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
+    ) -> None:
         assert all(grid)
         given = dict(zip(kernel.arg_names, arguments, strict=False))
         signature = {name: word_of(value) for name, value in given.items()} | dict.fromkeys(constants, "constexpr")
@@ -62,7 +64,8 @@ class Recorder:
             (number,): [["tt.divisibility", 16]] for number, value in enumerate(arguments) if torch.is_tensor(value)
         }
         source = ASTSource(kernel, signature, places, aligned)
-        made = triton.compile(source, target=self.target, options={"num_warps": warps, "enable_fp_fusion": False})
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+        made = triton.compile(source, target=self.target, options=options)
         text = made.asm["ptx"]
         self.found[key] = {
             "kernel": kernel.__name__,
@@ -70,6 +73,7 @@ class Recorder:
             "cubin": len(made.asm["cubin"]),
             "atomic": bool(re.search(r"\b(atom|red)\.", text)),
             "fused": "fma.rn.f32" in text,
+            "shared": made.metadata.shared,
         }
         sys.stdout.write(f"{json.dumps(self.found[key])}\n")
 
