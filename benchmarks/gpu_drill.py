@@ -54,6 +54,8 @@ class Drill:
     device: str
     out: Path
     seconds: float
+    sets: Sequence[str] = ()
+    """Kernel sets whose results are compared; all that are installed if none is named."""
     figures: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -127,8 +129,8 @@ def correctness(drill: Drill) -> None:
     from ratrain.targets.runtime.kernels import KERNEL_SETS
 
     _make_tests_importable()
-    names = ["torch-device", *(["torch-triton"] if _version("triton") else [])]
-    if len(names) == 1:
+    names = list(drill.sets) or ["torch-device", *(["torch-triton"] if _version("triton") else [])]
+    if "torch-triton" not in names and not drill.sets:
         print("torch-triton is left out: Triton is not installed")
     kinds: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32]
     done = 0
@@ -294,7 +296,7 @@ def graph(drill: Drill) -> None:
 
 
 def memory(drill: Drill) -> None:
-    """Compare bytes said of a step before it begins with those allocated; then run steps in just these bytes."""
+    """Compare bytes said of a step before it begins with those allocated."""
     from attrs import evolve
     from torch_device import Drawn, program_for
 
@@ -335,7 +337,14 @@ def memory(drill: Drill) -> None:
     for name, count in {"said in all": said.total_bytes, **found}.items():
         print(f"{name:30s} {count:15,d} bytes, {count / MIB:9.1f} MiB", flush=True)
     beside = found["allocated at most"] - said.total_bytes
+    if beside > MIB and not drill.on_host:
+        print("what was allocated beside arena and scratch, most bytes first:")
+        print("\n".join(_largest_allocations(said.arena_bytes + said.scratch_bytes)))
     drill.check(beside <= MIB, f"{beside} bytes more were allocated than said, over 1 MiB that rounding may take")
+
+
+def ballast(drill: Drill) -> None:
+    """Run steps in just the bytes that are said, where nothing else is left."""
     words = (
         ["--steps", "2", "--vocab", "1024", "--layers", "2", "--seq-len", "16"] if drill.on_host else ["--steps", "50"]
     )
@@ -354,6 +363,7 @@ def _allocated_on_gpu(steps: Callable[[], None]) -> dict[str, int]:
     import torch
 
     torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # noqa: SLF001  has no other name
     free, _ = torch.cuda.mem_get_info()
     steps()
     torch.cuda.synchronize()
@@ -363,6 +373,20 @@ def _allocated_on_gpu(steps: Callable[[], None]) -> dict[str, int]:
         "reserved at most": torch.cuda.max_memory_reserved(),
         "less free on the device": free - left,
     }
+
+
+def _largest_allocations(least_beside: int) -> list[str]:
+    """Return a line for each place that allocated: times, bytes, and the innermost frames of this project."""
+    import torch
+
+    places: dict[tuple[int, str], int] = {}
+    for events in torch.cuda.memory._snapshot()["device_traces"]:  # noqa: SLF001
+        for event in events:
+            if event["action"] == "alloc" and MIB // 4 <= event["size"] < least_beside // 2:
+                frames = [f"{Path(each['filename']).name}:{each['line']}" for each in event["frames"]][:5]
+                key = event["size"], " < ".join(frames)
+                places[key] = places.get(key, 0) + 1
+    return [f"{count:6d} times {size:13,d} bytes  {where}" for (size, where), count in sorted(places.items())[:-25:-1]]
 
 
 GOAL = 0.10
@@ -402,8 +426,8 @@ def speed(drill: Drill) -> None:
         print("torch.compile and the model of 1.1 billion parameters are left out: they need a GPU")
     else:
         names = [ours, GRAPH, "PyTorch autocast", "PyTorch bf16", "compiled autocast"]
-        options = Options(drill.device, drill.kernels, 4, 0, 0, 2048, 4, "tinyllama-1.1b")
-    rows = compare(names, options, 2 if drill.on_host else 10, None)
+        options = Options(drill.device, drill.kernels, 4, 0, 0, 2048, 4, "tinyllama-1.1b", profile=True)
+    rows = compare(names, options, 2 if drill.on_host else 6, None)
     drill.figures |= rows
     for name in names:
         drill.check(name in rows, f"{name} failed")
@@ -413,11 +437,12 @@ def speed(drill: Drill) -> None:
 
 PARTS: dict[str, tuple[float, Callable[[Drill], None]]] = {
     "machine": (0.04, machine),
-    "correctness": (0.22, correctness),
+    "correctness": (0.24, correctness),
     "graph": (0.1, graph),
-    "bytes": (0.16, memory),
-    "calibrate": (0.2, calibrate),
-    "speed": (0.28, speed),
+    "bytes": (0.1, memory),
+    "ballast": (0.08, ballast),
+    "calibrate": (0.18, calibrate),
+    "speed": (0.26, speed),
 }
 """Share of the time that a part may take, and what it does."""
 
@@ -450,11 +475,13 @@ def _leave(out: Path, name: str, result: dict[str, Any]) -> None:
     (out / f"{name}.json").write_text(json.dumps({"part": name, **result}, indent=1, default=str) + "\n", "utf-8")
 
 
-def run_part(name: str, device: str, out: Path, limit: float, tell: Callable[[str], None]) -> dict[str, Any]:
+def run_part(
+    name: str, device: str, sets: Sequence[str], out: Path, limit: float, tell: Callable[[str], None]
+) -> dict[str, Any]:
     """Do a part in a process of its own, which ends with its limit and takes what it started with it; what it left."""
     place = out / f"{name}.json"
     place.unlink(missing_ok=True)
-    words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit)]
+    words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit), "--sets", *sets]
     paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OUT": str(out), "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -537,10 +564,11 @@ def no_device(device: str) -> str:
     )
 
 
-def drill_all(device: str, only: Sequence[str], out: Path) -> int:
+def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) -> int:
     """Do the parts one after the other, and print the table."""
     out.mkdir(parents=True, exist_ok=True)
     total = float(os.environ.get("DRILL_SECONDS") or SECONDS[device])
+    shares = sum(PARTS[name][0] for name in only)
     results: dict[str, dict[str, Any]] = {}
     with (out / "drill.log").open("a", encoding="utf-8") as log:
 
@@ -550,9 +578,9 @@ def drill_all(device: str, only: Sequence[str], out: Path) -> int:
 
         tell(f"drill on '{device}', {total:g} s in all, results in {out}")
         for name in only:
-            limit = total * PARTS[name][0]
+            limit = total * PARTS[name][0] / shares
             tell(f"\n== {name} (at most {limit:.3g} s) ==")
-            results[name] = run_part(name, device, out, limit, tell)
+            results[name] = run_part(name, device, sets, out, limit, tell)
         tell("\n| part | result | seconds | why |\n|---|---|---|---|")
         for name, found in results.items():
             tell(f"| {name} | {found['status']} | {found['seconds']:.0f} | {found['why']} |")
@@ -570,6 +598,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What this project claims of GPUs, in ten minutes on one.")
     parser.add_argument("--device", default="cuda", choices=SECONDS, help="cuda, or cpu for a rehearsal")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--sets", nargs="*", default=[], metavar="SET", help="kernel sets to compare: torch-triton")
     parser.add_argument("--missing", action="store_true", help="print what has to be installed, and end")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, help=argparse.SUPPRESS)
@@ -579,12 +608,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(missing()))
         return 0
     if chosen.part:
-        return do_part(chosen.part, Drill(chosen.device, out, chosen.limit))
+        return do_part(chosen.part, Drill(chosen.device, out, chosen.limit, chosen.sets))
     if reason := no_device(chosen.device):
         print(reason, file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, _end_by_signal)
-    return drill_all(chosen.device, chosen.only, out)
+    return drill_all(chosen.device, chosen.only, chosen.sets, out)
 
 
 if __name__ == "__main__":

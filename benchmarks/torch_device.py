@@ -66,6 +66,8 @@ class Options:
     sequences: int = 4
     model: str = ""
     """A preset, in place of vocabulary and layers."""
+    profile: bool = False
+    """Print the seconds of our kernels on the device, at the end."""
 
     def task(self) -> Task:
         """Return the model and the batches to train."""
@@ -201,6 +203,19 @@ def serve(name: str, options: Options) -> None:
             peak = _peak(options.device) - before
             turn = {"seconds": seconds, "cpu": spent, "loss": loss, "peak": peak, "before": before, "said": said}
             print(json.dumps({**turn, "allocated": _allocated(options.device)}), flush=True)
+        if options.profile and name == OURS[0]:
+            _print_profile(step)
+
+
+def _print_profile(step: Callable[[], float]) -> None:
+    """Make one more step, and print the kernels that take most of its time on a GPU, to the error stream."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+    rows = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=50)
+    kept = [[line[:52], *line[52:].split()[-4:]] for line in rows.splitlines() if "us" in line or "ms" in line]
+    print("\n".join("  ".join(row) for row in kept), file=sys.stderr, flush=True)
 
 
 def _held(device: str) -> int:
@@ -291,6 +306,7 @@ def turns_of(names: Sequence[str], options: Options, repeat: int) -> dict[str, l
     """The turns of each contestant that count; none of one that failed."""
     keys = ("kernels", "threads", "vocab", "layers", "seq-len", "sequences", "model")
     arguments = [options.device, *(f"--{key}={getattr(options, key.replace('-', '_'))}" for key in keys)]
+    arguments += ["--profile"] * options.profile
     on_host = options.device == "cpu"
     warm_up = 1 if on_host else WARM_UP  # compilation, first touch of memory
     found: dict[str, list[dict[str, Any]]] = {}
@@ -363,6 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-torch", action="store_true", help="ours alone")
     parser.add_argument("--calibrate", action="store_true", help="time the device, and predict our step; one thread")
     parser.add_argument("--machine", metavar="here.toml", help="predict it with this file in its place")
+    parser.add_argument("--profile", action="store_true", help="print our kernels' seconds on a GPU")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     kernels = chosen.kernels or ("torch" if chosen.device == "cpu" else "torch-device")
@@ -371,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("a machine file is of one thread: add --threads 1")
     for threads in chosen.threads:
         size = chosen.vocab, chosen.layers, chosen.seq_len, chosen.sequences, chosen.model
-        options = Options(chosen.device, kernels, threads, *size)
+        options = Options(chosen.device, kernels, threads, *size, chosen.profile)
         if chosen.contestant:
             serve(chosen.contestant, options)
             return

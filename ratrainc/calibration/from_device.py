@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 TARGET = "pytorch"
 
 _LEAST_TURNS = 3
+_LATE = 1.25
+"""Seconds of a step by those that its kernels take, from which on it is taken to wait for its host."""
 _FOR_RUNS = 0.4
 """Share of the progress bar for the programs that run whole steps; the rest is for kernels."""
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
@@ -181,10 +183,12 @@ def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: No
         [*chosen, *usual], kernels, choice.seconds, lambda part: tell(_FOR_RUNS + (1 - _FOR_RUNS) * part)
     )
     where = f"{called}, kernel set {kernels.name}"
-    machine = _with_rates(start, calls, where, overlaps=kernels.memory.overlaps)
+    machine = _with_rates(start, calls, where)
     rates = errors(_predicted(calls, machine), _measured(calls))
     gap = {} if kernels.memory.overlaps else {"engine_gap": _gap(runs, where)}
     machine = evolve(machine, constants=machine.constants | gap, cost="table", table=_table(calls, runs, machine))
+    if kernels.memory.overlaps:
+        machine = evolve(machine, constants=machine.constants | {"dispatch": _dispatch(calls, runs, machine, where)})
     checks = tuple(_check(run, machine, overlaps=kernels.memory.overlaps) for run in runs)
     return DeviceMachine(machine, kernels.name, turns, links.name, rates, checks)
 
@@ -296,15 +300,12 @@ def _median_calls(
     return [TimedCall(*call, median(mine[key]), median(hosts[key])) for key, call in calls.items()]
 
 
-def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str, *, overlaps: bool) -> Machine:
+def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str) -> Machine:
     """Set the peak to the speed of the fastest product, and fit the rates to all calls."""
     speeds = [kernel_flops(call.routine, call.step) / call.seconds for call in calls]
     count = sum(speed > 0 for speed in speeds)
     source = f"fastest of {count} products and attentions timed: {where}"
     constants = start.constants | {"fp16_peak": Constant(max(speeds), "flop/s", "measured", source)}
-    if overlaps:
-        source = f"median time in which the host issues a kernel: {where}"
-        constants["dispatch"] = Constant(median(call.issued for call in calls), "s", "measured", source)
     machine = evolve(start, constants=constants)
     predict, measured = partial(_predicted, calls), _measured(calls)
     source, unseen = f"fitted to {len(calls)} kernel calls: {where}", "no kernel that was timed depends on it"
@@ -322,6 +323,31 @@ def _measured(calls: Sequence[TimedCall]) -> Seconds:
 def _gap(runs: Sequence[RunProgram], where: str) -> Constant:
     gap = median(run.gap_seconds for run in runs)
     return Constant(gap, "s", "measured", f"median between two ops of {len(runs)} programs: {where}")
+
+
+def _dispatch(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Machine, where: str) -> Constant:
+    """Return the seconds in which the host issues a kernel with all that the engine does around it.
+
+    They are those of a kernel in the steps that a device is done with long before the host is.
+    """
+    late = []
+    for run in runs:
+        busy = predicted_step_seconds(run.program, machine, overlaps=True)
+        if run.step_seconds > _LATE * busy:
+            late.append(run.step_seconds / _kernel_calls(run.program))
+    if late:
+        return Constant(
+            median(late), "s", "measured", f"a kernel's share of {len(late)} steps that wait for it: {where}"
+        )
+    source = f"median time in which the host issues a kernel: {where}"
+    return Constant(median(call.issued for call in calls), "s", "measured", source)
+
+
+def _kernel_calls(program: Program) -> int:
+    """Count the kernel calls of a step."""
+    streams = (stream for stage in program.stages for stream in stage.streams.values())
+    routines = (instruction.routine for stream in streams for instruction in stream)
+    return sum(len(program.routines[routine].steps) for routine in routines if routine is not None)
 
 
 def _table(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Machine) -> OpTable:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _Key: TypeAlias = tuple[Rank, Engine]
 _MILLISECONDS = 1e3
 """Units of CUDA's clock in a second."""
+_CYCLES = 2e9
+"""Cycles of a multiprocessor in a second, of the fastest ones."""
 
 
 class Device(Protocol):
@@ -106,6 +108,11 @@ class CudaStopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    def hold(self, seconds: float) -> None:
+        """Let the current stream wait for about so long, by the clock of a fast GPU."""
+        with torch.cuda.device(self._device):
+            torch.cuda._sleep(int(seconds * _CYCLES))  # noqa: SLF001  PyTorch has no other name for it
 
     def mark(self) -> torch.cuda.Event:
         """Record an event behind all work issued so far."""

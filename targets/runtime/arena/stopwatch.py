@@ -13,6 +13,9 @@ from attrs import frozen
 class Stopwatch(Protocol):
     """Clock that places marks in the work that a memory's device executes."""
 
+    def hold(self, seconds: float) -> None:
+        """Let the device wait for about so long, so that work issued meanwhile follows without gaps."""
+
     def mark(self) -> Any:
         """Place a mark after all work issued so far."""
 
@@ -28,6 +31,9 @@ class HostStopwatch:
 
     Unlike wall time it does not grow when other processes use the machine.
     """
+
+    def hold(self, seconds: float) -> None:
+        """Do nothing: a host executes what it issues."""
 
     def mark(self) -> float:
         """Return the CPU seconds of this thread so far."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Routine
     from ratrain.targets.runtime.kernels import KernelSet
 
+_MARGIN = 1.5
+"""Seconds that a device waits before a turn, by those in which the host issued the turn before."""
 _SEED = 0
 _SPREAD = 0.02
 """Standard deviation of stand-ins for weights, activations and gradients: their products stay within every dtype."""
@@ -63,12 +65,16 @@ class RoutineTimer:
         self._scratch = self._memory.scratch(max(routine_scratch_bytes(routine, kernels) for routine in routines))
         self._noise = {kind: self._staged(*kind, count) for kind, count in _noise_counts(routines).items()}
         self._bound = [self._bind(routine, kernels) for routine in routines]
+        self._issued = [0.0] * len(routines)
+        """Seconds in which the host issued the last turn of each routine."""
 
     def turn(self, number: int) -> Turn:
         """Run routine `number` once."""
         bound = self._bound[number]
         for target, source in bound.fills:
             self._memory.copy(target, source)
+        # the device begins once the host has issued all calls, so that it never waits for the next
+        self._watch.hold(_MARGIN * self._issued[number])
         with np.errstate(all="ignore"):  # the values are stand-ins
             marks, moments = [self._watch.mark()], [perf_counter()]
             for call in bound.calls:
@@ -76,6 +82,7 @@ class RoutineTimer:
                 marks.append(self._watch.mark())
                 moments.append(perf_counter())
         issued = tuple(after - before for before, after in pairwise(moments))
+        self._issued[number] = moments[-1] - moments[0]
         return Turn(tuple(self._watch.seconds(marks)), issued)
 
     def _bind(self, routine: Routine, kernels: KernelSet) -> _Bound:

@@ -46,11 +46,16 @@ FUSED = [
     *(f"{name}_{way}" for name in ("rmsnorm", "head_norm", "layernorm", "head") for way in ("forward", "backward")),
     *(f"{name}_{way}" for name in ("swiglu", "geglu", "gelu", "relu2") for way in ("forward", "backward")),
     "head_backward_from_logits",
+    *(f"attention_{name}" for name in ("forward", "backward", "partial_forward", "partial_backward", "delta")),
+    "embedding_backward",
+    "all_finite",
 ]
 LAUNCHED = {
     *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
     *("gated_forward", "gated_backward", "plain_forward", "plain_backward"),
-    *("shape_logits", "losses_of_rows", "add_losses", "logit_gradient_of_rows"),
+    *("shape_logits", "losses_of_rows", "add_sum", "logit_gradient_of_rows"),
+    *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries"),
+    *("add_rows_of_token", "notice_elements"),
 }
 
 
