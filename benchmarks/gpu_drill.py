@@ -271,6 +271,86 @@ def _check_trainings(drill: Drill, name: str) -> None:
         drill.figures[f"losses {name} {family}"] = off
 
 
+TILES = {
+    64: {
+        "attend": [(128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)],
+        "gradients_of_keys": [(64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 3)],
+        "gradients_of_queries": [(128, 64, 8, 2), (64, 64, 4, 3)],
+    },
+    128: {
+        "attend": [(128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2)],
+        "gradients_of_keys": [(64, 64, 8, 2), (64, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2)],
+        "gradients_of_queries": [(64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2)],
+    },
+}
+"""By elements of a head and kernel: rows, columns, warps and stages of tiles to time."""
+
+
+def tiles(drill: Drill) -> None:
+    """Time the fused kernels of attention with tiles of several sizes: 4 sequences of 2048 tokens, 32 heads, 4 shared."""
+    if drill.on_host:
+        raise SkipError(NO_GPU)
+    from ratrain.targets.pytorch.triton import triton_attention as fused
+
+    usual = fused.tiles_of
+    for width, kernels in TILES.items():
+        runs, flops = _attention_runs(width)
+        for number, (kernel, candidates) in enumerate(kernels.items()):
+            for candidate in candidates:
+                chosen = list(usual(width, halves=True))
+                chosen[number] = fused.Tile(*candidate)
+                fused.tiles_of = lambda *_, _chosen=tuple(chosen), **__: _chosen
+                try:
+                    seconds = _seconds_on_gpu(runs[number])
+                except Exception as error:  # noqa: BLE001 - a tile that does not fit is no fault
+                    print(f"{width:4d} {kernel:22s} {candidate}: {_one_line(error)}", flush=True)
+                    continue
+                drill.figures[f"{width} {kernel} {candidate}"] = seconds
+                rate = flops[number] / seconds / 1e12
+                print(f"{width:4d} {kernel:22s} {candidate}: {seconds * 1e6:7.1f} us, {rate:5.0f} TFLOP/s", flush=True)
+    fused.tiles_of = usual
+
+
+def _attention_runs(width: int) -> tuple[list[Callable[[], None]], list[float]]:
+    """What runs attention's forward, gradients of keys and gradients of queries; and the operations of each."""
+    import torch
+
+    from ratrain.targets.program.attention_spec import AttentionSpec
+    from ratrain.targets.pytorch.triton import triton_attention as fused
+
+    spec = AttentionSpec(batch=4, seq_len=2048, heads=32, kv_heads=4, head_dim=width)
+    rows = spec.batch * spec.seq_len
+    q, o, do, dq = (torch.randn(rows, 32 * width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    k, v, dk, dv = (torch.randn(rows, 4 * width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    lse, delta = (torch.full((32, rows), 9.0, device="cuda") for _ in range(2))
+    call = fused.AttentionCall(spec.block, None, None, halves=True)
+    operands = (q, k, v, do, lse, delta)
+    product = spec.batch * spec.heads * spec.seq_len**2 * width  # of a causal half, two operations each
+    return [
+        lambda: call.forward((q, k, v, o, lse, lse)),
+        lambda: call.backward_of_keys(operands, (dk, dv), adds=False),
+        lambda: call.backward_of_queries(operands, dq, adds=False),
+    ], [2.0 * product, 4.0 * product, 3.0 * product]
+
+
+def _seconds_on_gpu(run: Callable[[], None], repeat: int = 10) -> float:
+    """The median seconds of a few runs, one after the other."""
+    from itertools import pairwise
+    from statistics import median
+
+    import torch
+
+    run()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
+    torch.cuda._sleep(20_000_000)  # noqa: SLF001 - the device begins when all are issued
+    for mark in marks[:-1]:
+        mark.record()
+        run()
+    marks[-1].record()
+    torch.cuda.synchronize()
+    return median(one.elapsed_time(other) for one, other in pairwise(marks)) / 1e3
+
+
 def graph(drill: Drill) -> None:
     """A tiny program by `ratrainc run`, step by step and as one graph: the same losses."""
     with tempfile.TemporaryDirectory() as folder:
@@ -330,6 +410,10 @@ def memory(drill: Drill) -> None:
     def steps() -> None:
         engine = LocalEngine(program, kernels, batches)
         start_from_weights(engine, Drawn.of(model))
+        if not drill.on_host:
+            import torch
+
+            print(f"allocated at most before the first step: {torch.cuda.max_memory_allocated():,d} bytes", flush=True)
         print("losses", *(f"{engine.run_step(step).loss:.4f}" for step in range(4)))
 
     found = _allocated_on_host(steps) if drill.on_host else _allocated_on_gpu(steps)
@@ -363,7 +447,7 @@ def _allocated_on_gpu(steps: Callable[[], None]) -> dict[str, int]:
     import torch
 
     torch.cuda.reset_peak_memory_stats()
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # noqa: SLF001  has no other name
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=200_000)  # noqa: SLF001  has no other name
     free, _ = torch.cuda.mem_get_info()
     steps()
     torch.cuda.synchronize()
@@ -425,7 +509,7 @@ def speed(drill: Drill) -> None:
         options = Options(drill.device, drill.kernels, 1, 256, 2, 64)
         print("torch.compile and the model of 1.1 billion parameters are left out: they need a GPU")
     else:
-        names = [ours, GRAPH, "PyTorch autocast", "PyTorch bf16", "compiled autocast"]
+        names = [ours, GRAPH, "PyTorch autocast", "compiled autocast", "PyTorch bf16"]
         options = Options(drill.device, drill.kernels, 4, 0, 0, 2048, 4, "tinyllama-1.1b", profile=True)
     rows = compare(names, options, 2 if drill.on_host else 6, None)
     drill.figures |= rows
@@ -437,12 +521,13 @@ def speed(drill: Drill) -> None:
 
 PARTS: dict[str, tuple[float, Callable[[Drill], None]]] = {
     "machine": (0.04, machine),
-    "correctness": (0.24, correctness),
-    "graph": (0.1, graph),
-    "bytes": (0.1, memory),
-    "ballast": (0.08, ballast),
-    "calibrate": (0.18, calibrate),
-    "speed": (0.26, speed),
+    "correctness": (0.22, correctness),
+    "graph": (0.07, graph),
+    "bytes": (0.11, memory),
+    "ballast": (0.06, ballast),
+    "tiles": (0.09, tiles),
+    "calibrate": (0.14, calibrate),
+    "speed": (0.27, speed),
 }
 """Share of the time that a part may take, and what it does."""
 

@@ -115,6 +115,10 @@ class HeadCall:
     def logits(self, rows: slice, out: F32) -> None:
         """Compute the logits of some rows."""
         width = self.table.shape[1]
+        if self.halves or self.xn.dtype == self.table.dtype == torch.float32:  # nothing is copied, and all fits
+            multiply(self.xn[rows], self.table.T, out)
+            self.shape(out)
+            return
         for columns in row_chunks(*self.table.shape):
             weight = operand(self.buffers["weight"], self.table[columns], halves=self.halves)
             for some in row_chunks(len(out), width):

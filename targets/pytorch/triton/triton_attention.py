@@ -143,8 +143,7 @@ def attend(
     the weight, after those they hold if it is to `accumulate`.
     """
     # the last tiles see most keys: they begin first
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, sequence, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(2) - 1 - tl.program_id(2)
     row = tile * rows + tl.arange(0, rows)
     there = row < queries
     element = tl.arange(0, width)
@@ -167,7 +166,7 @@ def attend(
     if not (windowed or packed):
         seen_whole = tl.minimum(tl.maximum(tile * rows + first_query + 1 - first_key, 0), keys) // columns * columns
     slope = slope_of(slopes, head, biased)
-    line = head * (tl.num_programs(2) * queries).to(tl.int64) + sequence * queries + row
+    line = head * (tl.num_programs(1) * queries).to(tl.int64) + sequence * queries + row
     if accumulate:
         acc = tl.load(o + place, mask=inside, other=0.0)
         peak = tl.load(lse + line, mask=there, other=float("-inf"))
@@ -277,7 +276,7 @@ def gradients_of_keys(
 
     Matrices are [keys, queries], so that a sum over queries multiplies them as they are.
     """
-    tile, shared_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    shared_head, sequence, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     column = tile * columns + tl.arange(0, columns)
     present = column < keys
     element = tl.arange(0, width)
@@ -298,7 +297,7 @@ def gradients_of_keys(
     for member in range(group):
         head = shared_head * group + member
         slope = slope_of(slopes, head, biased)
-        line = head * (tl.num_programs(2) * queries).to(tl.int64) + sequence * queries
+        line = head * (tl.num_programs(1) * queries).to(tl.int64) + sequence * queries
         for first in range(start, stop, rows):
             row = first + tl.arange(0, rows)
             there = row < queries
@@ -377,8 +376,7 @@ def gradients_of_queries(
     columns: tl.constexpr,
 ) -> None:
     """Compute the gradient of a tile of queries, over the keys that one of them sees."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, sequence, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(2) - 1 - tl.program_id(2)
     row = tile * rows + tl.arange(0, rows)
     there = row < queries
     element = tl.arange(0, width)
@@ -386,7 +384,7 @@ def gradients_of_queries(
     place = (sequence * queries + row)[:, None] * (heads * head_dim) + head * head_dim + element[None, :]
     inside = there[:, None] & within[None, :]
     query, of_row = load_factor(q + place, inside, whole), load_factor(do + place, inside, whole)
-    line = head * (tl.num_programs(2) * queries).to(tl.int64) + sequence * queries + row
+    line = head * (tl.num_programs(1) * queries).to(tl.int64) + sequence * queries + row
     log = tl.load(lse + line, mask=there, other=float("inf")) * _LOG2_E
     difference = tl.load(delta + line, mask=there, other=0.0)
     position = first_query + row
@@ -534,7 +532,7 @@ class AttentionCall:
     ) -> None:
         """Attend with all queries to all keys: q, k, v, o, lse and total, the last of partial results only."""
         tile, _, _ = tiles_of(self.width, halves=self.halves)
-        grid = (programs(self.spec.queries, tile.rows), self.spec.heads, self.spec.batch)
+        grid = (self.spec.heads, self.spec.batch, programs(self.spec.queries, tile.rows))
         self.run(attend, grid, tile, tensors, partial=partial, accumulate=accumulate)
 
     def backward(
@@ -546,12 +544,20 @@ class AttentionCall:
         adds_to_keys: bool = False,
     ) -> None:
         """Compute, or add, the gradients dq, dk and dv from q, k, v, do, lse and delta."""
-        _, of_keys, of_queries = tiles_of(self.width, halves=self.halves)
-        dq, dk, dv = gradients
-        grid = (programs(self.spec.keys, of_keys.columns), self.spec.kv_heads, self.spec.batch)
-        self.run(gradients_of_keys, grid, of_keys, (*operands, dk, dv), adds=adds_to_keys)
-        grid = (programs(self.spec.queries, of_queries.rows), self.spec.heads, self.spec.batch)
-        self.run(gradients_of_queries, grid, of_queries, (*operands, dq), adds=adds_to_queries)
+        self.backward_of_keys(operands, gradients[1:], adds=adds_to_keys)
+        self.backward_of_queries(operands, gradients[0], adds=adds_to_queries)
+
+    def backward_of_keys(self, operands: tuple[Array, ...], gradients: tuple[Array, ...], *, adds: bool) -> None:
+        """Compute, or add, the gradients dk and dv."""
+        _, tile, _ = tiles_of(self.width, halves=self.halves)
+        grid = (self.spec.kv_heads, self.spec.batch, programs(self.spec.keys, tile.columns))
+        self.run(gradients_of_keys, grid, tile, (*operands, *gradients), adds=adds)
+
+    def backward_of_queries(self, operands: tuple[Array, ...], gradient: Array, *, adds: bool) -> None:
+        """Compute, or add, the gradient dq."""
+        _, _, tile = tiles_of(self.width, halves=self.halves)
+        grid = (self.spec.heads, self.spec.batch, programs(self.spec.queries, tile.rows))
+        self.run(gradients_of_queries, grid, tile, (*operands, gradient), adds=adds)
 
 
 def put_delta(o: Array, do: Array, delta: F32, head_dim: int) -> None:

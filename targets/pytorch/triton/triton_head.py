@@ -2,7 +2,7 @@
 
     losses_of_rows   a program a row:                 lse and loss
     logit_gradient_of_rows    a program a tile of columns:     dlogits in place of logits
-    split            a program a part of a row:   dlogits as the sum of two bfloat16, for products with bfloat16
+    split            a program a part of a row:         dlogits as the sum of two bfloat16, for products with bfloat16
 
 With `normalise`, a program of `logit_gradient_of_rows` goes over all rows of its columns, since it also sums over them
 for the gradient of the norms.
@@ -13,17 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import triton.language as tl
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.pytorch.device.device_common import (
-    add_wide,
     chunk_rows,
     row_chunks,
-    row_steps,
     shaped,
-    stored,
+    store_sum,
     wide,
 )
 from ratrain.targets.pytorch.device.device_head import DeviceHead, HeadCall
@@ -39,6 +36,7 @@ from ratrain.targets.pytorch.triton.triton_common import (
     store_rounded,
     tanh,
 )
+from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE
 
@@ -50,6 +48,8 @@ _COLUMNS = 4096
 """Logits of a row that a program takes at a time to sum their exponentials."""
 _TILE_ROWS, _TILE_COLUMNS = 4, 512
 """Rows and columns that a program takes at a time to turn logits into gradients."""
+_MOST_SPLIT = 1 << 26
+"""Most logits whose gradient is split: its parts take 256 MiB of scratch."""
 _IGNORED = tl.constexpr(IGNORED_LABEL)
 _LARGEST_INVERSE = tl.constexpr(float(LARGEST_INVERSE))
 
@@ -162,14 +162,12 @@ def logit_gradient_of_rows(
 
 
 @jit
-def split(
-    value: tl.tensor, high: tl.tensor, low: tl.tensor, stride: tl.tensor, columns: tl.tensor, block: tl.constexpr
-) -> None:
+def split(value: tl.tensor, high: tl.tensor, low: tl.tensor, columns: tl.tensor, block: tl.constexpr) -> None:
     """Set high + low = value, of some columns of a row: the value rounded, and what that leaves, rounded."""
     row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * block + tl.arange(0, block)
     within = column < columns
-    whole = tl.load(value + row * stride + column, mask=within, other=0.0)
     at = row * columns + column
+    whole = tl.load(value + at, mask=within, other=0.0)
     store_rounded(high + at, whole, within)
     store_rounded(low + at, whole - rounded_to_bfloat16(whole), within)
 
@@ -179,11 +177,18 @@ class FusedHead(HeadCall):
 
     @classmethod
     def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
-        """Return buffers by name: chunks of x, table and their gradients; lines of columns; losses; numbers."""
+        """Return buffers by name: chunks of x, table and their gradients; lines of columns; losses; numbers.
+
+        For bfloat16 also both parts of the gradient of the logits, as many bytes as these take, and x twice.
+        """
         (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
         matrix = Buffer((chunk_rows(max(rows, vocab), width) * width,))
+        parts = {}
+        if "bfloat16" in str(table.dtype) and xn.dtype == table.dtype and rows * vocab <= _MOST_SPLIT:
+            parts = {"parts": Buffer((2 * rows * vocab,), BFLOAT16), "twice": Buffer((2 * rows * width,), BFLOAT16)}
         return {
             **dict.fromkeys(("x", "weight", "term", "total"), matrix),
+            **parts,
             **dict.fromkeys(("inverse", "pull"), Buffer((vocab,))),
             "loss": Buffer((rows,), np.float64),
             "double": Buffer((1,), np.float64),
@@ -250,42 +255,32 @@ class FusedHead(HeadCall):
     def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array, *, accumulate: bool) -> None:
         """Store the gradients of some rows of x, and add their part of the table's.
 
-        Beside 16-bit factors the gradient of the logits is multiplied as the sum of two bfloat16, which keep 16 of its
-        bits, by the matrix units.
+        Beside bfloat16 factors the gradient of the logits is multiplied by the matrix units, as the sum of two
+        bfloat16, which keep 16 of its bits: the parts lie one below the other, and so do two copies of x.
         """
-        if not self.halves or self.table.dtype != torch.bfloat16:
+        if not self.halves or "parts" not in self.buffers:
             super().store(rows, dlogits, dxn, dtable, accumulate=accumulate)
             return
-        width, capacity = self.table.shape[1], self.buffers["x"].numel()
-        # both parts of a block of the gradient fit their buffers, and the sum of its rows fits another
-        most = max(1, min(2 * capacity // chunk_rows(*self.table.shape), capacity // width))
-        for some in row_steps(len(dlogits), most):
-            of_x = dxn[rows][some]
-            total = shaped(self.buffers["total"], of_x.shape).zero_()
-            for columns in row_chunks(*self.table.shape):
-                for part in self._parts(dlogits[some, columns]):
-                    multiply_halves(part, self.table[columns], total, total)
-            of_x.copy_(total)
+        count, width = len(dlogits), self.table.shape[1]
+        parts = shaped(self.buffers["parts"], (2, count, len(self.table)))
+        grid = (programs(len(self.table), BLOCK), count)
+        launch(split, grid, dlogits, parts[0], parts[1], len(self.table), block=BLOCK)
+        twice = shaped(self.buffers["twice"], (2, count, width))
+        for part in twice:
+            part.copy_(self.xn[rows])
+        for some in row_chunks(count, width):
+            total = shaped(self.buffers["total"], (some.stop - some.start, width))
+            multiply_halves(parts[0, some], self.table, total)
+            dxn[rows][some].copy_(multiply_halves(parts[1, some], self.table, total, total))
+        both = parts.view(2 * count, -1).T, twice.view(2 * count, width)
+        if not self.normalise:
+            multiply_halves(*both, dtable, dtable if accumulate else None)
+            return
         for columns in row_chunks(*self.table.shape):
-            of_table = dtable[columns]
-            total = shaped(self.buffers["total"], of_table.shape).zero_()
-            for some in row_steps(len(dlogits), most):
-                for part in self._parts(dlogits[some, columns]):
-                    multiply_halves(part.T, self.xn[rows][some], total, total)
-            if self.normalise:
-                weight = wide(self.buffers["weight"], self.table[columns])
-                total.sub_(weight.mul_(self.buffers["pull"][columns, None]))
-            if accumulate:
-                add_wide(total, self.buffers["term"], of_table)
-            of_table.copy_(total)
-
-    def _parts(self, gradient: F32) -> tuple[Array, Array]:
-        """Return two bfloat16 matrices whose sum is a gradient to 16 bits."""
-        high, low = (stored(self.buffers[name], gradient.shape, torch.bfloat16) for name in ("x", "term"))
-        count, columns = gradient.shape
-        grid = (programs(columns, BLOCK), count)
-        launch(split, grid, gradient, high, low, gradient.stride(0), columns, block=BLOCK)
-        return high, low
+            total = shaped(self.buffers["total"], self.table[columns].shape)
+            multiply_halves(both[0][columns], both[1], total)
+            total.sub_(wide(self.buffers["weight"], self.table[columns]).mul_(self.buffers["pull"][columns, None]))
+            store_sum(total, self.buffers["term"], dtable[columns], accumulate=accumulate)
 
 
 def fused_head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:

@@ -53,12 +53,16 @@ def add_rows_of_token(
             column = tl.program_id(1) * columns + tl.arange(0, columns)
             within = column < width
             total = tl.zeros((columns,), tl.float32)
-            for first in range(mine, count, rows):
-                row = first + tl.arange(0, rows)
-                same = tl.load(tokens + row, mask=row < count, other=-1) == token
+            for begin in range(mine, count, scanned):
+                at = begin + tl.arange(0, scanned)
+                same = tl.load(tokens + at, mask=at < count, other=-1) == token
                 if tl.sum(same.to(tl.int32), axis=0) > 0:
-                    place = row.to(tl.int64)[:, None] * width + column[None, :]
-                    total += tl.sum(load_wide(dy + place, same[:, None] & within[None, :]), axis=0)
+                    for first in range(begin, begin + scanned, rows):
+                        row = first + tl.arange(0, rows)
+                        same_row = tl.load(tokens + row, mask=row < count, other=-1) == token
+                        if tl.sum(same_row.to(tl.int32), axis=0) > 0:
+                            place = row.to(tl.int64)[:, None] * width + column[None, :]
+                            total += tl.sum(load_wide(dy + place, same_row[:, None] & within[None, :]), axis=0)
             total *= scale
             place = token.to(tl.int64) * width + column
             if accumulate:

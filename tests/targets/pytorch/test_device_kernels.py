@@ -142,14 +142,14 @@ def test_chunks_change_nothing_but_the_order_of_sums(
 def test_factors_of_16_bits_are_as_good_as_their_copies(
     kernels: TorchDevice, variant: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The products of a GPU, in its place; where nothing is added `torch.mm` itself rounds to 16 bits."""
+    """The products of a GPU, in its place."""
     used = []
 
-    def multiply_halves(a: Any, b: Any, out: Any) -> Any:
+    def multiply_halves(a: Any, b: Any, out: Any, added: Any = None) -> Any:
         assert a.dtype == b.dtype
         assert a.element_size() == 2
         used.append(out)
-        return out.copy_(a.float() @ b.float())
+        return out.copy_(a.float() @ b.float() + (0 if added is None else added.float()))
 
     monkeypatch.setattr(device_products, "multiply_halves", multiply_halves)
     native = TorchDevice()
@@ -165,11 +165,6 @@ def test_factors_of_16_bits_are_as_good_as_their_copies(
         )
         agree(kernel, found, expected, 2 * float(ml_dtypes.finfo(dtype).eps))
         assert bool(used) == (kernel not in without), kernel
-    x = np.ones((3, 4), dtype)
-    used.clear()
-    _, found = written(native, "gemm", {"a": x, "b": x, "out": np.empty((3, 3), dtype), "trans_b": True})
-    assert (found["out"] == 4).all()
-    assert not used
 
 
 def test_sums_of_a_token_do_not_depend_on_the_others() -> None:
