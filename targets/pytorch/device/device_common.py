@@ -106,6 +106,19 @@ def check_documents(documents: I32 | None, length: int, first: int = 0) -> None:
         check_starts(documents.numpy(), length, first)
 
 
+def sum_rows(values: F32, out: F32) -> F32:
+    """Set out = the sum of the rows of a matrix, which changes: its halves are added until one row is left.
+
+    For `torch.sum` over rows a GPU takes memory that nobody was asked for: 14 MB for 2048 rows of 4864.
+    """
+    count = len(values)
+    while count > 1:
+        half = (count + 1) // 2
+        values[: count - half].add_(values[half:count])
+        count = half
+    return out.copy_(values[0])
+
+
 def store_sum(total: F32, buffer: Array, out: Array, *, accumulate: bool) -> None:
     """Set out = [out +] total, rounded once; total may change."""
     if accumulate:

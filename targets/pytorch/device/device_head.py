@@ -24,6 +24,7 @@ from ratrain.targets.pytorch.device.device_common import (
     row_chunks,
     row_steps,
     shaped,
+    sum_rows,
     wide,
 )
 from ratrain.targets.pytorch.device.device_products import multiply, operand
@@ -190,7 +191,7 @@ class HeadCall:
             if self.softcap is not None:
                 gradient.mul_(complement(logit.div_(self.softcap).square_(), logit))
             if self.normalise:
-                pull.add_(torch.sum(logit.mul_(gradient), dim=0, out=self.buffers["column"]))
+                pull.add_(sum_rows(torch.mul(logit, gradient, out=logit), self.buffers["column"]))
                 gradient.mul_(self.buffers["inverse"])
         if self.normalise:  # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
             inverse = self.buffers["inverse"]

@@ -13,6 +13,7 @@ from ratrain.targets.pytorch.device.device_common import (
     row_chunks,
     shaped,
     store_sum,
+    sum_rows,
     wide,
 )
 from ratrain.targets.runtime.arena.scratch import Buffer
@@ -94,7 +95,7 @@ def _backward(
     for rows in row_chunks(*x.shape):
         grad, normed = wide(of_grad, dxn[rows]), wide(of_normed, x[rows]).mul_(rstd[rows, None])
         product, along = shaped(spare, grad.shape), means[: len(grad)]
-        total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
+        total.add_(sum_rows(torch.mul(grad, normed, out=product), part))
         _row_means(torch.mul(grad.mul_(weight), normed, out=product), along)
         # with n the normalised row and g = dxn * weight: dx = rstd * (g - n * mean(g * n))
         grad.sub_(normed.mul_(along[:, None])).mul_(rstd[rows, None])
@@ -157,7 +158,7 @@ class DeviceNorms:
             rstd = _factors(squares[rows], width, eps, factors)
             grad, normed = wide(of_grad, dxn[rows]), wide(of_normed, x[rows]).mul_(rstd[:, None])
             product = shaped(spare, grad.shape)
-            total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
+            total.add_(sum_rows(torch.mul(grad, normed, out=product), part))
             # products are summed over all ranks: times rstd / width they are mean(g * n) over the whole row, of which
             # this rank's gradient takes its `share`
             normed.mul_(products[rows, None]).mul_(rstd[:, None]).mul_(share / width)
@@ -183,8 +184,8 @@ class DeviceNorms:
             grad = wide(of_grad, dxn[rows])
             normed = wide(of_normed, x[rows]).sub_(mean[rows, None]).mul_(rstd[rows, None])
             product, line = shaped(spare, grad.shape), means[: len(grad)]
-            of_products.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
-            of_grads.add_(torch.sum(grad, dim=0, out=part))
+            of_products.add_(sum_rows(torch.mul(grad, normed, out=product), part))
+            of_grads.add_(sum_rows(product.copy_(grad), part))
             _row_means(torch.mul(grad.mul_(weight), normed, out=product), line)
             normed.mul_(line[:, None])
             # dx = rstd * (g - mean(g) - n * mean(g * n))

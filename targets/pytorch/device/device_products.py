@@ -19,6 +19,7 @@ from ratrain.targets.pytorch.device.device_common import (
     shaped,
     store_sum,
     stored,
+    sum_rows,
     wide,
 )
 from ratrain.targets.runtime.arena.scratch import Buffer
@@ -169,5 +170,5 @@ class DeviceProducts:
         buffer, part, total = scratch.take_all(column_sum_plan(a))
         total.zero_()
         for rows in row_chunks(*a.shape):
-            total.add_(torch.sum(wide(buffer, a[rows]), dim=0, out=part))
+            total.add_(sum_rows(wide(buffer, a[rows]), part))
         store_sum(total, part, out, accumulate=accumulate)

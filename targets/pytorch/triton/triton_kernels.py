@@ -20,7 +20,12 @@ from ratrain.targets.pytorch.triton.triton_common import interpreted
 from ratrain.targets.pytorch.triton.triton_head import TritonHead, fused_head_plan
 from ratrain.targets.pytorch.triton.triton_norms import TritonNorms, layer_backward_plan, rms_backward_plan
 from ratrain.targets.pytorch.triton.triton_rope import rotate
-from ratrain.targets.pytorch.triton.triton_sums import TritonSums, told_plan
+from ratrain.targets.pytorch.triton.triton_sums import (
+    TritonSums,
+    fused_column_sum_plan,
+    fused_mean_plan,
+    told_plan,
+)
 from ratrain.targets.pytorch.triton.triton_tables import TritonTables
 
 if TYPE_CHECKING:
@@ -63,6 +68,8 @@ class TorchTriton(
             **dict.fromkeys(("head_forward", "head_backward", "head_backward_from_logits"), fused_head_plan),
             "adamw": adamw_plan,
             "all_finite": told_plan,
+            "column_sum": fused_column_sum_plan,
+            "mean_of_replicas": fused_mean_plan,
             "attention_forward": fused_forward_plan,
             "attention_backward": fused_backward_plan,
             "attention_partial_forward": fused_partial_forward_plan,

@@ -23,6 +23,7 @@ from ratrain.targets.pytorch.triton.triton_common import (
     store_rounded,
     warps_for,
 )
+from ratrain.targets.pytorch.triton.triton_sums import MOST_GROUPS, sum_parts
 from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
 
 _TILE = 4096
 """Elements that a program holds of each operand: some rows, or one that is longer."""
-_MOST_GROUPS = 256
-"""Most groups of rows, one a program: enough to keep any GPU busy.
-
-A fixed number keeps the bits of sums the same on all.
-"""
-_SUMMED_GROUPS, _SUMMED_COLUMNS = 32, 64
 
 
 @frozen
@@ -60,7 +55,7 @@ class _Shape:
     @property
     def rows_of_group(self) -> int:
         """Rows of a group, in whole tiles."""
-        return self.tile * programs(programs(self.rows, self.tile), _MOST_GROUPS)
+        return self.tile * programs(programs(self.rows, self.tile), MOST_GROUPS)
 
     @property
     def groups(self) -> int:
@@ -173,30 +168,6 @@ def norm_backward(
         tl.store(of_beta + group * width + column, grads, mask=within)
 
 
-@jit
-def sum_groups(
-    parts: tl.tensor,
-    out: tl.tensor,
-    groups: tl.tensor,
-    accumulate: tl.constexpr,
-    width: tl.constexpr,
-    tile: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    """Set out = [out +] the sum of parts [groups, width], rounded once."""
-    column = tl.program_id(0) * block + tl.arange(0, block)
-    within = column < width
-    # a program has some columns of all groups, and adds the groups in order
-    total = tl.zeros((block,), tl.float32)
-    for first in range(0, groups, tile):
-        group = first + tl.arange(0, tile)
-        inside = (group < groups)[:, None] & within[None, :]
-        total += tl.sum(tl.load(parts + group[:, None] * width + column[None, :], mask=inside, other=0.0), axis=0)
-    if accumulate:
-        total += load_wide(out + column, within)
-    store_rounded(out + column, total, within)
-
-
 def _shape_of(x: Array, gamma: Array) -> _Shape:
     width = gamma.shape[0]
     return _Shape(x.shape[0] * x.shape[1] // width, width)
@@ -211,12 +182,6 @@ def rms_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
 def layer_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
     """Plan the groups' parts of the gradients of gamma and beta."""
     return [*rms_backward_plan(x, gamma)] * 2
-
-
-def _sum(parts: F32, out: Array, *, accumulate: bool) -> None:
-    groups, width = parts.shape
-    blocks = {"width": width, "tile": _SUMMED_GROUPS, "block": _SUMMED_COLUMNS}
-    launch(sum_groups, (programs(width, _SUMMED_COLUMNS),), parts, out, groups, accumulate=accumulate, **blocks)
 
 
 def _rms_forward(x: Array, gamma: Array, xn: Array, rstd: F32, eps: float, *, unit_offset: bool) -> None:
@@ -244,7 +209,7 @@ def _rms_backward(
     sizes, flags = (shape.rows, shape.rows_of_group), {"centred": False, "unit_offset": unit_offset}
     tensors = (dxn, x, gamma, rstd, rstd, added, dx, parts, parts)
     launch(norm_backward, (shape.groups,), *tensors, *sizes, **flags, adds=residual is not None, **shape.constants)
-    _sum(parts, dgamma, accumulate=accumulate)
+    sum_parts(parts, dgamma, accumulate=accumulate)
 
 
 class TritonNorms(DeviceNorms):
@@ -280,5 +245,5 @@ class TritonNorms(DeviceNorms):
         tensors = (dxn, x, gamma, mean, rstd, added, dx, of_gamma, of_beta)
         sizes, flags = (shape.rows, shape.rows_of_group), {"centred": True, "unit_offset": False}
         launch(norm_backward, (shape.groups,), *tensors, *sizes, **flags, adds=residual is not None, **shape.constants)
-        _sum(of_gamma, dgamma, accumulate=accumulate)
-        _sum(of_beta, dbeta, accumulate=accumulate)
+        sum_parts(of_gamma, dgamma, accumulate=accumulate)
+        sum_parts(of_beta, dbeta, accumulate=accumulate)

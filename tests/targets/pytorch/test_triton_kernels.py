@@ -48,14 +48,14 @@ FUSED = [
     "head_backward_from_logits",
     *(f"attention_{name}" for name in ("forward", "backward", "partial_forward", "partial_backward", "delta")),
     "embedding_backward",
-    "all_finite",
+    *("all_finite", "column_sum", "mean_of_replicas"),
 ]
 LAUNCHED = {
     *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
     *("gated_forward", "gated_backward", "plain_forward", "plain_backward"),
     *("shape_logits", "losses_of_rows", "add_sum", "logit_gradient_of_rows"),
     *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries"),
-    *("add_rows_of_token", "notice_elements"),
+    *("add_rows_of_token", "notice_elements", "sum_of_group", "add_part", "store_mean"),
 }
 
 
