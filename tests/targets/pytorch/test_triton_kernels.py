@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime import settings as run_settings
+from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
 from ratrain.targets.runtime.kernels import KERNEL_SETS, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
 from tests.end_to_end.toys import GEMMA3, GPT2
@@ -32,8 +33,9 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
+from ratrain.targets.pytorch.device import device_products  # noqa: E402
 from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
-from ratrain.targets.pytorch.triton import triton_kernels  # noqa: E402
+from ratrain.targets.pytorch.triton import triton_head, triton_kernels, triton_sums  # noqa: E402
 from ratrain.targets.pytorch.triton.triton_norms import _Shape  # noqa: E402
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
@@ -54,7 +56,7 @@ LAUNCHED = {
     *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
     *("gated_forward", "gated_backward", "plain_forward", "plain_backward"),
     *("shape_logits", "losses_of_rows", "add_sum", "logit_gradient_of_rows"),
-    *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries"),
+    *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries", "squares_of_chunks", "split"),
     *("add_rows_of_token", "notice_elements", "sum_of_group", "add_part", "store_mean"),
 }
 
@@ -79,6 +81,7 @@ def test_every_kernel_compiles_for_gpus(capability: int, dtype: str, tmp_path: P
     assert {each["kernel"] for each in made} == LAUNCHED
     assert all(each["cubin"] > 1000 for each in made)
     assert not [each for each in made if each["atomic"] or each["fused"]]
+    assert max(each["shared"] for each in made) <= 99 * 1024
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -127,6 +130,86 @@ def test_nothing_is_written_beside_what_is_given(kernels: Any, dtype: Any) -> No
         for name, frame in frames.items():
             assert bool((frame[:256] == 0xA5).all()), (kernel, name)
             assert bool((frame[-256:] == 0xA5).all()), (kernel, name)
+
+
+@pytest.mark.parametrize("variant", ["plain", "capped"])
+@pytest.mark.parametrize("count", [1 << 26, 0])
+def test_gradients_of_logits_in_two_parts_are_as_good_as_whole(
+    variant: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The products of a GPU, in its place; where too many logits would be split, they are whole."""
+    split: list[Any] = []
+
+    def multiply_halves(a: Any, b: Any, out: Any, added: Any = None) -> Any:
+        split.append(a.dtype == torch.bfloat16)
+        return out.copy_(a.float() @ b.float() + (0 if added is None else added.float()))
+
+    for module in (device_products, triton_head):
+        monkeypatch.setattr(module, "multiply_halves", multiply_halves)
+    monkeypatch.setattr(triton_head, "_MOST_SPLIT", count)
+    native, plain = TorchTriton(), TorchTriton()
+    native.halves = True
+    for kernel in ("head_backward", "head_backward_from_logits"):
+        if kernel not in kernel_calls(variant, ml_dtypes.bfloat16):
+            continue
+        split.clear()
+        found, expected = (kernel_calls(variant, ml_dtypes.bfloat16)[kernel] for _ in range(2))
+        run(native, kernel, found)
+        assert all(split)
+        assert len(split) > 2 or count == 0
+        run(plain, kernel, expected)
+        for name in ("dxn", "dtable"):
+            near, right = (each[name].astype(np.float64) for each in (found, expected))
+            far = 2**-7 * np.abs(right) + 2**-15 * np.abs(right).max()  # the next bfloat16
+            assert (np.abs(near - right) <= far).all(), (kernel, name)
+
+
+def test_squares_of_neighbours_are_those_of_all(kernels: Any) -> None:
+    """Whole chunks that follow each other are one launch; others begin another."""
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=5 * SQUARES_CHUNK + 77).astype(np.float32))
+    chunks = [values[at : at + SQUARES_CHUNK] for at in range(0, len(values), SQUARES_CHUNK)]
+    chunks += [values[3:10], values[20:25], values[25:30].to(torch.bfloat16)]
+    total, term, buffer = (torch.full((n,), 7.0, dtype=torch.float64) for n in (1, 1, SQUARES_CHUNK))
+    runs = [len(each) for each in triton_sums._runs(chunks, SQUARES_CHUNK)]
+    assert runs == [len(values), 7, 5, 5]
+    assert [len(each) for each in triton_sums._runs(chunks[:4], 3)] == [3 * SQUARES_CHUNK, SQUARES_CHUNK]
+    kernels.add_squares(chunks, total, term, buffer)
+    expected = sum(float((each.double() ** 2).sum()) for each in chunks)
+    assert abs(float(total) - expected) <= 1e-12 * expected
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_tokens_are_summed_wherever_they_are(kernels: Any, dtype: Any, accumulate: bool) -> None:
+    """Far apart, negative, left out, and more than a program compares at a time."""
+    rng = np.random.default_rng(0)
+    tokens = np.maximum(rng.integers(-1, 5, 2500), 0).astype(np.int32)
+    tokens[::7] = -2
+    tokens[[0, 2499]] = 5
+    dy, table = rng.normal(size=(2500, 3)).astype(dtype), rng.normal(size=(7, 3)).astype(dtype)
+    expected = table.astype(np.float64) * accumulate
+    for token, row in zip(tokens, dy.astype(np.float64), strict=True):
+        if token >= 0 and token != 3:
+            expected[token] += 0.5 * row
+    given = {"tokens": tokens, "dy": dy, "dtable": table, "accumulate": accumulate, "scale": 0.5, "padding_token": 3}
+    run(kernels, "embedding_backward", given)
+    np.testing.assert_allclose(table.astype(np.float64), expected, rtol=float(ml_dtypes.finfo(dtype).eps), atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_a_mean_tells_whether_what_it_stores_is_finite(kernels: Any, parts: int, bad: float) -> None:
+    made = [np.full(5000, 2.0, np.float16) for _ in range(parts)]
+    made[-1][4321] += bad
+    out = np.full(5000, 1.0, np.float16)
+    told, _, _ = run(kernels, "mean_of_replicas", {"parts": made, "out": out, "accumulate": True, "divisor": parts})
+    assert told == (bad == 0)
+    np.testing.assert_array_equal(np.delete(out, 4321), 3)
+    large = [np.full(10, 60000, np.float16)]
+    told, _, _ = run(
+        kernels, "mean_of_replicas", {"parts": large, "out": large[0].copy(), "accumulate": True, "divisor": 1}
+    )
+    assert not told  # 120,000 is an infinity in float16
 
 
 @pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 1000, 70_000])

@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch
-from ratrain.targets.pytorch.triton import triton_common, triton_kernels
+from ratrain.targets.pytorch.triton import triton_common, triton_head, triton_kernels
+from ratrain.targets.pytorch.triton.triton_common import BLOCK
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls
 from tests.targets.pytorch.tensor_calls import as_tensors
 
@@ -100,6 +101,9 @@ def main(capability: int, dtype: Any) -> None:
         arguments = {**rows, **lines, **numbers, "accumulate": False}
         scratch = TensorScratch(kernels.scratch_bytes("layernorm_backward", **arguments))
         kernels.layernorm_backward(**{key: as_tensors(value) for key, value in arguments.items()}, scratch=scratch)
+    numbers = torch.ones(100, dtype=torch.float64)
+    kernels.add_squares([torch.ones(100)], numbers, numbers, numbers)
+    recorder.launch(triton_head.split, (1, 1), torch.ones(100), *[torch.ones(100).bfloat16()] * 2, 100, block=BLOCK)
     arrays = {name: torch.ones(100) for name in ("master", "m", "v", "grad", "view")}
     numbers = {"t": torch.ones((), dtype=torch.int64), "multiplier": torch.ones(1), "lr": torch.ones(1)}
     scratch = TensorScratch(kernels.scratch_bytes("adamw"))

@@ -1,0 +1,96 @@
+"""Fused attention, interpreted, against the full score matrix in float64: with probabilities of the type of the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain.targets.program.attention_spec import AttentionSpec
+from tests.targets.runtime.kernels.kernels_oracle import (
+    DTYPES,
+    EPS,
+    Attention,
+    attention_inputs,
+    close,
+    f64,
+    packed_starts,
+)
+from tests.targets.runtime.kernels.test_kernels_attention import CASES, backward, forward
+
+pytestmark = [pytest.mark.parity, pytest.mark.full]
+pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+
+from ratrain.targets.pytorch.triton import triton_attention  # noqa: E402
+
+WIDER = {
+    "head-of-80": AttentionSpec(batch=1, seq_len=70, heads=2, kv_heads=1, head_dim=80),
+    "head-of-200": AttentionSpec(batch=1, seq_len=40, heads=1, kv_heads=1, head_dim=200),
+}
+FUSED = "torch-triton"
+
+
+def rounding(dtype: Any) -> float:
+    """Relative error of a factor that is rounded to a type before it is multiplied; none to float32."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2 if np.dtype(dtype).itemsize == 2 else 0.0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*CASES, *WIDER])
+@pytest.mark.sampled(2)
+def test_outputs_and_gradients_are_those_of_the_full_score_matrix(case: str, dtype: Any, packed: bool) -> None:
+    """Beside the bounds of the other sets, one rounding of each probability and of each gradient of a score."""
+    spec = {**CASES, **WIDER}[case]
+    x = attention_inputs(spec, dtype)
+    documents = packed_starts(spec) if packed else None
+    oracle = Attention(spec, *f64(x["q"], x["k"], x["v"]), documents)
+    o, lse = forward(FUSED, spec, x, documents)
+    of_values = oracle.join(oracle.prob @ np.abs(oracle.v))
+    sums = oracle.score_error / EPS + spec.seq_len + spec.head_dim + 8 + rounding(dtype) / EPS
+    close(o, oracle.join(oracle.o), of_values, 2 * sums)
+    np.testing.assert_allclose(lse, oracle.rows(oracle.lse), atol=2 * oracle.score_error + 8 * EPS)
+    found = backward(FUSED, spec, x, o, lse, documents)
+    do, stored_o, stored_lse = f64(x["do"], o, lse)
+    values, bounds = oracle.gradient(do, stored_o, stored_lse)
+    prob, split = oracle.prob, oracle.split(do)
+    delta = (split * oracle.split(stored_o)).sum(axis=-1, keepdims=True)
+    of_scores = np.abs(prob * (split @ oracle.v.swapaxes(2, 3) - delta) * oracle.slope) * oracle.scale
+    rounded = {
+        "dq": oracle.join(of_scores @ np.abs(oracle.k)),
+        "dk": oracle.fold(of_scores.swapaxes(2, 3) @ np.abs(oracle.q)),
+        "dv": oracle.fold(prob.swapaxes(2, 3) @ np.abs(split)),
+        "delta": 0.0,
+    }
+    for name, value in values.items():
+        close(found[name], value, 2 * bounds[name] + rounding(dtype) * rounded[name], 1 / EPS)
+
+
+def test_the_bound_notices_what_is_wrong() -> None:
+    """A window one token wider fails it."""
+    spec = CASES["window"]
+    x = attention_inputs(spec, np.float16)
+    oracle = Attention(spec, *f64(x["q"], x["k"], x["v"]))
+    o, _ = forward(FUSED, evolve(spec, window=(spec.window or 0) + 1), x)
+    with pytest.raises(AssertionError, match="of the bound"):
+        close(o, oracle.join(oracle.o), oracle.join(oracle.prob @ np.abs(oracle.v)), 2 * rounding(np.float16) / EPS)
+
+
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+def test_tiles_are_powers_of_two_that_products_take(width: int, halves: bool) -> None:
+    for tile in triton_attention.tiles_of(width, halves=halves):
+        assert min(tile.rows, tile.columns) >= 16
+        assert tile.rows & (tile.rows - 1) == tile.columns & (tile.columns - 1) == 0
+
+
+def test_wide_heads_are_the_device_sets() -> None:
+    """Their tiles do not fit a multiprocessor."""
+    spec = AttentionSpec(batch=1, seq_len=20, heads=1, kv_heads=1, head_dim=300)
+    x = attention_inputs(spec, np.float16)
+    for ours, theirs in zip(forward(FUSED, spec, x), forward("torch-device", spec, x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
