@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Says in ten minutes on one GPU whether what this project claims of GPUs holds: six parts, a table at the end.
+# Says in ten minutes on one GPU whether what this project claims of GPUs holds: eight parts, a table at the end.
 #
 #   benchmarks/gpu_drill.sh                           # on the first GPU
-#   benchmarks/gpu_drill.sh --device cpu              # a rehearsal, in less than three minutes on two idle cores
-#   benchmarks/gpu_drill.sh --only graph bytes        # some parts
+#   benchmarks/gpu_drill.sh --device cpu              # a rehearsal, two minutes on two idle cores
+#   benchmarks/gpu_drill.sh --only graph bytes        # some parts, which share the time
+#   benchmarks/gpu_drill.sh --only correctness --sets torch-triton
 #
 # Results: $OUT (default: drill), a JSON for each part, drill.log, here.toml. $DRILL_SECONDS is the limit of
 # all parts together, which share it out (560, of a rehearsal 1800). $PYTHON (default: python3) is an interpreter that has PyTorch; what else is

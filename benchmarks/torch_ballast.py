@@ -6,7 +6,7 @@ The program has 2 stages and 2 replicas, in bf16. What is said is the certificat
 constants by name. Before that is left, a small training has loaded what libraries load with their first calls.
 
 On a GPU a ballast takes all else but `--spare` MiB and, as CUDA gives out pages of 2 MiB, as much for each tensor; PyTorch's caching, which
-would keep segments larger than what is asked for, is off. **This has not run on a GPU.** On the CPU RLIMIT_DATA limits the process to what
+would keep segments larger than what is asked for, is off. On the CPU RLIMIT_DATA limits the process to what
 it had before, what is said, and `CONSTANT` besides `--spare`: pieces of weights on their way, the interpreter's objects.
 """
 

@@ -16,19 +16,42 @@ from ratrain.ratrainc.calibration.profiled_ops import read_profile
 from ratrain.ratrainc.running.run_profile import write_profile
 from ratrain.targets.machine.op_table import MeasuredOp
 from ratrain.targets.program.program import Program
+from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS, Float32
 from ratrain.targets.runtime.checkpoint.state import start_from_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine.local import LocalEngine
 from ratrain.targets.runtime.engine.profile import Profile
-from ratrain.targets.runtime.weights.weights import random_weights
+from ratrain.targets.runtime.weights.weight_source import WeightSource
+from ratrain.targets.runtime.weights.weights import named_parameters
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.runtime.kernels import KernelSet
 
 _PROFILED, _PLAIN = 5, 3
 """Steps whose ops are timed (the first two warm up), and steps that are timed as a whole."""
 _SEED = 0
+_SPREAD = 0.02
+"""Standard deviation of stand-ins for weights, about that of weights at the start of a training."""
 _SEQUENCES = 64
+
+
+@frozen(eq=False)
+class _StandIns(WeightSource):
+    """Weights that are one random piece again and again: to draw all of them takes longer than the steps."""
+
+    piece: Float32
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> _StandIns:
+        """Draw the piece for the weights of a model."""
+        piece = np.random.default_rng(_SEED).standard_normal(PIECE_ELEMENTS, np.float32) * np.float32(_SPREAD)
+        return cls(named_parameters(model), piece)
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:  # noqa: ARG002  all have the same numbers
+        """Yield elements [start, stop), each piece with the same numbers."""
+        for first in range(start, stop, PIECE_ELEMENTS):
+            yield self.piece[: min(stop - first, PIECE_ELEMENTS)].copy()
 
 
 @frozen
@@ -61,7 +84,7 @@ def _run(program: Program, kernels: KernelSet) -> RunProgram:
     tokens = np.random.default_rng(_SEED).integers(0, program.model.vocab_size, _SEQUENCES * plan.seq_len + 1)
     stream = TokenStream("random tokens", tokens.astype(np.uint32), "")
     engine = LocalEngine(program, kernels, Batches(stream, plan, "sequential", _SEED))
-    start_from_weights(engine, random_weights(program.model, _SEED))
+    start_from_weights(engine, _StandIns.of(program.model))
     engine.profile = Profile(watch.now)  # an op of a device is over when the device is done with it
     for step in range(_PROFILED):
         engine.run_step(step)

@@ -97,8 +97,7 @@ class TorchDevice(
 
     No kernel asks an allocator for tensor memory. None waits for the device, except those that return a bool, which no
     step calls. So an index outside its table is only found on the CPU. Rows of one token are not summed in ascending
-    order (see `device_sums`), nor are losses. Two calls with the same values give the same bits. Tests have run it on
-    the CPU only.
+    order (see `device_sums`), nor are losses. Two calls with the same values give the same bits.
     """
 
     name = "torch-device"
