@@ -44,6 +44,25 @@ def _of_least_bytes(item: Pass) -> Iterator[Pass]:
     yield item
 
 
+def leanest(pipeline: str) -> str:
+    """Return the pipeline that needs the fewest bytes, and takes little time to compile.
+
+    Everything is recovered in place and nothing is moved ahead of its use; exchanges are not hidden. A pipeline that
+    leaves `joint-order` no choice is returned as it is.
+    """
+    passes = parse_pipeline(pipeline)
+    if not any(isinstance(item, JointOrderPass) and item.policy == "auto" for item in passes):
+        return pipeline
+    made: list[Pass] = []
+    for item in passes:
+        if isinstance(item, JointOrderPass):
+            made += [OffloadStatePass(item.offload)] if item.offload != NOWHERE else []
+            made.append(RecomputePass(policy="full", placement="inline"))
+        elif not isinstance(item, OverlapTensorPass):
+            made.append(item)
+    return pipeline_text(made)
+
+
 def variants(strategy_passes: str, plan: Plan) -> list[str]:
     """Return other pipelines worth trying: storing activations, the strategy's own, and with recovery inline.
 
