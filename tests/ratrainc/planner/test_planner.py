@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placed_by import placed_by
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan
@@ -32,6 +33,7 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import TextTable
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.facts.slices_note import slices_note
+from ratrain.ratrainc.planner.answer import fewest_clusters as fewest
 from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.answer.planned import Planned
@@ -57,7 +59,7 @@ from ratrain.ratrainc.planner.search.workers import WorkerPool
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space.plan_families import USUAL, families
 from ratrain.ratrainc.planner.space.space import Shape, divisions, shapes
-from ratrain.ratrainc.planner.space.variants import least_bytes_passes, variants
+from ratrain.ratrainc.planner.space.variants import leanest, least_bytes_passes, variants
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL as RUN
 from tests.end_to_end.tiny_runs import make_plan
@@ -1005,6 +1007,39 @@ def test_fewest_clusters(capsys, tmp_path):
     fewer[words.index("8")] = str(found["clusters"] - 1)
     assert main(fewer) == 1
     assert "RT053" in capsys.readouterr().err
+
+
+def test_the_leanest_pipeline_recovers_everything_in_place():
+    for given, lean in {
+        "joint-order,allocate-ddr": "recompute,allocate-ddr",
+        "place-zb-h1,overlap-tensor,joint-order{placement=inline},allocate-ddr": "place-zb-h1,recompute,allocate-ddr",
+        "joint-order{offload=host},allocate-ddr": "offload-state{home=host},recompute,allocate-ddr",
+        "joint-order{policy=none},allocate-ddr": "joint-order{policy=none},allocate-ddr",
+        "recompute,allocate-ddr": "recompute,allocate-ddr",
+    }.items():
+        assert leanest(given) == pipeline_text(parse_pipeline(lean))
+
+
+def test_a_plan_that_fits_only_with_everything_recovered_is_an_answer(capsys, tmp_path, monkeypatch):
+    """And the pipeline that it names compiles it; a shape that does not fit so is not compiled otherwise."""
+    seen = []
+
+    def evaluated(task):
+        seen.append(task.pipeline)
+        refused = task.pipeline != leanest(task.pipeline) or len(seen) == 1
+        return PlanEvaluation(None, (), refusal="does not fit") if refused else evaluate(task)
+
+    monkeypatch.setattr(fewest, "evaluate", evaluated)
+    out = tmp_path / "P.toml"
+    words = ("plan", *TINY, "--clusters", "8", "--seq-len", "64", "--smallest", "--capacity", "12MB", "-o", str(out))
+    assert main([*words]) == 0
+    advice = re.search(r"--passes '(.*?)'", capsys.readouterr().out)
+    assert advice is not None
+    assert advice[1] == leanest(advice[1])
+    assert seen[0] == seen[1] == advice[1] != seen[-1]
+    compiled = (*TINY, "--plan", str(out), "--capacity", "12MB", "--passes", advice[1], "-o", str(tmp_path / "p.rtx"))
+    assert main(["compile", *compiled]) == 0
+    capsys.readouterr()
 
 
 def test_the_advice_of_a_plan_that_does_not_fit_finds_the_fewest_clusters(capsys, tmp_path):
