@@ -112,8 +112,8 @@ class TorchDevice(
         _check_device(self.device)
         self.memory = DeviceMemory(self.device)
         # PyTorch multiplies 16-bit factors into float32 on CUDA only
-        self.halves = self.device.type == "cuda"
-        if self.halves:
+        self.halves = self.device.type == "cuda" and products.stores_float32()
+        if self.device.type == "cuda":
             # sums of products in float32: by default PyTorch allows less for some 16-bit factors
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

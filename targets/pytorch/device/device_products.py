@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
+def stores_float32() -> bool:
+    """Return whether this PyTorch multiplies 16-bit factors into float32 on a GPU, and adds to it: from 2.10 on.
+
+    Before (pull request 167931 of pytorch/pytorch) what is added had to have the factors' type.
+    """
+    return bool(torch.__version__ >= (2, 10))
+
+
 def multiply_halves(a: Array, b: Array, out: Array, added: Array | None = None) -> Array:
     """Set out = a @ b [+ added] of 16-bit matrices, or batches of them, summed in float32 and rounded once.
 

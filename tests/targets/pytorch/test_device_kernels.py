@@ -173,6 +173,12 @@ def test_factors_of_16_bits_are_as_good_as_their_copies(
         assert bool(used) == (kernel not in without), kernel
 
 
+@pytest.mark.parametrize(("version", "stores"), [("2.4.1", False), ("2.9.1+cu128", False), ("2.10.0", True)])
+def test_a_pytorch_that_cannot_add_to_float32_is_not_asked_to(version, stores, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    assert device_products.stores_float32() == stores
+
+
 def test_sums_of_a_token_do_not_depend_on_the_others() -> None:
     """One with 1 to 40 rows, among others, in tables of any length."""
     rng = np.random.default_rng(0)
