@@ -34,7 +34,7 @@ def stores_float32() -> bool:
 
     Before (pull request 167931 of pytorch/pytorch) what is added had to have the factors' type.
     """
-    return bool(torch.__version__ >= (2, 10))
+    return bool(torch.__version__ >= "2.10")  # compared as versions
 
 
 def multiply_halves(a: Array, b: Array, out: Array, added: Array | None = None) -> Array:
