@@ -109,6 +109,24 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "message"), [("json:dumps", "'json:dumps' is no pass"), ("json:gone", "cannot be loaded from")]
+)
+@pytest.mark.full
+def test_a_pass_that_cannot_be_used_is_listed_as_such_and_refused_where_it_is_asked_for(
+    tmp_path: Path, place: str, message: str
+) -> None:
+    """It is loaded when it is needed: the list of all passes is not lost for it."""
+    (tmp_path / "bad.py").write_text(f"from ratrain.passes.registry import *\nPASSES.register('odd', '{place}')")
+    listed = ratrainc(tmp_path, "--plugin", "bad.py", "passes")
+    assert listed.returncode == 0, listed.stderr
+    assert "cannot be used" in " ".join(listed.stdout.split())
+    (tmp_path / "in.rtir").write_text("")
+    told = ratrainc(tmp_path, "--plugin", "bad.py", "opt", "in.rtir", "--passes", "odd", "-o", "out.rtir")
+    assert told.returncode == 1
+    assert message in " ".join(told.stderr.split())
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "there is no plugin"),
@@ -121,8 +139,6 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
         (PASS.format(name="My Pass"), "has the name 'My Pass'"),
         (PASS.format(name="rename").replace("@frozen\n", ""), "help: decorate it: @attrs.frozen"),
         (re.sub("metadata=.*", ")", PASS.format(name="rename")), "declares neither choices nor a unit"),
-        ("from ratrain.passes.registry import *\nPASSES.register('odd', 'json:dumps')", "'json:dumps' is no pass"),
-        ("from ratrain.passes.registry import *\nPASSES.register('odd', 'json:gone')", "cannot be loaded from"),
         ("from ratrain.passes.registry import *\nPASSES.register('odd', 7)", "is registered as 7: a class or"),
         ("from ratrain.passes.registry import *\n@register_pass\nclass A: name = 'a'", "A' is no pass"),
     ],
