@@ -311,7 +311,7 @@ def tiles(drill: Drill) -> None:
 
 
 def _attention_runs(width: int) -> tuple[list[Callable[[], None]], list[float]]:
-    """What runs attention's forward, gradients of keys and gradients of queries; and the operations of each."""
+    """Return attention's forward, gradients of keys and gradients of queries, ready to run, and operations of each."""
     import torch
 
     from ratrain.targets.program.attention_spec import AttentionSpec

@@ -66,7 +66,8 @@ class FewestClusters(Shown):
         cuts = f", cuts {','.join(map(str, best.plan.cuts))}" if best.plan.cuts else ""
         shape = f"{best.plan.summary}{cuts}, highest peak {size_text(best.peak_bytes)}"
         yield f"{model.name} fits {self.clusters} clusters: {shape}"
-        if best.pipeline == leanest(best.pipeline):
+        strategy = self.request.strategy.passes
+        if best.pipeline == leanest(best.pipeline) and strategy != leanest(strategy):  # it could have chosen
             yield f"It fits with everything recomputed and nothing moved ahead: --passes '{best.pipeline}'"
         yield legend([best.plan.summary])
         if self._of_fewer:

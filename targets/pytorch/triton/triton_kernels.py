@@ -51,7 +51,7 @@ def _nothing(**_: object) -> Plan:
 class TorchTriton(
     TritonNorms, TritonActivations, TritonAttention, TritonTables, TritonHead, TritonAdamW, TritonSums, TorchDevice
 ):
-    """`TorchDevice` with norms, rotary embedding, activations, passes over logits and AdamW as Triton kernels.
+    """`TorchDevice` with attention, norms, activations, passes over logits, tables, sums and AdamW as Triton kernels.
 
     Sums over rows have an order given by the number of rows, and nothing is added atomically: two calls with the same
     values and addresses give the same bits. The order within a row is the compiler's, by the alignment of the operands.

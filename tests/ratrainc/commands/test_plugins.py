@@ -115,7 +115,7 @@ def test_a_target_of_ones_own_sizes_the_workspace(tmp_path: Path) -> None:
 def test_a_pass_that_cannot_be_used_is_listed_as_such_and_refused_where_it_is_asked_for(
     tmp_path: Path, place: str, message: str
 ) -> None:
-    """It is loaded when it is needed: the list of all passes is not lost for it."""
+    """Load a pass when it is needed: one that is broken does not hide the others."""
     (tmp_path / "bad.py").write_text(f"from ratrain.passes.registry import *\nPASSES.register('odd', '{place}')")
     listed = ratrainc(tmp_path, "--plugin", "bad.py", "passes")
     assert listed.returncode == 0, listed.stderr

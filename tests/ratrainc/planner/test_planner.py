@@ -1042,6 +1042,13 @@ def test_a_plan_that_fits_only_with_everything_recovered_is_an_answer(capsys, tm
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("name", ["ratrain", "baseline-1f1b"])
+def test_passes_are_named_only_where_the_strategy_would_have_chosen_others(name, capsys):
+    words = ("plan", *TINY, "--clusters", "8", "--seq-len", "64", "--smallest", "--strategy", name)
+    assert main([*words]) == 0
+    assert "--passes" not in capsys.readouterr().out
+
+
 def test_the_advice_of_a_plan_that_does_not_fit_finds_the_fewest_clusters(capsys, tmp_path):
     machine = tmp_path / "small.toml"
     text = (ROOT / "targets/mt3000/machines/mt3000.toml").read_text()
