@@ -1,0 +1,222 @@
+"""A training run as its settings ask for it, in terms that all frameworks share.
+
+A reader of a settings format (`ratrainc/bridge/`) makes a `Job`; the holdings of frameworks (`ratrainc/fit/holdings/`)
+turn one into bytes of each rank. Every field that a reader puts has its origin: the key in the file's own words, or the
+framework's default and the place in its source. Nothing here is a default of ours: a field that neither the file nor
+the framework decides is None, and `fit` asks for it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+
+
+class Sharding(Enum):
+    """Which state the data-parallel ranks share out, by the mechanism that does it."""
+
+    NONE = "none"
+    """one device, no wrapper: gradients are the optimizer's own"""
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    FSDP1 = "fsdp1"
+    FSDP2 = "fsdp2"
+    DISTRIBUTED_OPTIMIZER = "distributed-optimizer"
+    """Megatron-LM's: masters and moments are shared out, main gradients are whole"""
+
+
+class Checkpointing(Enum):
+    """Activations that forward drops and backward recomputes."""
+
+    NONE = "none"
+    FULL = "full"
+    """the input of each layer (or of `checkpoint_layers` of them) is kept, everything inside is recomputed"""
+    ATTENTION = "attention"
+    """the attention core alone: scores, softmax, dropout and the product with values (Megatron-LM's `selective`)"""
+    OPS = "ops"
+    """torchtitan's per-op policy: results of listed ops are kept, every second matrix product is recomputed"""
+
+
+class Attention(Enum):
+    """Attention implementation, as far as its bytes differ."""
+
+    EAGER = "eager"
+    """keeps scores of all heads: probabilities, and what dropout and upcasts add"""
+    SDPA = "sdpa"
+    """PyTorch's fused kernels: keeps the log of each row's sum"""
+    FLASH = "flash"
+
+
+class Loss(Enum):
+    """How logits become a loss, as far as its bytes differ."""
+
+    UPCAST = "upcast"
+    """whole logits, with a copy in f32"""
+    WHOLE = "whole"
+    """whole logits in the compute type, no f32 copy"""
+    CHUNKED = "chunked"
+    """whole logits, upcast in `loss_chunks` pieces"""
+    FUSED = "fused"
+    """a fused linear cross-entropy: whole logits never exist"""
+    VOCAB_PARALLEL = "vocab-parallel"
+    """each tensor-parallel rank holds logits of its part of the vocabulary, with a copy in f32"""
+
+
+@frozen
+class Origin:
+    """Where a field's value stands: a key of the file, or a default in the framework's source."""
+
+    key: str
+    """key in the file's own words; the framework's name of it for a default"""
+    place: str
+    """`train.yaml:12`, or `axolotl src/axolotl/utils/schemas/config.py, micro_batch_size` for a default"""
+    default: bool = False
+
+
+@frozen
+class Note:
+    """A setting that no field carries."""
+
+    key: str
+    value: Any
+    place: str
+    why: str
+
+
+@frozen
+class Adapter:
+    """A low-rank adapter that trains in place of the weights."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """names of linears as the file has them, or ("all-linear",)"""
+    dropout: float = 0.0
+    base_bits: int | None = None
+    """bits a base weight if it is quantised: 4 or 8"""
+    double_quantised: bool = False
+
+
+@frozen
+class Training:
+    """What is trained with, as far as memory does not depend on it: for `import-plan`, and shown with `--json`."""
+
+    lr: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+    """None: no clipping"""
+    scheduler: str | None = None
+    """learning-rate schedule, in the file's own words"""
+    min_lr: float | None = None
+    warmup_steps: int | None = None
+    warmup_ratio: float | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    packing: bool | None = None
+
+
+@frozen
+class Job:
+    """One training run on devices of one kind."""
+
+    framework: str
+    """`axolotl`, `llama-factory`, `trl`, `transformers`, `torchtune`, `megatron-lm`, `megatron-bridge`, `deepspeed`,
+    `torchtitan`, `nanotron`, `llm-foundry`, `litgpt`, or `pytorch` for a job given by options alone"""
+    model_name: str | None
+    """as the file has it: a hub name, a path, a flavour"""
+    model: ModelConfig | None
+    """None if the name is not known and the file does not describe the model: `fit` asks for --model"""
+    seq_len: int | None
+    micro_batch_size: int | None
+    """sequences a device and forward"""
+    gradient_accumulation: int | None
+    """micro-batches a step and device"""
+
+    devices: int | None = None
+    device_bytes: int | None = None
+    """None if the file does not say (most do not)"""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    virtual_stages: int = 1
+    """chunks of layers a pipeline rank"""
+    schedule: str = "1f1b"
+    sequence_sharding: bool = False
+    """true if tensor-parallel ranks share out rows between blocks (Megatron-LM's and torchtitan's sequence parallel)"""
+    sharding: Sharding = Sharding.NONE
+    shard_size: int | None = None
+    """ranks that share one copy of the state (hybrid sharding); None: all data-parallel ranks"""
+    reshard_after_forward: bool = True
+    """false if gathered weights stay for the backward"""
+
+    weight_dtype: str = "f32"
+    """weights as held between steps"""
+    compute_dtype: str = "f32"
+    """products' inputs: a cast of the weights if it differs (autocast, FSDP's param_dtype)"""
+    autocast: bool = False
+    """true if weights are cast op by op (torch.autocast) and not in a gathered copy"""
+    gradient_dtype: str = "f32"
+    """gradients as held until the optimizer's step"""
+    reduce_dtype: str = "f32"
+    master_dtype: str | None = None
+    """master weights apart from `weight_dtype`; None: the optimizer updates the weights themselves"""
+
+    optimizer: str = "adamw"
+    """`adamw`, `adamw-fused`, `adamw-foreach-off`, `adamw-8bit`, `adamw-8bit-paged`, `adamw-4bit`, `adamw-paged`,
+    `adafactor`, `sgd`, `sgd-momentum`, `lion`, `lion-8bit`, `muon`"""
+    state_dtype: str | None = None
+    """type of the moments; None: the optimizer's own rule"""
+    optimizer_in_backward: bool = False
+    """true if each parameter is updated as soon as its gradient is there, and the gradient freed"""
+
+    checkpointing: Checkpointing = Checkpointing.NONE
+    checkpoint_layers: int | None = None
+    """layers that are recomputed; None: all"""
+    checkpoint_every: int = 1
+    """layers a kept input"""
+    attention: Attention = Attention.SDPA
+    loss: Loss = Loss.UPCAST
+    loss_chunks: int | None = None
+    dropout: float = 0.0
+    """largest dropout rate of the layers: above 0 masks are kept"""
+    compiled: bool = False
+    """true if torch.compile or fused elementwise kernels keep fewer results"""
+    fp8: bool = False
+
+    offload_parameters: bool = False
+    offload_optimizer: bool = False
+    offload_activations: bool = False
+    sizes: Mapping[str, int] = field(factory=dict)
+    """bytes or elements of the framework's own buffers, by the framework's name (`reduce_bucket_size`, ...)"""
+
+    method: str = "full"
+    """`pretrain`, `full`, `lora`, `frozen` (parts do not train)"""
+    adapter: Adapter | None = None
+
+    training: Training = Training()
+    origins: Mapping[str, Origin] = field(factory=dict)
+    """origin of each field above that the file or a default of the framework decides, by its name"""
+    not_understood: tuple[Note, ...] = ()
+    """settings that may change memory, and that no field carries: the answer says "at least" """
+    ignored: tuple[Note, ...] = ()
+    """settings that change no byte of a device, with the reason"""
+
+    @property
+    def model_ranks(self) -> int:
+        """Devices that hold one copy of the model's computation: tensor, pipeline and context ranks."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def dp(self) -> int | None:
+        """Data-parallel ranks; None while the number of devices is not known."""
+        return None if self.devices is None else self.devices // self.model_ranks
