@@ -180,7 +180,7 @@ class SettingsReader:
 
         Report another value, and return None.
         """
-        value = self._read(name, int, _integer)
+        value = self._read(name, int, as_integer)
         if value is not None and not -1 <= value <= MOST:
             self.wrong(name, f"{self.name(name)} is {shown(value)}, which is out of range")
             return None
@@ -196,11 +196,11 @@ class SettingsReader:
 
     def number(self, name: str) -> float | None:
         """Take a finite number; return the default or None as `integer` does."""
-        return self._read(name, float, _number)
+        return self._read(name, float, as_number)
 
     def flag(self, name: str) -> bool:
         """Take a truth value; return the framework's default without one, else False."""
-        return bool(self._read(name, bool, _flag))
+        return bool(self._read(name, bool, as_flag))
 
     def word(self, name: str) -> str | None:
         """Take a text; return the default or None as `integer` does."""
@@ -320,7 +320,8 @@ class SettingsReader:
         return None
 
 
-def _integer(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
+    """Return a whole number that is written as a number or a text; None if the value is none."""
     if isinstance(value, str):
         try:
             return int(value) if len(value) < 20 and value.isascii() else None
@@ -331,7 +332,8 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return a finite number that is written as a number or a text; None if the value is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -341,7 +343,8 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-def _flag(value: Any) -> bool | None:
+def as_flag(value: Any) -> bool | None:
+    """Return a truth value; None if the value is none."""
     if isinstance(value, str) and value.lower() in ("true", "false"):  # as pydantic reads them
         return value.lower() == "true"
     return value if isinstance(value, bool) else None
