@@ -1,0 +1,1 @@
+"""Bytes that each rank of a training job holds under its framework."""

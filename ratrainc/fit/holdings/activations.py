@@ -1,0 +1,289 @@
+"""Bytes that autograd saves of one layer's forward, and what its backward adds while it runs.
+
+A layer of a LLaMA under `transformers` in bf16, T tokens, hidden size h, MLP width f, queries q, keys k:
+
+    norm        f32 copy of the input 4 T h, normalised 2 T h, a root of each row 4 T        twice
+    attention   input 2 T h, query 2 T q, key and value 2 T k each, output 2 T q, row sums 4 T heads
+    mlp         input 2 T h, gate, up, silu(gate) and their product 2 T f each
+
+An op saves what its derivative reads (torch tools/autograd/derivatives.yaml: mul both factors, silu its input, pow its
+base, softmax its result, a linear its input); views save their storage once. The residual stream itself is not saved:
+an addition reads nothing. tests/ratrainc/fit/test_saved_tensors.py counts the storages of real modules against this.
+
+With dropout under Megatron-LM the sums are Korthikanti et al. 2022 (arXiv 2205.05198), equations 1, 2, 4 and 6: a layer
+keeps s b h (34 + 5 a s / h) bytes, s b h (10 + 24 / t + 5 a s / (h t)) over t tensor-parallel ranks, all of it divided
+by t with sequence parallelism, without the 5 a s / h under selective recomputation, and 2 s b h under full. The paper
+leaves row statistics out, which `ROW_STATISTICS` names here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attrs import frozen
+
+from ratrain.ratrainc.fit.holdings.part import Part, share
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS, RmsForm
+from ratrain.ratrainc.fit.holdings.terms import Bytes, together
+from ratrain.ratrainc.fit.job import Attention, Checkpointing
+
+ATTENTION = "activations: attention"
+MLP = "activations: mlp"
+NORMS = "activations: norms"
+SCORES = "activations: scores"
+MASKS = "activations: masks"
+CHECKPOINTS = "activations: checkpoints"
+GRADIENTS = "activations: gradients in the backward"
+ROW_STATISTICS = "row statistics"
+"""Name of the numbers that a norm or a softmax keeps of each row: f32 means, roots and log sums."""
+_F32 = 4
+
+
+@frozen
+class Kept:
+    """One saved tensor, or several of the same kind."""
+
+    owner: str
+    name: str
+    bytes: int
+
+
+def account(kept: Iterable[Kept], times: int = 1) -> Bytes:
+    """Return the bytes of saved tensors by owner, for several layers of the same kind."""
+    return together({each.owner: times * each.bytes} for each in kept)
+
+
+def layer_kept(part: Part) -> tuple[Kept, ...]:
+    """Return the tensors that the forward of one layer saves if nothing is recomputed."""
+    return (*_attention(part), *_mlp(part), *_residual_masks(part))
+
+
+def checkpoint(part: Part) -> Kept:
+    """Return the input of a layer, which a checkpoint keeps."""
+    return Kept(CHECKPOINTS, "input", part.stream_item * part.rows * part.model.hidden_size)
+
+
+def _norm(part: Part, width: int, rows: int, item: int, groups: int = 1) -> Iterator[Kept]:
+    """Yield what one norm keeps of `rows` rows of `width` elements in `groups` groups, each with its own statistics."""
+    elements = rows * width
+    model = part.model
+    if model.has_layer_norm or part.rms is RmsForm.FUSED or part.job.compiled:
+        # torch derivatives.yaml native_layer_norm, _fused_rms_norm: input, mean and reciprocal root. Compiled: assumed,
+        # the partitioner recomputes elementwise results (torch/_functorch/partitioners.py) and keeps the input.
+        yield Kept(NORMS, "input", item * elements)
+        yield Kept(NORMS, ROW_STATISTICS, _F32 * rows * groups * (2 if model.has_layer_norm else 1))
+        return
+    yield Kept(NORMS, "f32 input", _F32 * elements)
+    yield Kept(NORMS, "normalised", (_F32 if part.rms is RmsForm.WHOLE else item) * elements)
+    yield Kept(NORMS, ROW_STATISTICS, _F32 * rows * groups)
+    if model.norm_unit_offset:
+        yield Kept(NORMS, "weights + 1", _F32 * width // groups)
+
+
+def _block_norms(part: Part) -> Iterator[Kept]:
+    """Yield the norms around one block: of its input, of its output, or both."""
+    for _ in range(part.model.has_pre_norm + part.model.has_post_norm):
+        yield from _norm(part, part.model.hidden_size, part.rows, part.stream_item)
+
+
+def _projection_input(part: Part, owner: str, projections: int) -> Iterator[Kept]:
+    """Yield the input of the projections that open a block.
+
+    Autocast casts it once a projection. Compiled, it is recomputed from the norm's input. Megatron-LM keeps the share
+    of a sequence-sharded input and gathers again (core/tensor_parallel/layers.py
+    LinearWithGradAccumulationAndAsyncCommunication); a DTensor input is kept gathered.
+    """
+    if part.job.compiled and part.model.has_pre_norm:
+        return
+    rows = part.tokens if part.style.gathered_input else part.rows
+    copies = projections if part.casts else 1
+    yield Kept(owner, "input", copies * part.item * rows * part.model.hidden_size)
+
+
+def _attention(part: Part) -> Iterator[Kept]:
+    """Yield what an attention block saves."""
+    model, item, tokens = part.model, part.item, part.tokens
+    yield from _block_norms(part)
+    yield from _projection_input(part, ATTENTION, 1 if part.packed else 3)
+    if model.qk_norm == "head":
+        yield from _norm(part, part.query, tokens, item, part.heads)
+        yield from _norm(part, part.key, tokens, item, part.key // model.head_dim)
+    elif model.qk_norm == "whole":
+        yield from _norm(part, part.query, tokens, item)
+        yield from _norm(part, part.key, tokens, item)
+    yield from _core(part)
+    yield Kept(ATTENTION, "output", item * tokens * part.query)
+
+
+def _core(part: Part) -> Iterator[Kept]:
+    """Yield query, key, value and scores, or the log sums that a fused kernel keeps in place of scores."""
+    item, tokens, query, key = part.item, part.tokens, part.query, part.key
+    eager = part.job.attention is Attention.EAGER
+    if eager or (part.style.repeats_heads and query != key):
+        # a matrix product takes keys and values repeated to all heads, and contiguous (repeat_kv, torch.bmm)
+        yield Kept(ATTENTION, "query", item * tokens * query)
+        yield Kept(ATTENTION, "key", item * tokens * query)
+        yield Kept(ATTENTION, "value", item * tokens * query)
+    elif part.packed:
+        rotated = query + key if part.model.position == "rope" else 0
+        yield Kept(ATTENTION, "query and key", item * tokens * rotated)
+        yield Kept(ATTENTION, "value", item * tokens * (query + 2 * key))  # a view, so the whole projection
+    else:
+        yield Kept(ATTENTION, "query", item * tokens * query)
+        yield Kept(ATTENTION, "key", item * tokens * key)
+        yield Kept(ATTENTION, "value", item * tokens * key)
+    if not eager:
+        yield Kept(ATTENTION, ROW_STATISTICS, _F32 * tokens * part.heads)
+        return
+    yield from _scores(part)
+
+
+def _scores(part: Part) -> Iterator[Kept]:
+    """Yield the matrices of a x s x s scores that eager attention saves.
+
+    `transformers` computes softmax in f32 and casts its result, except for GPT-2 (models/gpt2/modeling_gpt2.py
+    eager_attention_forward); Megatron-LM's fused kernel returns the compute type. Dropout saves a mask of bytes, and
+    the product with values reads what dropout returns.
+    """
+    elements = part.heads * score_rows(part)
+    upcast = part.job.framework not in MEGATRON and part.model.family != "gpt2"
+    if part.model.attention_softcap is not None:
+        yield Kept(SCORES, "tanh", part.item * elements)
+    yield Kept(SCORES, "softmax", (_F32 if upcast else part.item) * elements)
+    if part.job.dropout:
+        yield Kept(SCORES, "dropout mask", elements)
+        yield Kept(SCORES, "dropout", part.item * elements)
+    elif upcast and part.item != _F32:
+        yield Kept(SCORES, "cast", part.item * elements)
+
+
+def score_rows(part: Part) -> int:
+    """Return the scores of one head: a row of keys for each token."""
+    assert part.job.seq_len is not None
+    return part.tokens * part.job.seq_len
+
+
+def _mlp(part: Part) -> Iterator[Kept]:
+    """Yield what an MLP block saves."""
+    model = part.model
+    wide = part.item * part.tokens * part.ffn
+    # parallel blocks norm the same input, which one storage holds
+    yield from (each for each in _block_norms(part) if not (model.parallel_residual and each.name == "input"))
+    yield from _projection_input(part, MLP, len(model.mlp_matrices) - 1)
+    if part.job.compiled:
+        names = ("gate", "up")[: len(model.mlp_matrices) - 1]
+    elif model.gated_mlp:
+        names = ("gate", "up", "product") if part.style.fused_activation else ("gate", "up", "activation", "product")
+    elif model.family == "gpt2" and part.job.framework in TRANSFORMERS and model.activation == "gelu-tanh":
+        # activations.py NewGELUActivation: the cube reads its base, the products read x / 2 and 1 + tanh, tanh itself
+        names = ("up", "half", "tanh", "1 + tanh", "activation")
+    else:
+        names = ("up", "activation")
+    for name in names:
+        yield Kept(MLP, name, wide)
+
+
+def _residual_masks(part: Part) -> Iterator[Kept]:
+    """Yield the masks of dropout on the results of both blocks, a byte an element."""
+    residual = part.style.residual_masks or (part.job.framework in TRANSFORMERS and part.model.family == "gpt2")
+    if part.job.dropout and residual:
+        yield Kept(MASKS, "dropout masks", 2 * part.rows * part.model.hidden_size)
+
+
+def embedding_mask(part: Part) -> int:
+    """Return the bytes of the mask of dropout on the embedded tokens of one micro-batch."""
+    masked = part.first and part.job.dropout and bool(tuple(_residual_masks(part)))
+    return part.rows * part.model.hidden_size if masked else 0
+
+
+def head_kept(part: Part) -> Bytes:
+    """Return what the final norm saves, and the input of the head; nothing on other stages."""
+    if not part.last:
+        return {}
+    rows = part.tokens if part.style.gathered_input else part.rows
+    entries = [*_norm(part, part.model.hidden_size, part.rows, part.stream_item)]
+    return account([*entries, Kept(NORMS, "head input", part.item * rows * part.model.hidden_size)])
+
+
+# Checkpointing
+
+
+def _saved_by_ops(part: Part) -> Iterator[Kept]:
+    """Yield what torchtitan's per-op policy keeps of a layer in addition to its input.
+
+    distributed/activation_checkpoint.py SelectiveAC: results of attention and of every second matrix product, which are
+    in order wq, wk, wv, wo, w1, w3, w2; with tensor parallelism those of the two reduce-scatters.
+    """
+    item, tokens, hidden = part.item, part.tokens, part.model.hidden_size
+    yield Kept(ATTENTION, "query", item * tokens * part.query)
+    yield Kept(ATTENTION, "value", item * tokens * part.key)
+    yield Kept(ATTENTION, "output", item * tokens * part.query)
+    yield Kept(ATTENTION, ROW_STATISTICS, _F32 * tokens * part.heads)
+    yield Kept(MLP, "gate", item * tokens * part.ffn)
+    yield Kept(MLP, "down", item * tokens * hidden)
+    if part.job.tp > 1:
+        yield Kept(MLP, "reduced", 2 * item * part.rows * hidden)
+
+
+def kept_by_policy(part: Part) -> tuple[Kept, ...]:
+    """Return what one recomputed layer keeps from its forward to its backward."""
+    policy = part.job.checkpointing
+    if policy is Checkpointing.NONE:
+        return layer_kept(part)
+    if policy is Checkpointing.FULL:
+        return (checkpoint(part),)
+    if policy is Checkpointing.ATTENTION:
+        return tuple(each for each in layer_kept(part) if each.owner != SCORES)
+    return (checkpoint(part), *_saved_by_ops(part))
+
+
+def recomputed_layers(part: Part) -> int:
+    """Return how many of the stage's layers follow the policy; the others keep everything."""
+    if part.job.checkpointing is Checkpointing.NONE:
+        return 0
+    return part.layers if part.job.checkpoint_layers is None else min(part.job.checkpoint_layers, part.layers)
+
+
+def kept_activations(part: Part, layers: int) -> Bytes:
+    """Return the saved bytes of `layers` layers, counted once a micro-batch in flight, by owner.
+
+    Of a part of the stage's layers, as large a share is recomputed as of the stage. Inputs of layers that are moved to
+    the host leave two here: the one in use and the one that is copied (assumed).
+    """
+    marked = recomputed_layers(part)
+    passes, rest = divmod(layers, part.layers)
+    by_policy = passes * marked + rest * marked // part.layers
+    whole = layers - by_policy
+    if part.job.checkpointing is Checkpointing.FULL:
+        by_policy = share(by_policy, part.job.checkpoint_every)
+    if part.job.offload_activations:
+        by_policy = min(by_policy, 2)
+    masks = {MASKS: share(layers, part.layers) * embedding_mask(part)}
+    return together([account(kept_by_policy(part), by_policy), account(layer_kept(part), whole), masks])
+
+
+def recomputed(part: Part) -> Bytes:
+    """Return the bytes that the recomputation of one checkpoint adds before its backward; nothing without one."""
+    policy = part.job.checkpointing
+    if not recomputed_layers(part):
+        return {}
+    if policy is Checkpointing.FULL:
+        return account(layer_kept(part), min(part.job.checkpoint_every, part.layers))
+    if policy is Checkpointing.ATTENTION:
+        return account(each for each in layer_kept(part) if each.owner == SCORES)
+    saved = {each.name for each in _saved_by_ops(part)} - {"query"}  # the rotated query is another tensor
+    return account(each for each in layer_kept(part) if (each.name not in saved) or each.owner == NORMS)
+
+
+def backward_gradients(part: Part) -> int:
+    """Return the bytes of gradients inside the backward of one layer, at its fullest.
+
+    The stream's gradient stays; in addition those of the MLP's product, and of its two factors (one without a gate);
+    or of query, key and value; or of softmax's result and its input where scores are kept.
+    """
+    model, item, tokens = part.model, part.item, part.tokens
+    stream = part.stream_item * part.rows * model.hidden_size
+    mlp = item * tokens * part.ffn * (2 if model.gated_mlp else 1)
+    attention = item * tokens * (2 * part.query + 2 * part.key)
+    scores = 2 * item * part.heads * score_rows(part) if part.job.attention is Attention.EAGER else 0
+    return stream + max(mlp, attention, scores)

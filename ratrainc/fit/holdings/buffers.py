@@ -1,0 +1,144 @@
+"""Bytes of a framework's own buffers: gathered weights, reduction buckets, casts.
+
+With U the parameters of a layer, R those outside layers, c and r the item sizes of compute and reduction:
+
+    FSDP1   R c stays gathered. Backward: two layers gathered (prefetch), the gradients of one and of the one that is
+            reduced, and a copy of it if r differs (torch distributed/fsdp/_runtime_utils.py _reduce_grad)
+    FSDP2   R c stays gathered. Backward: a layer, and the next one in the gather's buffer and in its parameters; its
+            gradients, and the input of a reduce-scatter in r (fully_shard/_fsdp_collectives.py foreach_all_gather,
+            foreach_reduce). torchtitan has groups of their own for the embedding and the head (distributed/fsdp.py)
+    DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
+    ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
+    ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
+    Megatron-LM      the gathered input of a sequence-parallel product, one global buffer
+            (core/tensor_parallel/layers.py, get_global_memory_buffer)
+    autocast         a copy of each weight in the compute type, until the forward's context ends
+            (ATen/autocast_mode.cpp cached_cast)
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ratrain.ratrainc.fit.holdings.activations import recomputed_layers
+from ratrain.ratrainc.fit.holdings.part import Part, itemsize, share
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON
+from ratrain.ratrainc.fit.holdings.terms import Bytes, together
+from ratrain.ratrainc.fit.job import Checkpointing, Sharding
+
+BUCKET = 500_000_000
+"""Default of reduce_bucket_size in elements, deepspeed runtime/zero/config.py; so the next two."""
+LIVE = 1_000_000_000
+PREFETCH = 50_000_000
+
+
+class Phase(Enum):
+    """Parts of a step in which different buffers are held."""
+
+    LOSS = "loss"
+    HEAD = "backward of the head"
+    LAST = "backward of the last layer"
+    FIRST = "backward of the first layer"
+    END = "end of the backward"
+    STEP = "optimizer's step"
+
+
+def buffers(part: Part, phase: Phase) -> Bytes:
+    """Return the bytes of buffers in a phase, by the mechanism that holds them."""
+    made = {
+        Sharding.FSDP1: _fsdp1,
+        Sharding.FSDP2: _fsdp2,
+        Sharding.ZERO1: _zero12,
+        Sharding.ZERO2: _zero12,
+        Sharding.ZERO3: _zero3,
+    }.get(part.job.sharding)
+    return together([made(part, phase) if made else {}, _ddp(part), _gathered_rows(part), _casts(part, phase)])
+
+
+def _fsdp1(part: Part, phase: Phase) -> Bytes:
+    unit, root, item = part.layer_parameters, part.outer_parameters, part.item
+    reduced = itemsize(part.job.reduce_dtype)
+    copy = reduced if reduced != item else 0
+    head = item * part.head_matrix
+    layers = part.layers * item * unit
+    whole = not part.job.reshard_after_forward
+    gathered = {
+        Phase.LOSS: layers if whole else 0,
+        Phase.HEAD: layers if whole else item * unit,
+        Phase.LAST: layers if whole else 2 * item * unit,
+        Phase.FIRST: item * unit,
+    }.get(phase, 0) + (0 if phase is Phase.STEP else item * root)
+    gradients = {
+        Phase.HEAD: head,
+        Phase.LAST: (item + copy) * unit + head,
+        Phase.FIRST: (2 * item + copy) * unit + head,
+        Phase.END: (item + copy) * max(root, unit),
+    }.get(phase, 0)
+    return {"buffers of FSDP1: gathered weights": gathered, "buffers of FSDP1: whole gradients": gradients}
+
+
+def _fsdp2(part: Part, phase: Phase) -> Bytes:
+    unit, item = part.layer_parameters, part.item
+    reduced = itemsize(part.job.reduce_dtype)
+    apart = part.job.framework == "torchtitan" and not part.tied_here
+    head = item * part.head_matrix
+    root = part.head_matrix + part.model.norm_parameters * part.last if apart else part.outer_parameters
+    last_group = part.embedding_parameters if apart else root
+    layers = part.layers * item * unit
+    whole = not part.job.reshard_after_forward
+    gathered = {
+        Phase.LOSS: layers if whole else 0,
+        Phase.HEAD: layers if whole else 2 * item * unit,
+        Phase.LAST: layers if whole else 3 * item * unit,
+        Phase.FIRST: item * unit,
+    }.get(phase, 0) + (0 if phase is Phase.STEP or (apart and phase in (Phase.FIRST, Phase.END)) else item * root)
+    waiting = 0 if apart else head
+    gradients = {
+        Phase.HEAD: head,
+        Phase.LAST: (item + reduced) * unit + waiting + (reduced * part.head_matrix if apart else 0),
+        Phase.FIRST: (item + 2 * reduced) * unit + waiting,
+        Phase.END: (item + reduced) * last_group + reduced * unit,
+    }.get(phase, 0)
+    return {"buffers of FSDP2: gathered weights": gathered, "buffers of FSDP2: whole gradients": gradients}
+
+
+def _ddp(part: Part) -> Bytes:
+    if part.job.sharding is not Sharding.DDP or part.job.framework in MEGATRON:
+        return {}  # Megatron-LM's gradients are the buckets
+    return {"buffers of DDP: buckets": itemsize(part.job.gradient_dtype) * part.parameters}
+
+
+def _zero12(part: Part, phase: Phase) -> Bytes:
+    if phase in (Phase.LOSS, Phase.STEP):
+        return {}  # made by backward, dropped after it
+    sizes = part.job.sizes
+    count = 2 if sizes.get("overlap_comm") else 1
+    bucket = itemsize(part.job.reduce_dtype) * sizes.get("reduce_bucket_size", BUCKET)
+    return {"buffers of DeepSpeed: buckets": count * bucket}
+
+
+def _zero3(part: Part, phase: Phase) -> Bytes:
+    sizes = part.job.sizes
+    bucket = itemsize(part.job.reduce_dtype) * sizes.get("reduce_bucket_size", BUCKET)
+    if phase is Phase.STEP:
+        return {"buffers of DeepSpeed: buckets": bucket}
+    live = sizes.get("stage3_max_live_parameters", LIVE) + sizes.get("stage3_prefetch_bucket_size", PREFETCH)
+    gathered = part.item * min(part.parameters, max(live, part.largest_matrix))
+    return {"buffers of DeepSpeed: gathered weights": gathered, "buffers of DeepSpeed: buckets": bucket}
+
+
+def _gathered_rows(part: Part) -> Bytes:
+    if part.job.framework not in MEGATRON or not part.job.sequence_sharding or part.job.tp == 1:
+        return {}
+    return {"buffers of Megatron-LM: gathered rows": part.item * part.tokens * part.model.hidden_size}
+
+
+def _casts(part: Part, phase: Phase) -> Bytes:
+    if not part.casts or phase in (Phase.END, Phase.STEP):
+        return {}
+    layer = part.layer_parameters - part.layer_vectors
+    head = part.head_matrix
+    whole = phase is Phase.LOSS or part.job.checkpointing is not Checkpointing.FULL
+    again = share(recomputed_layers(part), part.layers or 1) * part.job.checkpoint_every
+    layers = {Phase.FIRST: 1}.get(phase, part.layers if whole else again)
+    return {"buffers of autocast: cast weights": part.item * (layers * layer + (0 if phase is Phase.FIRST else head))}

@@ -1,0 +1,89 @@
+"""Bytes of the loss: logits, their copies and their gradients.
+
+In bytes a logit, c the item size of the compute type:
+
+    upcast           forward c + 4 + 4: logits, f32 copy, log_softmax; backward 4 + 4 + 4: log_softmax, the gradients
+                     of its result and of its input (transformers loss/loss_utils.py ForCausalLMLoss, torchtitan
+                     components/loss.py; torch derivatives.yaml _log_softmax, nll_loss_forward)
+    Megatron-LM      c + 4: exponentials and gradient in place of the f32 copy (core/tensor_parallel/cross_entropy.py)
+    nanotron         c + 4 + 4: the maximum is subtracted out of place (parallel/tensor_parallel/functional.py
+                     _ShardedCrossEntropy)
+    compiled         c + c: logits and their gradient; softmax is computed again in the backward kernel (assumed)
+    whole            3 c
+    chunked          c + 4 + 8 / n: log_softmax of all n chunks is saved, one chunk is upcast
+    chunked, litgpt  3 c: utils.py chunked_cross_entropy keeps logits, log_softmax, and gathers the gradients
+    fused            never whole: gradients of the head's input and matrix, made in the forward, and one chunk of logits
+                     (linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrainc.fit.holdings.part import Part, share
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON
+from ratrain.ratrainc.fit.job import Loss
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.fit.holdings.terms import Bytes
+
+LOGITS = "logits"
+_F32 = 4
+_DEFAULT_CHUNKS = 8
+"""torchtune modules/loss/ce_chunked_output_loss.py CEWithChunkedOutputLoss, num_output_chunks."""
+
+
+def _logits(part: Part) -> int:
+    """Return the logits of one micro-batch on one rank.
+
+    Megatron-LM and nanotron always share out the vocabulary; elsewhere each tensor-parallel rank has whole rows unless
+    the loss is vocabulary-parallel.
+    """
+    shared = part.job.loss is Loss.VOCAB_PARALLEL or part.job.framework in {*MEGATRON, "nanotron"}
+    return part.tokens * (part.vocabulary if shared else part.model.vocab_size)
+
+
+def loss_bytes(part: Part) -> Bytes:
+    """Return the bytes at the loss's fullest moment; nothing on stages without the head."""
+    if not part.last:
+        return {}
+    if part.job.loss is Loss.FUSED:
+        return {LOGITS: _fused(part)}
+    count = _logits(part)
+    capped = part.item * count if part.model.logit_softcap is not None else 0  # tanh keeps its result
+    return {LOGITS: _per_logit(part, count) + capped}
+
+
+def _per_logit(part: Part, count: int) -> int:
+    item, loss, framework = part.item, part.job.loss, part.job.framework
+    if framework in MEGATRON:
+        return (item + _F32) * count
+    if framework == "nanotron":
+        return (item + 2 * _F32) * count
+    if part.job.compiled and framework in {"torchtitan", "torchtune"}:
+        return 2 * item * count
+    if loss is Loss.WHOLE or framework == "litgpt":
+        return 3 * item * count
+    if loss is Loss.CHUNKED:
+        chunks = part.job.loss_chunks or _DEFAULT_CHUNKS
+        return (item + _F32) * count + share(2 * _F32 * count, chunks)
+    return max(item + 2 * _F32, 3 * _F32) * count
+
+
+def _fused(part: Part) -> int:
+    """Return the bytes of a fused linear cross-entropy.
+
+    A chunk has as many rows as make its logits about as large as the head's input: the next power of two of
+    tokens / ceil(vocabulary / hidden).
+    """
+    hidden = part.model.hidden_size
+    rows = share(part.tokens, share(part.vocabulary, hidden))
+    chunk = 1 << max(rows - 1, 0).bit_length()
+    return part.item * (part.tokens * hidden + part.vocabulary * hidden + chunk * part.vocabulary)
+
+
+def logit_gradient(part: Part) -> Bytes:
+    """Return the bytes of the gradient of logits while the head's own backward runs."""
+    if not part.last or part.job.loss is Loss.FUSED:
+        return {}
+    return {LOGITS: part.item * _logits(part)}

@@ -1,0 +1,95 @@
+"""The moments of a step between which a rank's peak is the maximum, with what each holds.
+
+forward ......... loss | head | last layer ... first layer | end | step
+kept   grows      all    all    all            one layer     none  none
+logits            most   gradient
+gradients         none (or all, if micro-batches accumulate) ...  all    all
+"""
+
+from __future__ import annotations
+
+from ratrain.ratrainc.fit.holdings.activations import (
+    GRADIENTS as IN_BACKWARD,
+)
+from ratrain.ratrainc.fit.holdings.activations import (
+    backward_gradients,
+    head_kept,
+    kept_activations,
+    recomputed,
+)
+from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers
+from ratrain.ratrainc.fit.holdings.logits import logit_gradient, loss_bytes
+from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
+from ratrain.ratrainc.fit.holdings.part import Part, itemsize
+from ratrain.ratrainc.fit.holdings.state import (
+    GRADIENTS,
+    all_gradients,
+    gradients,
+    gradients_stay,
+    state,
+    step_copies,
+)
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON
+from ratrain.ratrainc.fit.holdings.terms import Bytes, Moment, owners_of, together
+
+NAMES = {
+    Phase.LOSS: "at the loss",
+    Phase.HEAD: "in the backward of the head",
+    Phase.LAST: "in the backward of the last layer",
+    Phase.FIRST: "in the backward of the first layer",
+    Phase.END: "at the end of the backward",
+    Phase.STEP: "in the optimizer's step",
+}
+
+
+def moments_of(part: Part) -> tuple[Moment, ...]:
+    """Return the moments of a rank's step in their order; those of the head on the stage that has it alone."""
+    phases = [phase for phase in Phase if part.last or phase not in (Phase.LOSS, Phase.HEAD)]
+    return tuple(Moment(NAMES[phase], owners_of(_account(part, phase))) for phase in phases)
+
+
+def _account(part: Part, phase: Phase) -> Bytes:
+    """Return the bytes of one moment by owner."""
+    return together(
+        [
+            state(part),
+            {GRADIENTS: _gradients(part, phase)},
+            _activations(part, phase),
+            buffers(part, phase),
+            {"optimizer: copies of the step": step_copies(part) if phase is Phase.STEP else 0},
+            {"workspace: cuBLAS": WORKSPACE},
+        ]
+    )
+
+
+def _gradients(part: Part, phase: Phase) -> int:
+    """Return the bytes of held gradients, and of the one that waits to be added to them."""
+    everything = all_gradients(part)
+    if phase is Phase.LOSS:
+        return everything if gradients_stay(part) else 0
+    if phase is Phase.STEP:
+        return 0 if part.job.optimizer_in_backward else everything
+    # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
+    adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON
+    table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
+    matrix = table or part.model.hidden_size * part.ffn
+    waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0
+    if gradients_stay(part) or phase in (Phase.FIRST, Phase.END):
+        return everything + waiting
+    return gradients(part, part.head_matrix)
+
+
+def _activations(part: Part, phase: Phase) -> Bytes:
+    """Return what is saved, recomputed and differentiated at a moment."""
+    if phase is Phase.STEP:
+        return {}
+    flying, chunk = part.layers_in_flight, part.layers // part.job.virtual_stages
+    if phase is Phase.LOSS:
+        return together([kept_activations(part, flying), head_kept(part), loss_bytes(part)])
+    if phase is Phase.HEAD:
+        return together([kept_activations(part, flying), head_kept(part), logit_gradient(part)])
+    if phase is Phase.END:
+        return kept_activations(part, flying - chunk)
+    left = flying if phase is Phase.LAST else flying - chunk + 1
+    inside = {IN_BACKWARD: backward_gradients(part)}
+    return together([kept_activations(part, left), recomputed(part), inside])

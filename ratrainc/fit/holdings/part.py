@@ -1,0 +1,234 @@
+"""One kind of rank of a job: its share of the model, and the micro-batches that it has in flight.
+
+    pp = 4, tp = 2:   first stage (2 ranks a replica) | middle stages (4) | last stage (2)
+
+Tensor-parallel ranks share out heads, the MLP's width and the vocabulary; norms are whole on each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON, RMS_OF_FAMILY, STYLES, TRANSFORMERS, RmsForm, Style
+from ratrain.ratrainc.fit.job import Job, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+
+VOCABULARY_MULTIPLE = 128
+"""Default of Megatron-LM's --make-vocab-size-divisible-by (megatron/training/arguments.py), times tp."""
+_FSDP = (Sharding.FSDP1, Sharding.FSDP2)
+_WHOLE_STATE = (Sharding.NONE, Sharding.DDP)
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of one element of a type, by its name in a job (`f32`, `bf16`, `f16`)."""
+    return Dtype(dtype).itemsize
+
+
+def share(count: int, parts: int) -> int:
+    """Return the largest part of a count shared out evenly."""
+    return -(-count // parts)
+
+
+@frozen
+class Part:
+    """The ranks of one pipeline stage."""
+
+    job: Job
+    stage: int
+
+    @property
+    def model(self) -> ModelConfig:
+        """The job's model."""
+        assert self.job.model is not None
+        return self.job.model
+
+    @property
+    def style(self) -> Style:
+        """Model code of the framework."""
+        return STYLES[self.job.framework]
+
+    @property
+    def rms(self) -> RmsForm:
+        """Form of the family's RMSNorm in the framework's model code."""
+        family = RMS_OF_FAMILY.get(self.model.family) if self.job.framework in TRANSFORMERS else None
+        return family or self.style.rms
+
+    @property
+    def packed(self) -> bool:
+        """True if query, key and value are views of one projection's result."""
+        return self.model.packed_qkv if self.job.framework in TRANSFORMERS else self.style.packed
+
+    @property
+    def first(self) -> bool:
+        """True if the stage has the embedding."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """True if the stage has the head."""
+        return self.stage == self.job.pp - 1
+
+    @property
+    def sharded(self) -> bool:
+        """True if weights are shared out and gathered for use."""
+        return self.job.sharding in (*_FSDP, Sharding.ZERO3)
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the optimizer's state."""
+        if self.job.sharding in _WHOLE_STATE:
+            return 1
+        assert self.job.dp is not None
+        return self.job.shard_size or self.job.dp
+
+    # Element types
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element of the products' inputs and results."""
+        return itemsize(self.job.compute_dtype)
+
+    @property
+    def casts(self) -> bool:
+        """True if torch.autocast casts weights and inputs op by op: weights are wider than the products' inputs."""
+        return self.job.autocast and not self.sharded and itemsize(self.job.weight_dtype) > self.item
+
+    @property
+    def stream_item(self) -> int:
+        """Bytes of an element of the residual stream: under autocast the embedding's type, which no op casts."""
+        return itemsize(self.job.weight_dtype) if self.casts else self.item
+
+    # Sizes
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        assert self.job.micro_batch_size is not None
+        assert self.job.seq_len is not None
+        return self.job.micro_batch_size * self.job.seq_len
+
+    @property
+    def rows(self) -> int:
+        """Rows of the residual stream on one rank."""
+        return share(self.tokens, self.job.tp if self.job.sequence_sharding else 1)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of one tensor-parallel rank."""
+        return share(self.model.heads, self.job.tp)
+
+    @property
+    def query(self) -> int:
+        """Width of the queries of one tensor-parallel rank."""
+        return self.heads * self.model.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of the keys (and of the values) of one tensor-parallel rank; each rank has at least one head."""
+        return share(self.model.kv_heads, self.job.tp) * self.model.head_dim
+
+    @property
+    def ffn(self) -> int:
+        """Width of the MLP on one tensor-parallel rank."""
+        return share(self.model.ffn_size, self.job.tp)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the vocabulary on one tensor-parallel rank; Megatron-LM pads them."""
+        if self.job.framework not in MEGATRON:
+            return share(self.model.vocab_size, self.job.tp)
+        multiple = self.job.sizes.get("make_vocab_size_divisible_by", VOCABULARY_MULTIPLE) * self.job.tp
+        return share(self.model.vocab_size, multiple) * multiple // self.job.tp
+
+    # Parameters
+
+    @property
+    def layer_parameters(self) -> int:
+        """Elements of one layer's parameters."""
+        model = self.model
+        matrices = model.hidden_size * (2 * self.query + 2 * self.key + len(model.mlp_matrices) * self.ffn)
+        return matrices + self.layer_vectors
+
+    @property
+    def layer_vectors(self) -> int:
+        """Elements of one layer's norms and biases."""
+        model = self.model
+        wide = (self.query + 2 * self.key if model.qkv_bias else 0) + (
+            (len(model.mlp_matrices) - 1) * self.ffn if model.mlp_bias else 0
+        )
+        narrow = model.hidden_size * (model.o_bias + model.mlp_bias)
+        blocks = 2 * (model.has_pre_norm + model.has_post_norm) * model.norm_parameters
+        normed = {"none": 0, "head": 2 * model.head_dim, "whole": self.query + self.key}[model.qk_norm]
+        return wide + narrow + blocks + normed
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Elements of the embedding on this stage: tokens, and learned positions if any; 0 if it is elsewhere."""
+        if not self.first:
+            return 0
+        return (self.vocabulary + (self.model.learned_positions or 0)) * self.model.hidden_size
+
+    @property
+    def head_matrix(self) -> int:
+        """Elements of the matrix that makes logits; 0 if the head is on another stage."""
+        return self.vocabulary * self.model.hidden_size if self.last else 0
+
+    @property
+    def tied_here(self) -> bool:
+        """True if the head's matrix is the embedding of this same stage."""
+        return self.model.tied_embeddings and self.first and self.last
+
+    @property
+    def outer_parameters(self) -> int:
+        """Elements outside layers: embedding, final norm and head; a matrix that both use counts once."""
+        head = self.head_matrix if not self.tied_here else 0
+        return self.embedding_parameters + head + (self.model.norm_parameters if self.last else 0)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the rank's parameters before data-parallel ranks share them out."""
+        return self.layers * self.layer_parameters + self.outer_parameters
+
+    @property
+    def largest_matrix(self) -> int:
+        """Elements of the largest parameter."""
+        return max(self.model.hidden_size * max(self.ffn, self.query), self.embedding_parameters, self.head_matrix)
+
+    # Schedule
+
+    @property
+    def layers(self) -> int:
+        """Layers of the stage, all chunks together."""
+        return self.model.layers // self.job.pp
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step on one replica."""
+        return self.job.gradient_accumulation or 1
+
+    @property
+    def layers_in_flight(self) -> int:
+        """Layers whose activations are kept at once, counted once a micro-batch in flight.
+
+        1F1B: stage r warms up with p - r micro-batches. Interleaved with v chunks a stage: 2 (p - r - 1) + (v - 1) p
+        forwards of a chunk before the first backward, and one more (Megatron-LM core/pipeline_parallel/schedules.py,
+        get_pp_rank_microbatches and num_warmup_microbatches). GPipe: all.
+        """
+        job, chunks = self.job, self.job.virtual_stages
+        if job.schedule == "gpipe":
+            passes = self.micro_batches
+        elif chunks == 1:
+            passes = job.pp - self.stage
+        else:
+            passes = 2 * (job.pp - self.stage - 1) + (chunks - 1) * job.pp + 1
+        return min(passes, self.micro_batches * chunks) * (self.layers // chunks)
+
+    @property
+    def accumulates(self) -> bool:
+        """True if gradients of earlier micro-batches are there while a later one runs."""
+        return self.micro_batches > 1

@@ -1,0 +1,162 @@
+"""Bytes that stay from step to step: weights, master weights, moments; and gradients.
+
+    none, ddp               all of it on each rank
+    zero1                   weights and gradients whole; masters and moments shared out
+    distributed-optimizer   the same (Megatron-LM: gradients are the main gradients)
+    zero2                   weights whole; the rest shared out
+    zero3, fsdp1, fsdp2     all of it shared out
+
+Sharing out rounds up, as each mechanism pads to equal parts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrainc.fit.holdings.part import Part, itemsize, share
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
+from ratrain.ratrainc.fit.job import Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.fit.holdings.terms import Bytes
+
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer"
+MASTERS = "master weights"
+_F32 = 4
+_BLOCK_8BIT = 256
+"""Elements that share one f32 scale: bitsandbytes optim/optimizer.py blockwise states, torchao optim/adam.py."""
+_BLOCK_4BIT = 128
+"""The same of 4-bit states, torchao optim/adam.py AdamW4bit."""
+
+MOMENTS = {
+    "adamw": 2,
+    "adamw-fused": 2,
+    "adamw-foreach-off": 2,
+    "adamw-8bit": 2,
+    "adamw-4bit": 2,
+    "adamw-8bit-paged": 0,
+    "adamw-paged": 0,
+    "lion": 1,
+    "lion-8bit": 1,
+    "sgd": 0,
+    "sgd-momentum": 1,
+}
+"""Moments an element. Paged ones are in managed memory, which PyTorch's allocator does not count and the driver moves
+to the host (bitsandbytes optim/optimizer.py get_state_buffer)."""
+FACTORED = "adafactor"
+
+
+def state(part: Part) -> Bytes:
+    """Return weights, master weights and moments of one rank."""
+    job = part.job
+    own = part.parameters
+    held = share(own, part.shards)
+    weights = itemsize(job.weight_dtype) * (held if part.sharded else own)
+    masters = itemsize(job.master_dtype) * held if job.master_dtype else 0
+    on_host = job.offload_optimizer or (job.offload_parameters and part.sharded)
+    return {
+        WEIGHTS: 0 if job.offload_parameters else weights,
+        MASTERS: 0 if on_host else masters,
+        OPTIMIZER: 0 if on_host else moments(part, held),
+    }
+
+
+def moments(part: Part, elements: int) -> int:
+    """Return the bytes of the optimizer's moments of `elements` elements.
+
+    An 8-bit AdamW keeps the embedding's moments in f32 under the Trainer (transformers trainer.py,
+    register_module_override). Tensors under 4,096 elements stay in f32 too, which is left out: under 0.01 %.
+    """
+    name = part.job.optimizer
+    if name == FACTORED:
+        return _F32 * _factors(part)
+    count = MOMENTS[name]
+    if name in {"adamw-8bit", "lion-8bit"}:
+        wide = share(part.embedding_parameters, part.shards) if part.job.framework in TRANSFORMERS else 0
+        narrow = elements - wide
+        return count * (narrow + _F32 * share(narrow, _BLOCK_8BIT) + _F32 * wide)
+    if name == "adamw-4bit":
+        return count * (share(elements, 2) + _F32 * share(elements, _BLOCK_4BIT))
+    return count * moment_item(part) * elements
+
+
+def moment_item(part: Part) -> int:
+    """Return the bytes of one moment's element: that of the weights that the optimizer updates, unless it is given."""
+    job = part.job
+    return itemsize(job.state_dtype or job.master_dtype or job.weight_dtype)
+
+
+def _factors(part: Part) -> int:
+    """Return the elements of Adafactor's second moments: a row and a column of each matrix, all of each vector."""
+    model = part.model
+    hidden, query, key, ffn = model.hidden_size, part.query, part.key, part.ffn
+    layer = 2 * (query + hidden) + 2 * (key + hidden) + len(model.mlp_matrices) * (ffn + hidden) + part.layer_vectors
+    tables = [part.embedding_parameters] + ([] if part.tied_here else [part.head_matrix])
+    return part.layers * layer + sum(each // hidden + hidden for each in tables if each) + model.norm_parameters
+
+
+# Gradients
+
+_MAIN_GRADIENTS = (Sharding.ZERO3, Sharding.DISTRIBUTED_OPTIMIZER)
+
+
+def gradients_stay(part: Part) -> bool:
+    """Return True if gradients of all parameters are allocated during the whole step.
+
+    So it is if micro-batches accumulate; where they are one buffer, made once (Megatron-LM
+    core/distributed/param_and_grad_buffer.py, DeepSpeed runtime/zero/stage3.py grad_partitions_flat_buffer); else they
+    are made by the backward and dropped by zero_grad.
+    """
+    buffer = part.job.sharding in _MAIN_GRADIENTS or part.job.framework in MEGATRON
+    return (buffer or part.accumulates) and not part.job.optimizer_in_backward
+
+
+def gradients(part: Part, elements: int) -> int:
+    """Return the bytes of the held gradients of `elements` parameters of one rank."""
+    job = part.job
+    if job.offload_optimizer and job.sharding in (Sharding.ZERO2, Sharding.ZERO3):
+        return 0
+    if job.offload_parameters and part.sharded:
+        return 0
+    shared = part.sharded or job.sharding is Sharding.ZERO2
+    return itemsize(job.gradient_dtype) * (share(elements, part.shards) if shared else elements)
+
+
+def all_gradients(part: Part) -> int:
+    """Return the bytes of gradients after the backward.
+
+    Where the optimizer's step is fused into the backward, the largest parameter's alone.
+    """
+    return gradients(part, part.largest_matrix if part.job.optimizer_in_backward else part.parameters)
+
+
+def step_copies(part: Part) -> int:
+    """Return the bytes of temporary tensors of the optimizer's step.
+
+    adamw: foreach makes the roots of all second moments at once (torch optim/adam.py _multi_tensor_adam); without it
+    the root and the quotient of one parameter. DeepSpeed and Megatron-LM update in one kernel (FusedAdam), after
+    DeepSpeed's copy of the shard's gradients in f32 (stage_1_and_2.py single_grad_partition; stage3.py by subgroup).
+    Adafactor: gradient, its square and the update in f32 (transformers optimization.py Adafactor).
+    """
+    job = part.job
+    held = share(part.parameters, part.shards)
+    if job.offload_optimizer or (job.offload_parameters and part.sharded) or job.optimizer_in_backward:
+        return 0
+    if job.sharding in (Sharding.ZERO1, Sharding.ZERO2):
+        return _F32 * held if job.gradient_dtype != "f32" else 0
+    if job.sharding is Sharding.ZERO3:
+        return _F32 * min(held, job.sizes.get("sub_group_size", SUB_GROUP))
+    if job.framework in MEGATRON:
+        return _F32 * held if job.gradient_dtype != "f32" and job.master_dtype == "f32" else 0
+    if job.optimizer == "adamw":
+        return moment_item(part) * held
+    largest = min(part.largest_matrix, held)
+    if job.optimizer == "adamw-foreach-off":
+        return 2 * moment_item(part) * largest
+    return 3 * _F32 * largest if job.optimizer == FACTORED else 0
+
+
+SUB_GROUP = 1_000_000_000
+"""Default of sub_group_size, deepspeed runtime/zero/config.py."""
