@@ -134,6 +134,8 @@ def _core(part: Part) -> Iterator[Kept]:
         yield Kept(ATTENTION, "value", item * tokens * key)
     if not eager:
         yield Kept(ATTENTION, ROW_STATISTICS, _F32 * tokens * part.heads)
+        if part.joined_rotation and not part.job.compiled:
+            yield Kept(ATTENTION, "output by head", item * tokens * query)
         return
     yield from _scores(part)
 

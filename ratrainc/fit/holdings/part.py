@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrainc.fit.holdings.styles import MEGATRON, RMS_OF_FAMILY, STYLES, TRANSFORMERS, RmsForm, Style
+from ratrain.ratrainc.fit.holdings.styles import (
+    JOINED_FAMILIES,
+    MEGATRON,
+    RMS_OF_FAMILY,
+    STYLES,
+    TRANSFORMERS,
+    RmsForm,
+    Style,
+)
 from ratrain.ratrainc.fit.job import Job, Sharding
 
 if TYPE_CHECKING:
@@ -62,6 +70,13 @@ class Part:
     def packed(self) -> bool:
         """True if query, key and value are views of one projection's result."""
         return self.model.packed_qkv if self.job.framework in TRANSFORMERS else self.style.packed
+
+    @property
+    def joined_rotation(self) -> bool:
+        """True if rotated queries are joined with `cat`."""
+        if self.job.framework in TRANSFORMERS:
+            return self.model.family in JOINED_FAMILIES
+        return self.style.joined_rotation
 
     @property
     def first(self) -> bool:

@@ -44,6 +44,9 @@ class Style:
     """true if the MLP's activation (with its gate) is one kernel that keeps its inputs only"""
     residual_masks: bool = False
     """true if the results of both blocks go through dropout"""
+    joined_rotation: bool = False
+    """true if rotated queries are joined with `cat`, which lays them out by head: the output, laid out like them, is
+    copied for the projection that follows (ATen/native/transformers/cuda/flash_attn/flash_api.cpp mha_fwd, empty_like)"""
     gathered_input: bool = False
     """true if a sequence-sharded input of a projection is kept whole, after the gather"""
 
@@ -58,7 +61,7 @@ STYLES: Mapping[str, Style] = {
     ),
     "torchtune": Style(RmsForm.UPCAST, repeats_heads=True, packed=False),
     "torchtitan": Style(RmsForm.FUSED, repeats_heads=False, packed=False, gathered_input=True),
-    "litgpt": Style(RmsForm.WHOLE, repeats_heads=True, packed=True),
+    "litgpt": Style(RmsForm.WHOLE, repeats_heads=True, packed=True, joined_rotation=True),
     "megatron-lm": _MEGATRON,
     "megatron-bridge": _MEGATRON,
     "nanotron": Style(RmsForm.FUSED, repeats_heads=False, packed=False),
@@ -76,5 +79,8 @@ RMS_OF_FAMILY: Mapping[str, RmsForm] = {
     "olmo2": RmsForm.WHOLE,
 }
 """Families whose RMSNorm under `transformers` is not LLaMA's."""
+
+JOINED_FAMILIES = frozenset({"phi3", "gpt_neox"})
+"""Families whose `transformers` code joins rotated and unrotated parts of queries with `cat`."""
 
 TRANSFORMERS = frozenset(name for name, style in STYLES.items() if style is _TRANSFORMERS)

@@ -96,7 +96,13 @@ def _theirs(family: str, attention: str, dtype):
         sizes |= {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": model.ffn_size}
     config = getattr(transformers, CONFIGS[family])(attn_implementation=attention, **sizes)
     module = transformers.AutoModelForCausalLM.from_config(config).to(dtype).train()
-    layers = module.transformer.h if family == "gpt2" else module.gpt_neox.layers if family == "gpt_neox" else module.model.layers
+    layers = (
+        module.transformer.h
+        if family == "gpt2"
+        else module.gpt_neox.layers
+        if family == "gpt_neox"
+        else module.model.layers
+    )
     return model, module, layers[1]
 
 
@@ -107,7 +113,9 @@ def _equal_heads(family: str):
 def _count(module, layer, autocast=False) -> int:
     """Return the bytes saved inside one layer, tables of rotations aside: all layers share them."""
     tables = []
-    layer.register_forward_pre_hook(lambda _, args, named: tables.extend(named.get("position_embeddings") or ()), with_kwargs=True)
+    layer.register_forward_pre_hook(
+        lambda _, args, named: tables.extend(named.get("position_embeddings") or ()), with_kwargs=True
+    )
     tokens = torch.randint(0, 96, (BATCH, SEQ))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         module(input_ids=tokens, use_cache=False)
@@ -158,7 +166,9 @@ class Block(torch.nn.Module):
         hidden, ffn = model.hidden_size, model.ffn_size
         self.model, self.packed, self.whole = model, packed, whole
         self.qkv = torch.nn.Linear(hidden, model.q_size + 2 * model.kv_size, bias=False)
-        self.q, self.k, self.v = (torch.nn.Linear(hidden, n, bias=False) for n in (model.q_size, model.kv_size, model.kv_size))
+        self.q, self.k, self.v = (
+            torch.nn.Linear(hidden, n, bias=False) for n in (model.q_size, model.kv_size, model.kv_size)
+        )
         self.o = torch.nn.Linear(model.q_size, hidden, bias=False)
         self.gate, self.up = (torch.nn.Linear(hidden, ffn, bias=False) for _ in range(2))
         self.down = torch.nn.Linear(ffn, hidden, bias=False)
@@ -181,6 +191,8 @@ class Block(torch.nn.Module):
             q, k, v = self.q(normed), self.k(normed), self.v(normed)
         q, k, v = self.heads(q, model.heads), self.heads(k, model.kv_heads), self.heads(v, model.kv_heads)
         q, k = q * cos + q.flip(-1) * sin, k * cos + k.flip(-1) * sin
+        if self.packed:
+            q, k = torch.cat((q, q[..., :0]), -1), torch.cat((k, k[..., :0]), -1)
         if model.heads != model.kv_heads:
             times = model.heads // model.kv_heads
             k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
