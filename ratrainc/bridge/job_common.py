@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.families import FAMILY
@@ -13,10 +14,13 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.fit.job import Origin
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ratrain.ratrainc.bridge.job_reader import Asked, JobReader
 
 HUB_NAMES = "ratrain.ratrain_ir.config.hub_names"
 """Module with `model_of_hub_name(name) -> ModelConfig | None`."""
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
 ON_THE_COMMAND_LINE = "command line"
 _OPTIONS = {
     "devices": "--devices",
@@ -132,6 +136,26 @@ def ignore_used(reader: JobReader, used: set[str]) -> None:
     """Note settings that exist for others to take their value from, unless the framework reads them too."""
     for name in used - reader.taken:
         reader.ignore(name, "other settings of the file take their value from it")
+
+
+def refuse_texts(reader: JobReader, title: str, sections: Collection[str], but: Collection[str] = ()) -> None:
+    """Report numbers that a file has as texts, such as YAML's `1e-4`, in sections whose types a framework checks.
+
+    `but` names settings that are texts there.
+    """
+    for name, setting in reader.settings.items():
+        checked = name.split(".")[0] in sections and name not in but
+        if checked and isinstance(setting.value, str) and _NUMBER.fullmatch(setting.value):
+            text = f"{name} is the text {shown(setting.value)}: {title} expects a number"
+            reader.wrong(name, text, way_out=f"write it as a number: {_as_number(setting.value)}")
+
+
+def _as_number(text: str) -> str:
+    """Return a number as every YAML and TOML reads one: with a dot if it has an exponent."""
+    if "e" not in text.lower() or "." in text:
+        return text
+    mantissa, exponent = text.lower().split("e")
+    return f"{mantissa}.0e{exponent}"
 
 
 def one_word(reader: JobReader, key: str, words: tuple[str, ...], default: str) -> tuple[str, bool]:

@@ -15,6 +15,7 @@ from ratrain.ratrainc.bridge.job_common import (
     dense,
     one_word,
     put_model,
+    refuse_texts,
     take_options,
     yaml_said,
 )
@@ -28,7 +29,6 @@ _MODELS = "huggingface/nanotron: src/nanotron/config/models_config.py"
 _SUMS = "huggingface/nanotron: src/nanotron/optim/gradient_accumulator.py, FP32GradientAccumulator"
 _M = "model.model_config."
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
 _SIZES = {"vocab_size": 32000, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 _FFN = 11008
 """Defaults of sizes in models_config.py, LlamaConfig and Qwen2Config."""
@@ -60,7 +60,7 @@ def _recognises(path: Path, text: str) -> bool:
 def _read(path: Path, text: str, asked: Asked) -> Job:
     source = Source(str(path), text)
     reader = JobReader("nanotron", yaml_settings(source, "a config of nanotron"), source.top())
-    _refuse_texts(reader)
+    refuse_texts(reader, "nanotron", ("tokens", "optimizer", "parallelism", "model"))
     _parallelism(reader)
     _model(reader, asked)
     _lengths(reader)
@@ -75,15 +75,6 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     take_options(reader, asked)
     check_devices(reader)
     return reader.finish(INERT, method="pretrain")
-
-
-def _refuse_texts(reader: JobReader) -> None:
-    """Report numbers that YAML reads as texts (`1e-4`): nanotron's dataclasses refuse them."""
-    for name, setting in reader.settings.items():
-        section = name.split(".")[0] in ("tokens", "optimizer", "parallelism", "model")
-        if section and isinstance(setting.value, str) and _NUMBER.fullmatch(setting.value):
-            text = f"{name} is the text {shown(setting.value)}: nanotron expects a number"
-            reader.wrong(name, text, way_out="write it without quotation marks, and with a dot: 1.0e-4")
 
 
 def _size(reader: JobReader, key: str, default: int | None = None) -> int | None:
