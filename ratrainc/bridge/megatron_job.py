@@ -6,10 +6,11 @@ What the arguments do was read in NVIDIA/Megatron-LM, commit d98e8a64 (2026-08-2
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.job_common import check_devices, put_accumulation, put_model, take_options
 from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
@@ -106,7 +107,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _types(reader)
     _sharding(reader)
     _optimizer(reader)
-    _recomputation(reader)
+    put_recomputation(reader)
     _kernels(reader)
     _training(reader)
     take_options(reader, asked)
@@ -318,34 +319,44 @@ def _optimizer(reader: JobReader) -> None:
     reader.ignore("offload-modules", "activations of some modules are offloaded: all are counted on the device")
 
 
-def _recomputation(reader: JobReader) -> None:
-    by_flag, old = (reader.take(name, bool) for name in ("recompute-activations", "checkpoint-activations"))
-    granularity, method = reader.take("recompute-granularity", str), reader.take("recompute-method", str)
-    count, modules = reader.take("recompute-num-layers", int), reader.take("recompute-modules", str)
+def put_recomputation(reader: JobReader, named: Callable[[str], str] = str) -> None:
+    """Set what is recomputed; `named` gives the file's name of an argument of Megatron-LM."""
+    by_flag, old = (reader.take(named(name), bool) for name in ("recompute-activations", "checkpoint-activations"))
+    keys = [named(f"recompute-{name}") for name in ("granularity", "method", "num-layers", "modules")]
+    granularity, method = reader.take(keys[0], str), reader.take(keys[1], str)
+    count, modules = reader.take(keys[2], int), _modules(reader, keys[3])
+    if granularity not in (None, "full", "selective") or method not in (None, "uniform", "block"):
+        key, words = (keys[1], "uniform or block") if granularity in (None, "full") else (keys[0], "full or selective")
+        reader.wrong(key, f"{key} is {shown(reader.settings[key].value)}: {words} is expected")
     if by_flag and granularity not in (None, "selective"):
-        text = f"recompute-activations contradicts recompute-granularity {granularity}"
-        reader.wrong("recompute-activations", text, code="RT064")
-    key = "recompute-activations" if by_flag else "checkpoint-activations" if old else "recompute-granularity"
+        text = f"recompute-activations contradicts {keys[0]} {granularity}"
+        reader.wrong(named("recompute-activations"), text, code="RT064")
+    key = named("recompute-activations") if by_flag else named("checkpoint-activations") if old else keys[0]
     if granularity == "full" and method is None:
-        text = "recompute-granularity full goes with recompute-method: Megatron-LM stops without"
-        reader.wrong("recompute-granularity", text, code="RT064", way_out="say --recompute-method uniform")
+        text = f"{keys[0]} full goes with {keys[1]}: Megatron-LM stops without"
+        reader.wrong(keys[0], text, code="RT064", way_out=f"say {keys[1]} uniform")
     if old or granularity == "full":
         reader.put("checkpointing", Checkpointing.FULL, key)
         if method == "uniform" and count is not None and count > 0:
-            reader.put("checkpoint_every", count, "recompute-num-layers")
+            reader.put("checkpoint_every", count, keys[2])
         elif method == "block" and count is not None:
-            stages = reader.values["pp"] * reader.values.get("virtual_stages", 1)
-            reader.put("checkpoint_layers", count * stages, "recompute-num-layers")
+            stages = reader.values.get("pp", 1) * reader.values.get("virtual_stages", 1)
+            reader.put("checkpoint_layers", count * stages, keys[2])
     elif by_flag or granularity == "selective":
-        names = set((modules or "core_attn").split())
-        attention = "core_attn" in names
+        attention = "core_attn" in modules
         reader.put("checkpointing", Checkpointing.ATTENTION if attention else Checkpointing.NONE, key)
-        if names - {"core_attn"}:
-            others = ", ".join(sorted(names - {"core_attn"}))
-            reader.ignore("recompute-modules", f"{others}: recomputed too, which is not counted as saved")
+        if others := ", ".join(sorted(modules - {"core_attn"})):
+            reader.ignore(keys[3], f"{others}: recomputed too, which is not counted as saved")
     else:
         reader.assume("checkpointing", Checkpointing.NONE, key, f"{_TRANSFORMER}.recompute_granularity")
-    reader.ignore("distribute-saved-activations", "kept inputs are shared out over ranks, not counted as saved")
+    reader.ignore(named("distribute-saved-activations"), "kept inputs are shared out, which is not counted as saved")
+
+
+def _modules(reader: JobReader, key: str) -> set[str]:
+    """Take the modules that `selective` recomputes, as words or a list; attention's core without any."""
+    reader.taken.add(key)
+    value = reader.settings[key].value if reader.has(key) else None
+    return set(value.split()) if isinstance(value, str) else set(map(str, value or ["core_attn"]))
 
 
 def _kernels(reader: JobReader) -> None:
