@@ -143,6 +143,10 @@ class JobReader:
         if key in self.settings:
             self.notes.append(Note(key, self.settings[key].value, self.where(key), why))
 
+    def doubt(self, key: str, value: Any, why: str) -> None:
+        """Note that memory is not known for a reason that the file does not have as a setting: a default, a model."""
+        self.notes.append(Note(key, value, self.where(key), why))
+
     def wrong(self, key: str, message: str, *, code: str = "RT063", way_out: str | None = None) -> None:
         """Report an error at a setting; at the top of the file if it does not have the setting."""
         place = self.settings[key].place if key in self.settings else self.top
@@ -167,7 +171,7 @@ class JobReader:
             elif self.has(key):
                 self.unknown(key, f"not known here as a setting of {self.framework}")
         self.report.check()
-        order = list(self.settings)
+        order = {name: place for place, name in enumerate(self.settings)}
         values = {"framework": self.framework, **self.values, **fields}
         for name in ("model_name", "model", "seq_len", "micro_batch_size", "gradient_accumulation"):
             values.setdefault(name, None)
@@ -175,8 +179,8 @@ class JobReader:
             **values,
             training=Training(**self.training),
             origins=self.origins,
-            not_understood=tuple(sorted(self.notes, key=lambda each: order.index(each.key))),
-            ignored=tuple(sorted(self.idle, key=lambda each: order.index(each.key))),
+            not_understood=tuple(sorted(self.notes, key=lambda each: order.get(each.key, -1))),
+            ignored=tuple(sorted(self.idle, key=lambda each: order.get(each.key, -1))),
         )
 
     def _set(self, name: str, value: Any) -> None:

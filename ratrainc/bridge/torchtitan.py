@@ -80,7 +80,7 @@ def _stops(name: str) -> bool:
 
 
 def _read(reader: SettingsReader) -> None:
-    old = _take_old_names(reader)
+    old = take_old_names(reader)
     pp, tp = reader.size(f"{PP}degree") or 1, reader.size(TP) or 1
     reader.put("pp", pp, f"{PP}degree")
     if tp > 1:
@@ -134,7 +134,7 @@ def _clip(reader: SettingsReader) -> None:
         put_clip(reader, name)
 
 
-def _take_old_names(reader: SettingsReader) -> set[str]:
+def take_old_names(reader: SettingsReader) -> set[str]:
     """Rename settings of older versions; return the old names that were found."""
     settings = reader.settings
     found = {name for name in settings if name in RENAMED or name in BEFORE_AMP}

@@ -1,0 +1,383 @@
+"""Reader of axolotl's settings (`axolotl train FILE`): YAML by PyYAML, then pydantic's types.
+
+axolotl makes training arguments of its settings and runs transformers' Trainer. Weights are loaded in the type of
+training (`bf16: auto` is bf16 where the device has it) and, without FSDP or DeepSpeed, updated in it. `${...}` stays as
+it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrainc.bridge.accelerate import bring_accelerate, put_devices
+from ratrain.ratrainc.bridge.axolotl_inert import INERT, UNCOUNTED
+from ratrain.ratrainc.bridge.hf_arguments import put_sharding
+from ratrain.ratrainc.bridge.hf_deepspeed import Arguments
+from ratrain.ratrainc.bridge.hf_fsdp import FsdpDefaults, put_fsdp
+from ratrain.ratrainc.bridge.hf_reader import HfReader, Said, settings_of
+from ratrain.ratrainc.bridge.hf_rules import (
+    LOSS_SOURCE,
+    OPTIMIZERS,
+    Names,
+    TrainingDefaults,
+    put_adapter,
+    put_attention,
+    put_model,
+    put_optimizer,
+    put_training,
+    put_types,
+    targets_of,
+)
+from ratrain.ratrainc.bridge.hf_trainer import top_keys
+from ratrain.ratrainc.bridge.hf_words import Words, attention_word, phrase
+from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.settings import Setting
+from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+
+_SCHEMAS = "axolotl src/axolotl/utils/schemas"
+TRAINING = f"{_SCHEMAS}/training.py, HyperparametersConfig"
+CONFIG = f"{_SCHEMAS}/config.py, AxolotlInputConfig"
+DTYPE = "axolotl src/axolotl/utils/config/__init__.py, resolve_dtype"
+_FSDP = FsdpDefaults(
+    (1, f"{_SCHEMAS}/validation.py, check_fsdp_version_in_fsdp_config"),
+    ("TRANSFORMER_BASED_WRAP", "transformers src/transformers/training_args.py, TrainingArguments._process_fsdp_args"),
+)
+_OWN_OPTIMIZERS = {"muon": "muon", "ao_adamw_4bit": "adamw-4bit", "ao_adamw_8bit": "adamw-8bit"}
+_OTHER_OPTIMIZERS = (
+    *("optimi_adamw", "ao_adamw_fp8", "adopt_adamw", "came_pytorch", "dion", "sinkgd", "flash_adamw", "flash_adam"),
+    *("flash_sgd", "flash_sgdw", "flash_lion", "q_galore_adamw8bit"),
+)
+"""axolotl's own names: schemas/enums.py, CustomSupportedOptimizers."""
+_FLAGS = {
+    "xformers_attention": "xformers",
+    "sage_attention": "sage",
+    "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
+"""Older switches, in the order in which the first that is on wins: schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL."""
+_LIGER, _CUT = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+_ADAPTERS = ("lora", "qlora")
+_OF_US = ("base_model", "sequence_len", "micro_batch_size", "sample_packing", "val_set_size", "special_tokens")
+
+
+def _recognises(_path: Path, text: str) -> bool:
+    keys = top_keys(text)
+    return "base_model" in keys and bool(keys & {*_OF_US[1:], "datasets", "num_epochs", "adapter", "learning_rate"})
+
+
+def _read(path: Path, text: str, asked: Asked) -> Job:
+    source = Source(str(path), text)
+    settings = settings_of(path, text, "a configuration of axolotl")
+    reader = HfReader("axolotl", settings, source.top(), path=path, asked=asked)
+    if (rl := reader.take("rl", str)) or reader.truth("reward_model") or reader.truth("process_reward_model"):
+        text = f"{'rl: ' + rl if rl else 'a reward model'} trains by other rules, whose memory is not known here"
+        reader.wrong("rl" if rl else "reward_model", text, way_out="give the settings of supervised fine-tuning")
+    put_model(reader, "base_model")
+    bring_accelerate(reader)
+    _put_devices(reader)
+    reader.settle("seq_len", "sequence_len", "--seq-len", None if asked.seq_len else 512, f"{CONFIG}.sequence_len")
+    micro, times = _put_batch(reader)
+    loaded, mixed = _types(reader)
+    _put_adapter(reader)
+    defaults = TrainingDefaults((None, ""), ("cosine", f"{TRAINING}.lr_scheduler"), (1.0, f"{TRAINING}.num_epochs"))
+    put_training(reader, Names("learning_rate", "lr_scheduler", "num_epochs"), defaults)
+    put_optimizer(reader, "optimizer", f"{TRAINING}.optimizer", _OWN_OPTIMIZERS, _OTHER_OPTIMIZERS)
+    _put_checkpointing(reader)
+    _put_sharding(reader, Arguments(micro, times, Said(reader.training["max_grad_norm"], "max_grad_norm"), mixed))
+    _put_attention(reader)
+    _put_loss(reader)
+    compiled = reader.first("torch_compile", "torch_compile_backend")
+    if reader.has(compiled) and str(reader.settings[compiled].value).lower() not in ("false", "auto"):
+        reader.put("compiled", True, compiled)
+    reader.taken.add("torch_compile")
+    if reader.truth("fp8"):
+        reader.put("fp8", True, "fp8")
+    reader.put("packing", reader.take("sample_packing", bool), "sample_packing")
+    put_types(reader, loaded, mixed)
+    _note_uncounted(reader)
+    return reader.finish(INERT)
+
+
+def _put_devices(reader: HfReader) -> None:
+    """Set devices and degrees; two given degrees of data parallelism say how many devices there are."""
+    for old, new in (("sequence_parallel_degree", "context_parallel_size"),):
+        if reader.has(old):
+            reader.settings.setdefault(new, reader.settings[old])
+            reader.taken.add(old)
+    share, copies = reader.size("dp_shard_size"), reader.size("dp_replicate_size")
+    tp, cp = reader.size("tensor_parallel_size"), reader.size("context_parallel_size")
+    for field, key, size in (("tp", "tensor_parallel_size", tp), ("cp", "context_parallel_size", cp)):
+        if size is not None and size > 1:
+            reader.put(field, size, key)
+    if reader.has("accelerate.num_processes") or not (share and copies):
+        key = "ray_num_workers"
+        if reader.truth("use_ray") and reader.has(key) and not reader.has("accelerate.num_processes"):
+            reader.settle("devices", key, "--devices")
+        else:
+            put_devices(reader)
+    else:
+        whole = share * copies * (tp or 1) * (cp or 1)
+        if reader.asked.devices not in (None, whole):
+            text = f"--devices {reader.asked.devices} contradicts the degrees, whose product is {whole}"
+            reader.wrong("dp_shard_size", text, way_out=f"--devices {whole}")
+        reader.put("devices", whole, "dp_shard_size")
+    if share and copies and copies > 1:
+        reader.put("shard_size", share, "dp_shard_size")
+
+
+def _put_batch(reader: HfReader) -> tuple[Said, Said]:
+    """Set micro-batch and accumulation; the older `batch_size` is their product."""
+    micro_key, times_key = "micro_batch_size", "gradient_accumulation_steps"
+    micro = reader.settle("micro_batch_size", micro_key, "--micro-batch-size", 1, f"{TRAINING}.{micro_key}")
+    whole = reader.size("batch_size")
+    if whole is not None and not reader.has(times_key) and micro:
+        if whole % micro:
+            text = f"batch_size is {whole}, which is not a multiple of {micro_key} {micro}"
+            reader.wrong("batch_size", text, way_out=f"say {times_key}")
+        reader.put("gradient_accumulation", max(1, whole // micro), "batch_size")
+        return Said(micro, micro_key), Said(whole // micro, "batch_size")
+    times = reader.settle("gradient_accumulation", times_key, "", 1, f"{TRAINING}.{times_key}")
+    return Said(micro, micro_key), Said(times, times_key)
+
+
+def _types(reader: HfReader) -> tuple[Said, Said]:
+    """Return the type in which weights are loaded, and that of mixed precision (resolve_dtype)."""
+    auto = reader.has("bf16") and str(reader.settings["bf16"].value).lower() == "auto"
+    brain = None if auto else reader.take("bf16", bool)
+    reader.taken.add("bf16")
+    half, whole = reader.truth("fp16"), reader.truth("bfloat16")
+    left_out = "" if reader.has("bf16") else f"{CONFIG}.bf16 (auto: where the device has bf16)"
+    if brain is None:
+        brain = not half
+    reader.taken |= {"float16", "float32"}
+    if brain or whole:
+        key = "bf16" if brain else "bfloat16"
+        kind = Said("bf16", key, left_out if key == "bf16" else "")
+        if half and reader.has("bf16"):
+            reader.ignore("fp16", "bf16 goes before it")
+        return kind, kind
+    if half:
+        return Said("f16", "fp16"), Said("f16", "fp16")
+    plain = reader.truth("float16") or reader.truth("load_in_8bit")
+    key = "float16" if reader.truth("float16") else "load_in_8bit" if plain else "bf16"
+    return Said("f16" if plain else "f32", key, "" if plain else DTYPE), Said(None, "bf16", DTYPE)
+
+
+def _put_adapter(reader: HfReader) -> None:
+    """Set the low-rank adapter, if there is one."""
+    kind = reader.take("adapter", str)
+    names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules", "lora_model_dir")
+    four, eight = reader.truth("load_in_4bit"), reader.truth("load_in_8bit")
+    if kind is None:
+        for name in (*names, "lora_modules_to_save", "lora_target_parameters"):
+            reader.ignore(name, "no adapter is asked for: nothing reads it")
+        if four or eight:
+            key = "load_in_4bit" if four else "load_in_8bit"
+            reader.wrong(key, "quantised weights train with an adapter alone", way_out="adapter: qlora")
+        return
+    if kind not in _ADAPTERS:
+        way_out = f"one of {', '.join(_ADAPTERS)}"
+        reader.wrong("adapter", f"adapter is {shown(kind)}, whose memory is not known here", way_out=way_out)
+        return
+    rank = reader.size("lora_r") or 8  # peft src/peft/tuners/lora/config.py, LoraConfig.r
+    alpha = reader.take("lora_alpha", float) or 8.0
+    targets = targets_of(reader.settings[key].value if reader.has(key := "lora_target_modules") else ())
+    reader.taken |= {*names}
+    if reader.truth("lora_target_linear"):
+        targets = ("all-linear",)
+    bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
+    drop = reader.take("lora_dropout", float) or 0.0
+    double = bits == 4  # loaders/model.py, ModelLoader._set_quantization_config
+    put_adapter(reader, Adapter(rank, alpha, targets, drop, bits, double), "adapter")
+    for name in ("lora_modules_to_save", "lora_target_parameters"):
+        if reader.has(name) and reader.settings[name].value:
+            reader.unknown(name, "further trained modules are not counted")
+        reader.taken.add(name)
+
+
+def _put_checkpointing(reader: HfReader) -> None:
+    """Set activation checkpointing and offload.
+
+    The offloader takes the place of recomputation for adapters, and comes on top of it for full training
+    (loaders/model.py, ModelLoader._apply_activation_checkpointing).
+    """
+    key, away = "gradient_checkpointing", "activation_offloading"
+    said = str(reader.settings[key].value).lower() if reader.has(key) else None
+    mode = str(reader.settings[away].value).lower() if reader.has(away) else "false"
+    reader.taken |= {key, away, f"{key}_kwargs"}
+    if said in ("offload", "offload_disk"):  # older words: validation.py, check_gradient_checkpointing_w_offload
+        on, mode, away_key = True, "true" if said == "offload" else "disk", key
+    else:
+        on, away_key = bool(reader.take(key, bool)), away
+    if mode not in ("false", "true", "legacy", "disk", "hidden_states"):
+        way_out = "true, legacy, disk or hidden_states"
+        reader.wrong(away, f"{away} is {shown(mode)}, which axolotl does not have", way_out=way_out)
+        return
+    moved = mode != "false"
+    if moved and not on:
+        reader.wrong(away, f"{away} needs {key}, which is off", way_out=f"{key}: true")
+    for name in reader.under(f"{key}_kwargs."):
+        reader.ignore(name, "both kinds keep the input of each layer")
+    replaced = moved and mode != "hidden_states" and reader.values.get("adapter") is not None
+    kind = Checkpointing.FULL if on and not replaced else Checkpointing.NONE
+    reader.lay("checkpointing", Said(kind, key, "" if reader.has(key) else f"{CONFIG}.{key}"))
+    reader.put("offload_activations", moved or None, away_key)
+
+
+def _put_sharding(reader: HfReader, arguments: Arguments) -> None:
+    """Set how ranks share out state: FSDP is on where `fsdp` or `fsdp_config` is there."""
+    table = reader.open("fsdp_config", "an fsdp_config")
+    words = reader.settings["fsdp"].value if reader.has("fsdp") else None
+    reader.taken |= {"fsdp", "fsdp_config"}
+    if (table or words) and reader.has("deepspeed"):
+        reader.wrong("deepspeed", "deepspeed and fsdp exclude one another", way_out="leave one of them out")
+    elif table or words:
+        listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else []
+        for word in (str(each) for each in listed):
+            if word.upper() == "SHARD_GRAD_OP":
+                place = reader.settings["fsdp"].place
+                reader.settings.setdefault("fsdp_config.reshard_after_forward", Setting(False, place))
+            elif word == "offload":
+                reader.settings.setdefault("fsdp_config.offload_params", Setting(True, reader.settings["fsdp"].place))
+            elif word not in ("full_shard", "auto_wrap", "True"):
+                way_out = "full_shard, shard_grad_op, offload, auto_wrap"
+                reader.wrong("fsdp", f"fsdp has {shown(word)}, which is none of its words", way_out=way_out)
+        put_fsdp(reader, "fsdp_config.", _FSDP, "fsdp_version")
+        reader.taken |= {"fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version"}
+    put_sharding(reader, arguments)
+
+
+def _put_attention(reader: HfReader) -> None:
+    flags = [name for name in _FLAGS if reader.truth(name)]
+    key = "attn_implementation"
+    if reader.has(key) and flags:
+        text = f"{key} and {flags[0]}, the older word, are both there, which axolotl refuses"
+        reader.wrong(flags[0], text, way_out=f"say {key} alone")
+    elif flags:
+        put_attention(reader, Said(_FLAGS[flags[0]], flags[0]))
+        return
+    put_attention(reader, reader.said(key, str, None, ""))
+
+
+def _plugins(reader: HfReader) -> list[str]:
+    reader.taken.add("plugins")
+    said = reader.settings["plugins"].value if reader.has("plugins") else []
+    names = [str(each) for each in said] if isinstance(said, list) else [str(said)]
+    if names:
+        reader.ignore("plugins", "their own settings say what they change")
+    for name in names:
+        if name.rpartition(".")[2] not in (_LIGER.rpartition(".")[2], _CUT.rpartition(".")[2]):
+            reader.unknown("plugins", f"what {name} changes is not known here")
+    return [name.rpartition(".")[2] for name in names]
+
+
+def _put_loss(reader: HfReader) -> None:
+    """Set the loss: upcast logits, unless a plugin fuses or a setting chunks it."""
+    plugins = _plugins(reader)
+    liger = "LigerPlugin" in plugins
+    cut = reader.take("cut_cross_entropy", bool)
+    fused, whole = "liger_fused_linear_cross_entropy", "liger_cross_entropy"
+    on = {name: reader.truth(name) for name in (fused, whole, "chunked_cross_entropy", "flash_attn_cross_entropy")}
+    chunks = reader.size("chunked_cross_entropy_num_chunks")
+    for name in reader.under("liger_"):
+        reader.taken.add(name)
+        if not liger:
+            reader.ignore(name, "Liger's plugin is not among the plugins: nothing reads it")
+    if "CutCrossEntropyPlugin" in plugins and cut is not False:
+        reader.put("loss", Loss.FUSED, "cut_cross_entropy" if cut else "plugins")
+    elif liger and on[fused]:
+        reader.put("loss", Loss.FUSED, fused)
+    elif liger and on[whole]:
+        reader.put("loss", Loss.WHOLE, whole)
+    elif on["chunked_cross_entropy"]:
+        reader.put("loss", Loss.CHUNKED, "chunked_cross_entropy")
+        reader.lay(
+            "loss_chunks",
+            Said(chunks, "chunked_cross_entropy_num_chunks")
+            if chunks
+            else Said(8, "chunked_cross_entropy", "axolotl src/axolotl/monkeypatch/loss/chunked.py"),
+        )
+    else:
+        if on["flash_attn_cross_entropy"]:
+            reader.unknown("flash_attn_cross_entropy", "what it keeps is not known here; counted as PyTorch's")
+        reader.assume("loss", Loss.UPCAST, "loss", LOSS_SOURCE)
+    norms, gates = "liger_rms_norm", reader.first("liger_glu_activation", "liger_swiglu")
+    if liger and reader.truth(norms) and reader.truth(gates):
+        reader.put("compiled", True, norms)
+
+
+def _note_uncounted(reader: HfReader) -> None:
+    """Note settings whose effect on memory is not counted, where they are on."""
+    for name, why in UNCOUNTED.items():
+        if reader.has(name) and reader.settings[name].value not in (False, [], {}, 0, 1):
+            reader.unknown(name, why)
+        reader.taken.add(name)
+        for each in reader.under(f"{name}."):
+            reader.unknown(each, why)
+    sharded = reader.values.get("sharding") in (Sharding.FSDP1, Sharding.FSDP2)
+    if reader.engine or sharded or reader.values.get("adapter") or reader.values.get("loss") is Loss.FUSED:
+        return
+    if (
+        reader.values.get("attention") in (Attention.SDPA, Attention.EAGER)
+        and reader.values.get("weight_dtype") != "f32"
+    ):
+        # loaders/model.py, ModelLoader._configure_embedding_dtypes
+        reader.unknown("base_model", "embeddings, head and norms are held in f32 without flash attention: not counted")
+
+
+def _loss_words(value: Any) -> Mapping[str, Any] | None:
+    tables: dict[Any, Mapping[str, Any]] = {
+        Loss.FUSED: {"plugins": [_CUT], "cut_cross_entropy": True},
+        Loss.CHUNKED: {"plugins": [], "chunked_cross_entropy": True},
+        Loss.UPCAST: {"plugins": [], "chunked_cross_entropy": False},
+    }
+    return tables.get(value)
+
+
+WORDS = Words(
+    micro="micro_batch_size",
+    seq_len="sequence_len",
+    optimizer="optimizer",
+    optimizers={**OPTIMIZERS, "muon": "muon"},
+    offload_activations=lambda on: {"gradient_checkpointing": True, "activation_offloading": on},
+    attention=attention_word("attn_implementation"),
+    loss=_loss_words,
+    weights=lambda value: {
+        "bf16": {"bf16": True, "fp16": False},
+        "f16": {"bf16": False, "fp16": True},
+        "f32": {"bf16": False, "fp16": False},
+    }.get(value),
+    fsdp={
+        "fsdp_version": 2,
+        "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True},
+    },
+    offload="offload_params",
+    off=("deepspeed", "fsdp", "fsdp_config", "fsdp_version"),
+)
+
+
+def _phrase(job: Job, name: str, value: Any) -> str | None:
+    said = phrase(WORDS, job, name, value)
+    origin = job.origins.get("attention")
+    if name == "attention" and said and origin is not None and origin.key in _FLAGS:
+        return f"{origin.key}: null\n{said}"
+    if name == "loss" and said:
+        return said.replace("plugins: []", f"plugins: [{', '.join(_others(job))}]").replace(
+            f"plugins: [{_CUT}]", f"plugins: [{', '.join([*_others(job), _CUT])}]"
+        )
+    return said
+
+
+def _others(job: Job) -> list[str]:
+    """Return the plugins that are on and make no loss."""
+    notes = [each for each in (*job.ignored, *job.not_understood) if each.key == "plugins"]
+    listed = notes[0].value if notes and isinstance(notes[0].value, list) else []
+    return [str(each) for each in listed if str(each) not in (_LIGER, _CUT)]
+
+
+FORMAT = SettingsFormat("axolotl", "axolotl", _recognises, _read, _phrase)

@@ -1,0 +1,69 @@
+"""Settings files that `fit` reads: which format a file is of, and its job.
+
+A file is recognised by what it says, not by its name: `train.yaml` may be of any framework.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.support.diagnostics import fail, nearest
+from ratrain.ratrain_ir.support.text import Source, read_text, shown
+from ratrain.ratrainc.bridge import accelerate, axolotl, llama_factory
+from ratrain.ratrainc.bridge.hf_trainer import TRANSFORMERS, TRL
+from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
+from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.fit.job import Job
+
+FORMATS: tuple[SettingsFormat, ...] = (axolotl.FORMAT, llama_factory.FORMAT, accelerate.FORMAT, TRL, TRANSFORMERS)
+FILE = "a settings file of a training run"
+
+
+def recognised(path: Path, text: str) -> SettingsFormat | None:
+    """Return the format that a file is of; None if it is of none of them."""
+    return next((each for each in FORMATS if each.recognises(path, text)), None)
+
+
+def read_job(path: Path, asked: Asked, name: str | None = None) -> Job:
+    """Read a settings file as a job; `name` is its format, which is found out without one.
+
+    accelerate's file may be given first, and the training's settings after it. Raises `DiagnosticError` RT002, RT004
+    and RT063 with all errors of the files.
+    """
+    text = read_text(path, "RT063", FILE)
+    known = _of_name(name) if name else recognised(path, text)
+    if known is None:
+        _refuse(path, text)
+    if known is accelerate.FORMAT and name is None:
+        for other in asked.beside:
+            found = recognised(other, text_of := read_text(other, "RT063", FILE))
+            if found not in (None, accelerate.FORMAT) and found is not None:
+                beside = (path, *(each for each in asked.beside if each != other))
+                return found.read(other, text_of, evolve(asked, beside=beside))
+    return known.read(path, text, asked)
+
+
+def _of_name(name: str) -> SettingsFormat:
+    found = next((each for each in FORMATS if each.name == name), None)
+    if found is None:
+        names = [each.name for each in FORMATS]
+        fail("RT004", f"no settings format is called {shown(name)}", help=nearest(name, names) or ", ".join(names))
+    return found
+
+
+def _refuse(path: Path, text: str) -> None:
+    """Refuse a file of no known format, with the command or format that is nearest to it."""
+    top = Source(str(path), text).top().location
+    formats = f"formats are {', '.join(each.name for each in FORMATS)}; name one with --format"
+    if "model_type" in text and "hidden_size" in text:
+        fail("RT063", "this is a model's configuration, not settings of a run", top, help="ratrainc model FILE")
+    if "ratrain" in text[:200] or text.lstrip().startswith(("module", "[parallel]")):
+        fail(
+            "RT063", "this is a file of ratrain's own, not settings of a framework", top, help="ratrainc plan, compile"
+        )
+    if (likely := framework_of(text)) is not None:
+        title = FRAMEWORKS[likely].title
+        fail("RT063", f"this looks like {title}'s settings", top, help=f"ratrainc import-plan --from {likely} reads it")
+    fail("RT063", "this is no settings file that is known here", top, help=formats)

@@ -1,0 +1,240 @@
+"""Words of the family's files for another value of a job's field: `gradient_checkpointing: true`.
+
+A phrase is a piece of YAML, or of JSON where the file is JSON, that goes into the file at its top, table into table. It
+ends with the file's name in a comment if that is not the file of the training's settings:
+
+    phrase(WORDS, job, "offload_optimizer", True)
+    "zero_optimization": {"offload_optimizer": {"device": "cpu"}}  # in zero3.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ratrain.ratrainc.bridge.hf_deepspeed import STAGES
+from ratrain.ratrainc.bridge.hf_rules import ATTENTION_WORDS, OPTIMIZERS
+from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Sharding
+
+Table = Mapping[str, Any]
+_OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
+_TYPES = {
+    "bf16": {"bf16": True, "fp16": False},
+    "f16": {"fp16": True, "bf16": False},
+    "f32": dict.fromkeys(("bf16", "fp16"), False),
+}
+_ENGINE = {"zero_optimization": {}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+_AUTO = ("gradient_clipping", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "train_batch_size")
+
+
+@frozen
+class Words:
+    """A format's words for fields of a job."""
+
+    micro: str = "per_device_train_batch_size"
+    times: str = "gradient_accumulation_steps"
+    seq_len: str | None = None
+    optimizer: str = "optim"
+    optimizers: Mapping[str, str] = OPTIMIZERS
+    checkpointing: Callable[[bool], Table] = lambda on: {"gradient_checkpointing": on}
+    offload_activations: Callable[[bool], Table | None] = lambda _on: None
+    attention: Callable[[Any], Table | None] = lambda _value: None
+    loss: Callable[[Any], Table | None] = lambda _value: None
+    weights: Callable[[str], Table | None] = lambda _value: None
+    fsdp: Table = field(factory=lambda: {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}})
+    """what switches FSDP 2 on"""
+    offload: str = "cpu_offload"
+    """FSDP's offload, in `fsdp_config`"""
+    off: tuple[str, ...] = ("deepspeed", "fsdp", "fsdp_config")
+    """settings that say how state is sharded; null for those that are not asked for"""
+
+
+def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
+    """Say in the file's own words that a field of the job takes another value; None if it has none for it."""
+    main = _is_json(job)
+    if name in ("micro_batch_size", "gradient_accumulation", "seq_len"):
+        keys = {"micro_batch_size": words.micro, "gradient_accumulation": words.times, "seq_len": words.seq_len}
+        return _said({keys[name]: value}, main) if keys[name] else None
+    if name == "optimizer":
+        word = next((word for word, kind in words.optimizers.items() if kind == value), None)
+        return _said({words.optimizer: word}, main) if word else None
+    if name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL):
+        return _checkpointing(words, job, value is Checkpointing.FULL, main)
+    if name in ("offload_parameters", "offload_optimizer", "sharding", "reshard_after_forward"):
+        return _of_sharding(words, job, name, value, main)
+    tables: Mapping[str, Callable[[Any], Table | None]] = {
+        "offload_activations": words.offload_activations,
+        "attention": words.attention,
+        "loss": words.loss,
+        "weight_dtype": words.weights,
+        "compute_dtype": _TYPES.get,
+    }
+    held = job.sharding not in (Sharding.NONE, Sharding.DDP) or job.master_dtype
+    if name not in tables or (held and name in ("weight_dtype", "compute_dtype")):
+        return None  # the mechanism decides types
+    table = tables[name](value)
+    return _said(table, main) if table else None
+
+
+def _checkpointing(words: Words, job: Job, on: bool, main: bool) -> str:
+    origin = job.origins.get("checkpointing")
+    if origin is not None and not origin.default and "fsdp" in origin.key:
+        table: dict[str, Any] = {}
+        table["fsdp_config"] = {origin.key.rpartition(".")[2]: on}
+        return _said(table, _json(origin.place), _elsewhere(job, origin.place))
+    return _said(words.checkpointing(on), main)
+
+
+def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> str | None:
+    """Say how state is sharded or offloaded, in the file that says it."""
+    origin, launch = job.origins.get("sharding"), _accelerate(job)
+    engine = origin is not None and not origin.default and "zero" in origin.key
+    if engine and origin is not None:
+        table = _engine_table(job, name, value)
+        if table is not None or not (name == "sharding" and value is Sharding.FSDP2):
+            inline, other = origin.key.startswith("deepspeed."), _elsewhere(job, origin.place)
+            if table is None:
+                return None
+            if origin.key.endswith("zero_stage"):
+                return _said({"deepspeed_config": _INLINE[name](value)}, False, other)
+            return _said({"deepspeed": table} if inline else table, _json(origin.place), "" if inline else other)
+    fully = job.sharding in (Sharding.FSDP1, Sharding.FSDP2)
+    if name != "sharding":
+        keys = {"reshard_after_forward": "reshard_after_forward"}
+        if not fully or (name == "reshard_after_forward" and job.sharding is Sharding.FSDP1):
+            return None
+        if launch and _sharded_by_launch(job):
+            key = keys.get(name, "offload_params")
+            return _said({"fsdp_config": {f"fsdp_{key}": value}}, False, launch)
+        return _said({"fsdp_config": {keys.get(name, words.offload): value}}, main)
+    if launch and (origin is None or origin.default or _sharded_by_launch(job)):
+        table = _LAUNCH.get(value)
+        return _said(table, False, launch) if table else None
+    return _main_sharding(words, value, main)
+
+
+def _engine_table(job: Job, name: str, value: Any) -> Table | None:
+    """Say what DeepSpeed shards or offloads, as settings of a ds_config."""
+    if name == "sharding":
+        return {"zero_optimization": {"stage": STAGES.index(value)}} if value in STAGES else None
+    if name == "offload_optimizer" and job.sharding is not Sharding.DDP:
+        return {"zero_optimization": {"offload_optimizer": {"device": "cpu" if value else "none"}}}
+    if name == "offload_parameters" and job.sharding is Sharding.ZERO3:
+        return {"zero_optimization": {"offload_param": {"device": "cpu" if value else "none"}}}
+    return None
+
+
+_INLINE: Mapping[str, Callable[[Any], Table]] = {
+    "sharding": lambda value: {"zero_stage": STAGES.index(value)},
+    "offload_optimizer": lambda value: {"offload_optimizer_device": "cpu" if value else "none"},
+    "offload_parameters": lambda value: {"offload_param_device": "cpu" if value else "none"},
+}
+_LAUNCH: Mapping[Any, Table] = {
+    Sharding.DDP: {"distributed_type": "MULTI_GPU"},
+    Sharding.FSDP2: {
+        "distributed_type": "FSDP",
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": True,
+        },
+    },
+    **{
+        stage: {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": STAGES.index(stage)}}
+        for stage in STAGES[1:]
+    },
+}
+"""Sharding in the words of accelerate's file."""
+
+
+def _main_sharding(words: Words, value: Any, main: bool) -> str | None:
+    off: dict[str, Any] = dict.fromkeys(words.off)
+    if value is Sharding.FSDP2:
+        return _said({**off, **words.fsdp}, main)
+    if value in STAGES[1:]:
+        table = {**_ENGINE, **dict.fromkeys(_AUTO, "auto"), "zero_optimization": {"stage": STAGES.index(value)}}
+        return _said({**off, "deepspeed": table}, main)
+    return _said(off, main) if value is Sharding.DDP else None
+
+
+def phrase_of_accelerate(job: Job, name: str, value: Any) -> str | None:
+    """Say a field in the words of accelerate's file alone."""
+    if name == "compute_dtype" and job.sharding in (Sharding.NONE, Sharding.DDP) and not job.master_dtype:
+        word = {"bf16": "bf16", "f16": "fp16", "f32": "no"}.get(value)
+        return _said({"mixed_precision": word}, False) if word else None
+    fields = ("offload_parameters", "offload_optimizer", "sharding", "reshard_after_forward")
+    if name == "checkpointing" and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+        return _said({"fsdp_config": {"fsdp_activation_checkpointing": value is Checkpointing.FULL}}, False)
+    said = _of_sharding(Words(), job, name, value, False) if name in fields else None
+    return said.partition("  # in ")[0] if said else None
+
+
+def attention_word(key: str) -> Callable[[Any], Table | None]:
+    """Return the words for an attention implementation under a key that takes transformers' names."""
+    return lambda value: {key: ATTENTION_WORDS[value]} if value in ATTENTION_WORDS else None
+
+
+def liger(key: str) -> Callable[[Any], Table | None]:
+    """Return the words for a loss by a switch of Liger's kernels."""
+    return lambda value: {Loss.FUSED: {key: True}, Loss.UPCAST: {key: False}}.get(value)
+
+
+def _said(table: Table, as_json: bool, file: str = "") -> str:
+    """Write settings as a piece of JSON or YAML, with the name of their file if it is another one."""
+    if as_json:
+        text = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table.items())
+    else:
+        text = "\n".join(f"{key}: {_yaml(value)}" for key, value in table.items())
+    return f"{text}  # in {file}" if file else text
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_yaml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./ -]*", value) and value not in ("no", "yes", "on", "off"):
+        return value
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_yaml(each) for each in value) + "]"
+    return json.dumps(value)
+
+
+def _json(place: str) -> bool:
+    return re.search(r"\.(json|hjson)(:\d+)?$", place) is not None
+
+
+def _is_json(job: Job) -> bool:
+    """Tell whether the training's settings stand in a JSON file."""
+    own = [each for each in job.origins.values() if not each.default and "." not in each.key.removeprefix("deepspeed.")]
+    own = [each for each in own if each.key not in (*_OF_ACCELERATE, "gradient_clipping", "train_batch_size")]
+    return any(_json(each.place) for each in own)
+
+
+def _accelerate(job: Job) -> str:
+    """Return the name of accelerate's file; empty without one."""
+    notes = [*job.origins.values(), *job.ignored, *job.not_understood]
+    places = [each.place for each in notes if each.key in _OF_ACCELERATE and ":" in each.place]
+    return Path(places[0].rpartition(":")[0]).name if places else ""
+
+
+def _sharded_by_launch(job: Job) -> bool:
+    """Tell whether accelerate's file says how state is sharded."""
+    origin = job.origins.get("sharding")
+    return origin is not None and (
+        origin.key.startswith(("fsdp_config.fsdp_", "deepspeed_config.")) or origin.key in _OF_ACCELERATE
+    )
+
+
+def _elsewhere(job: Job, place: str) -> str:
+    """Return the file's name of a place outside the training's settings; empty within them."""
+    file = Path(place.rpartition(":")[0])
+    main = [
+        each.place.rpartition(":")[0]
+        for name, each in job.origins.items()
+        if name in ("model", "model_name", "micro_batch_size", "gradient_accumulation") and not each.default
+    ]
+    return "" if str(file) in main else file.name

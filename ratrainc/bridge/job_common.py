@@ -1,0 +1,193 @@
+"""Parts that readers of several frameworks share: options of the command, models, and phrases in a file's words."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.fit.job import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ratrain.ratrainc.bridge.job_reader import Asked, JobReader
+
+HUB_NAMES = "ratrain.ratrain_ir.config.hub_names"
+"""Module with `model_of_hub_name(name) -> ModelConfig | None`."""
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
+ON_THE_COMMAND_LINE = "command line"
+_OPTIONS = {
+    "devices": "--devices",
+    "device_bytes": "--device-bytes",
+    "seq_len": "--seq-len",
+    "micro_batch_size": "--micro-batch-size",
+}
+"""Options of the command that give a field which the file leaves open."""
+
+
+def model_of_name(name: str | None) -> ModelConfig | None:
+    """Return the model that a hub name stands for; None if the name is not known here."""
+    if name is None or importlib.util.find_spec(HUB_NAMES) is None:
+        return None
+    found: ModelConfig | None = importlib.import_module(HUB_NAMES).model_of_hub_name(name)
+    return found
+
+
+def put_model(reader: JobReader, asked: Asked, name: str | None, key: str, described: ModelConfig | None) -> None:
+    """Set the model and its name: by --model, else as the file describes it, else by its hub name.
+
+    `key` is the setting that names or describes it.
+    """
+    reader.put("model_name", name, key)
+    if asked.model is not None:
+        reader.values["model"] = asked.model
+        reader.origins["model"] = Origin("--model", ON_THE_COMMAND_LINE)
+    else:
+        reader.put("model", described if described is not None else model_of_name(name), key)
+
+
+def dense(
+    name: str,
+    family: str,
+    *,
+    vocabulary: int,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int | None,
+    ffn: int,
+    eps: float,
+    **more: Any,
+) -> ModelConfig:
+    """Return a dense model of a family, with the fields that the family fixes; `more` are further fields.
+
+    `head_dim` is the width by the heads unless `more` says it.
+    """
+    fields = {"head_dim": hidden // heads, **FAMILY[family].implied, **more}
+    return ModelConfig(
+        name=name,
+        family=family,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        ffn_size=ffn,
+        norm_eps=eps,
+        **fields,
+    )
+
+
+def take_options(reader: JobReader, asked: Asked) -> None:
+    """Set the fields that the file leaves open to what the command line says; report a contradiction."""
+    for name, option in _OPTIONS.items():
+        given, said = getattr(asked, name), reader.values.get(name)
+        if given is None or given == said:
+            continue
+        if said is None:
+            reader.values[name] = given
+            reader.origins[name] = Origin(option, ON_THE_COMMAND_LINE)
+        else:
+            origin = reader.origins.get(name)
+            key = "" if origin is None else origin.key
+            reader.wrong(key, f"{option} {given} contradicts {key or 'the file'}, which says {said}", code="RT064")
+
+
+def check_devices(reader: JobReader) -> int | None:
+    """Return the data-parallel ranks, None while the devices are not known.
+
+    Report devices that are not a multiple of the tensor, pipeline and context ranks.
+    """
+    degrees: dict[str, int] = {name: reader.values.get(name, 1) for name in ("tp", "pp", "cp")}
+    each = math.prod(degrees.values())
+    devices: int | None = reader.values.get("devices")
+    if devices is None:
+        return None
+    if devices < 1 or devices % each:
+        product = " * ".join(f"{name} {count}" for name, count in degrees.items() if count > 1)
+        text = f"{devices} devices are not a multiple of {product or 1}"
+        reader.wrong(reader.origins["devices"].key, text, code="RT064", way_out=f"give --devices {each}, or a multiple")
+        return None
+    return devices // each
+
+
+def put_accumulation(reader: JobReader, batch: int | None, key: str, replicas: int | None) -> None:
+    """Set the micro-batches of a step and device by the sequences of a step over all; report a remainder.
+
+    Nothing is set while the micro-batch or the replicas are not known.
+    """
+    size = reader.values.get("micro_batch_size")
+    if batch is None or size is None or replicas is None:
+        return
+    if batch < 1 or batch % (size * replicas):
+        text = f"{key} {batch} is not a multiple of micro-batches of {size} * {replicas} data-parallel ranks"
+        reader.wrong(key, text, code="RT064", way_out="change one of them, or the number of devices")
+    else:
+        reader.put("gradient_accumulation", batch // (size * replicas), key)
+
+
+def ignore_used(reader: JobReader, used: set[str]) -> None:
+    """Note settings that exist for others to take their value from, unless the framework reads them too."""
+    for name in used - reader.taken:
+        reader.ignore(name, "other settings of the file take their value from it")
+
+
+def refuse_texts(reader: JobReader, title: str, sections: Collection[str], but: Collection[str] = ()) -> None:
+    """Report numbers that a file has as texts, such as YAML's `1e-4`, in sections whose types a framework checks.
+
+    `but` names settings that are texts there.
+    """
+    for name, setting in reader.settings.items():
+        checked = name.split(".")[0] in sections and name not in but
+        if checked and isinstance(setting.value, str) and _NUMBER.fullmatch(setting.value):
+            text = f"{name} is the text {shown(setting.value)}: {title} expects a number"
+            reader.wrong(name, text, way_out=f"write it as a number: {_as_number(setting.value)}")
+
+
+def _as_number(text: str) -> str:
+    """Return a number as every YAML and TOML reads one: with a dot if it has an exponent."""
+    if "e" not in text.lower() or "." in text:
+        return text
+    mantissa, exponent = text.lower().split("e")
+    return f"{mantissa}.0e{exponent}"
+
+
+def one_word(reader: JobReader, key: str, words: tuple[str, ...], default: str) -> tuple[str, bool]:
+    """Take a word that must be one of `words`; return it, and true if the file says it.
+
+    Return the default without it. Report another one, and return the default.
+    """
+    said = reader.take(key, str)
+    if said is None:
+        return default, False
+    if said not in words:
+        reader.wrong(key, f"{key} is {shown(said)}: one of {', '.join(words)} is expected")
+        return default, False
+    return said, True
+
+
+# phrases
+
+
+def yaml_said(*pairs: tuple[str, Any]) -> str:
+    """Return settings as a YAML file says them, by dotted names: `optimizer.fused: true and compile: true`."""
+    return " and ".join(f"{key}: {word(value)}" for key, value in pairs)
+
+
+def toml_said(*pairs: tuple[str, Any]) -> str:
+    """Return settings as a TOML file says them, by dotted names: `training.seq_len = 2048`."""
+    texts = [(key, f'"{value}"' if isinstance(value, str) else word(value)) for key, value in pairs]
+    return " and ".join(f"{key} = {text}" for key, text in texts)
+
+
+def word(value: Any) -> str:
+    """Return a value in the words that YAML, TOML and JSON share."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
