@@ -34,6 +34,7 @@ _COMMANDS = {
     "report": "Draw a program's schedule as one HTML page.",
     "model": "Say what a model configuration is, and what of it is not supported.",
     "plan": "Find the plan to run on a number of clusters, and how far it can be from the best.",
+    "fit": "Say whether a training run of another framework fits its devices, and what would make it fit.",
     "import-plan": "Make a plan of the settings of Megatron-LM, DeepSpeed or torchtitan.",
     "scale": "Show how throughput grows with the number of clusters.",
     "calibrate": "Fit constants of a machine file to measured times.",

@@ -33,7 +33,7 @@ def read_job(path: Path, asked: Asked, name: str | None = None) -> Job:
     and RT063 with all errors of the files.
     """
     text = read_text(path, "RT063", FILE)
-    known = _of_name(name) if name else recognised(path, text)
+    known = format_named(name) if name else recognised(path, text)
     if known is None:
         _refuse(path, text)
     if known is accelerate.FORMAT and name is None:
@@ -45,7 +45,8 @@ def read_job(path: Path, asked: Asked, name: str | None = None) -> Job:
     return known.read(path, text, asked)
 
 
-def _of_name(name: str) -> SettingsFormat:
+def format_named(name: str) -> SettingsFormat:
+    """Return a format by its framework's name. Raises RT004 for an unknown name."""
     found = next((each for each in FORMATS if each.name == name), None)
     if found is None:
         names = [each.name for each in FORMATS]

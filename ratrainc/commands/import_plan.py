@@ -16,6 +16,7 @@ from ratrain.ratrainc.commands.words.options import (
     misuse_of_command,
     output_file,
 )
+from ratrain.ratrainc.commands.words.variables import variables
 from ratrain.ratrainc.console.terminal import echo, echo_document
 
 _EPILOG = """\b
@@ -30,19 +31,6 @@ _MOST = 1 << 16
 
 def _auto(text: str) -> str:
     return f"{text}, where a ds_config says 'auto' or nothing."
-
-
-def _variables(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of `NAME=VALUE` words by name; refuse a bad name, and two values for one name."""
-    found: dict[str, str] = {}
-    for each in values:
-        name, sign, value = each.partition("=")
-        if not sign or not (name.isidentifier() or (name.isdecimal() and name[0] != "0")):
-            raise click.BadParameter(f"expected NAME=VALUE, got '{each}'", context, parameter)
-        if found.get(name, value) != value:
-            raise click.BadParameter(f"{name} is set twice, to '{found[name]}' and '{value}'", context, parameter)
-        found[name] = value
-    return found
 
 
 @click.command(epilog=_EPILOG)
@@ -120,7 +108,7 @@ def _variables(context: click.Context, parameter: click.Parameter, values: tuple
     "--set",
     "asked_given",
     multiple=True,
-    callback=_variables,
+    callback=variables,
     metavar="NAME=VALUE",
     help="A variable of a launch script that its environment sets, as SLURM_NNODES=4, or an argument of it, as "
     "1=7B; may be repeated.",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         lint,
         schedule,
     )
+    from ratrain.ratrainc.functions.fitting import fit
     from ratrain.ratrainc.functions.listing import (
         copy_examples,
         example_path,
@@ -91,6 +92,7 @@ _ROOMS = {
     "ratrain.ratrainc.compiling.building": "compile emit load lowered make_for resolved run_passes save",
     "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint "
     "schedule",
+    "ratrain.ratrainc.functions.fitting": "fit",
     "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts "
     "passes strategies",
     "ratrain.ratrainc.functions.measuring": "calibrate_device calibrate_profile calibrate_rows validate",
@@ -139,6 +141,7 @@ __all__ = [
     "explain_time",
     "export",
     "export_weights",
+    "fit",
     "generate",
     "import_plan",
     "launch",

@@ -1,0 +1,115 @@
+"""`ratrainc fit`."""
+
+from __future__ import annotations
+
+import click
+
+from ratrain.ratrainc.commands.words.options import InputFile, json_option, memory_bytes, misuse_of_command
+from ratrain.ratrainc.commands.words.variables import variables
+
+_EPILOG = """\b
+Examples:
+  ratrainc fit train.yaml --devices 8 --memory 80GB
+  ratrainc fit sft.yaml --beside accelerate.yaml --machine a100-node
+  ratrainc fit pretrain.sh --memory 80GB --set SLURM_NNODES=4 --check
+  ratrainc fit --model llama-3-8b --devices 8 --memory 79GiB --json
+"""
+_MOST = 1 << 20
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", type=InputFile("settings"), metavar="[FILE]", required=False)
+@click.option(
+    "--beside",
+    type=InputFile("settings"),
+    multiple=True,
+    metavar="FILE",
+    help="A further file of the same run: an accelerate or FSDP file, a ds_config.json; may be repeated.",
+)
+@click.option(
+    "--format",
+    "format_",
+    metavar="NAME",
+    help="The framework whose settings FILE has, where its content leaves it open: axolotl, trl, torchtune, ...",
+)
+@click.option(
+    "--model",
+    metavar="M",
+    help="A preset, a name on the Hugging Face Hub that is known here, or a config.json, in place of FILE's.",
+)
+@click.option("--devices", type=click.IntRange(1, _MOST), metavar="N", help="Devices, where FILE does not say.")
+@click.option(
+    "--memory",
+    callback=memory_bytes,
+    metavar="BYTES",
+    help="What a device has, like 80GB or 23.6GiB. A card sold as 24 GB reports some 23.6 GiB; 24GB are 22.4 GiB.",
+)
+@click.option(
+    "--machine",
+    type=InputFile("machine"),
+    metavar="FILE",
+    help="A machine file or the name of a built-in machine: its memory, without --memory, and the speeds by which "
+    "ways out are priced. Default for speeds: a100-node.",
+)
+@click.option(
+    "--seq-len", type=click.IntRange(1, _MOST), metavar="S", help="Tokens of a sequence, where FILE does not say."
+)
+@click.option(
+    "--micro-batch-size",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help="Sequences of a device and micro-batch, where FILE does not say.",
+)
+@click.option(
+    "--set",
+    "given",
+    multiple=True,
+    callback=variables,
+    metavar="NAME=VALUE",
+    help="A variable of a launch script that its environment sets; may be repeated.",
+)
+@click.option("--check", is_flag=True, help="Exit with 1 unless it fits for sure: for a job's first line.")
+@json_option
+def command(
+    file: str | None,
+    beside: tuple[str, ...],
+    format_: str | None,
+    model: str | None,
+    devices: int | None,
+    memory: int | None,
+    machine: str | None,
+    seq_len: int | None,
+    micro_batch_size: int | None,
+    given: dict[str, str],
+    check: bool,
+    as_json: bool,
+) -> int:
+    """Answer whether a training run of another framework fits its devices, and what would make it fit.
+
+    FILE holds settings of axolotl, LLaMA-Factory, TRL, transformers, torchtune, torchtitan, Megatron-LM, DeepSpeed,
+    nanotron or LLM Foundry. Predicted is what that framework would hold, by formulas of its code; nothing runs, and
+    no GPU is needed. A setting that is not understood makes the answer a lower bound, and is named.
+    """
+    from ratrain import api
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.fit.answer import Verdict
+
+    with misuse_of_command():
+        found = api.fit(
+            file,
+            beside=beside,
+            format=format_,
+            model=model,
+            devices=devices,
+            memory=memory,
+            machine=machine,
+            seq_len=seq_len,
+            micro_batch_size=micro_batch_size,
+            given=given,
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        show(found.parts())
+    return int(check and found.verdict is not Verdict.FITS)

@@ -1,0 +1,280 @@
+"""Answer of `fit`: whether a job fits its devices, who holds the bytes, and the ways out.
+
+    job, capacity ──> holdings of each kind of rank ──> the fullest rank against the capacity, within the error band
+                                                    ──> ways out, limits
+
+A peak is compared with the capacity together with the band, the error of such answers against published runs
+(`bands.py`): above it in any case does not fit, below it in any case fits, and in between is too close to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, fields_dict, frozen
+
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import size_text
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.fit.bands import Band, band_of
+from ratrain.ratrainc.fit.holdings.holdings import holdings
+from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.fit.holdings.terms import RankBytes
+from ratrain.ratrainc.fit.job import Adapter, Job, Note, Training
+from ratrain.ratrainc.fit.limits import Limits, limits
+from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, ways_out
+
+if TYPE_CHECKING:
+    from ratrain.targets.machine.machine import Machine
+
+_MOST_WAYS = 10
+"""Ways out that the text shows; `--json` has all."""
+
+
+class Verdict(Enum):
+    """Whether a job fits, as far as the error of the formulas tells."""
+
+    FITS = "fits"
+    FAILS = "does not fit"
+    CLOSE = "too close to call"
+    OPEN = "no capacity given"
+
+
+@frozen(repr=False)
+class Fit(Shown):
+    """Answer about one job."""
+
+    file: str
+    """name of its settings file; empty if options alone describe it"""
+    title: str
+    """the framework's name in sentences"""
+    job: Job
+    ranks: tuple[RankBytes, ...]
+    """bytes of each kind of rank"""
+    capacity: int | None
+    """bytes of a device; None if neither the file nor an option says it"""
+    band: Band
+    machine: str
+    """name of the machine by which ways out are priced"""
+    ways: tuple[WayOut, ...]
+    """empty without a capacity"""
+    limits: Limits | None
+    """None without a capacity"""
+
+    @property
+    def fullest(self) -> RankBytes:
+        """Rank that takes most of its device."""
+        return max(self.ranks, key=lambda rank: rank.reserved_bytes)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the device that the fullest rank takes: its tensors and what the process takes in addition."""
+        return self.fullest.reserved_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        """Compare the peak with the capacity, within the band; a lower bound never says that a job fits."""
+        if self.capacity is None:
+            return Verdict.OPEN
+        if self.peak * (1 - self.band.error) > self.capacity:
+            return Verdict.FAILS
+        if self.peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
+            return Verdict.FITS
+        return Verdict.CLOSE
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the verdict, the holders of the fullest rank's bytes, ways out, limits, and what was not carried."""
+        yield from self._verdict()
+        yield self._owners()
+        if len(self.ranks) > 1:
+            rows = [[each.name, str(each.ranks), size_text(each.reserved_bytes), each.moment] for each in self.ranks]
+            yield TextTable("kinds of ranks", ("rank", "devices", "peak", "fullest"), rows)
+        yield from self._ways()
+        yield from self._unread()
+
+    def _verdict(self) -> Iterator[str]:
+        least = "at least " if self.job.not_understood else ""
+        rank = self.fullest
+        where = f"{self.file}: " if self.file else ""
+        yield f"{where}{_described(self.job, self.title)}"
+        need = f"{least}{size_text(self.peak)} on {rank.name if len(self.ranks) > 1 else 'each device'}"
+        if self.capacity is None:
+            yield f"needs {need}, {rank.moment}; --memory or --machine says what a device has"
+        else:
+            margin = self.capacity - self.peak
+            left = f"{size_text(abs(margin))} {'spare' if margin >= 0 else 'short'}"
+            yield f"{self.verdict.value}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
+        yield f"error of such answers: {self.band.text}"
+
+    def _owners(self) -> TextTable:
+        rank, total = self.fullest, self.peak
+        rows = [
+            [each.name, size_text(each.bytes, total), f"{100 * each.bytes / total:.1f} %"]
+            for each in (*sorted(rank.owners, key=lambda one: -one.bytes), *rank.overhead)
+            if each.bytes
+        ]
+        return TextTable(f"holders of the bytes, {rank.moment}", ("holder", "bytes", "share"), rows)
+
+    def _ways(self) -> Iterator[Part]:
+        if self.ways:
+            rows = [
+                [
+                    way.text,
+                    size_text(way.peak_bytes),
+                    "yes" if way.fits else "no",
+                    f"{100 * way.slower:+.0f} %",
+                    ", ".join(way.alters),
+                ]
+                for way in self.ways[:_MOST_WAYS]
+            ]
+            title = f"ways out (time a token estimated on {self.machine})"
+            yield TextTable(title, ("change", "peak", "fits", "time", "alters"), rows)
+        elif self.limits is not None:
+            yield "no change that its settings can express lowers the peak"
+        if self.limits is not None:
+            yield f"with all else as it is: {_limits_text(self.limits, self.job)}"
+
+    def _unread(self) -> Iterator[str]:
+        for note in self.job.not_understood:
+            yield f"may change memory, not understood: {note.key} = {shown(note.value)} ({note.place}): {note.why}"
+        origins = self.job.origins
+        assumed = [name for name in fields_dict(Job) if name in origins and origins[name].default]
+        if assumed:
+            whose = f"defaults of {self.title}, not in the file" if self.file else "assumed, as no option says it"
+            yield f"{whose}: {', '.join(assumed)} (values and sources: --json)"
+        if self.job.ignored:
+            yield f"without effect on memory: {', '.join(note.key for note in self.job.ignored)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as `--json` prints it."""
+        fits = {Verdict.FITS: True, Verdict.FAILS: False}.get(self.verdict)
+        return {
+            "fits": fits,
+            "verdict": self.verdict.value,
+            "peak_bytes": self.peak,
+            "lower_bound": bool(self.job.not_understood),
+            "allocated_bytes": self.fullest.peak_bytes,
+            "capacity_bytes": self.capacity,
+            "margin_bytes": None if self.capacity is None else self.capacity - self.peak,
+            "error_band": self.band.error,
+            "moment": self.fullest.moment,
+            "owners": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.owners],
+            "overhead": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.overhead],
+            "ranks": [
+                {"name": each.name, "ranks": each.ranks, "peak_bytes": each.reserved_bytes, "moment": each.moment}
+                for each in self.ranks
+            ],
+            "ways_out": [
+                {
+                    "change": list(way.changes),
+                    "peak_bytes": way.peak_bytes,
+                    "fits": way.fits,
+                    "slower": way.slower,
+                    "alters": list(way.alters),
+                }
+                for way in self.ways
+            ],
+            "limits": None
+            if self.limits is None
+            else {
+                "fewest_devices": self.limits.fewest_devices,
+                "sharding": self.limits.sharding,
+                "longest_sequence": self.limits.longest_sequence,
+                "largest_micro_batch": self.limits.largest_micro_batch,
+            },
+            "job": _job_json(self.job),
+            "not_understood": [_note_json(note) for note in self.job.not_understood],
+            "ignored": [_note_json(note) for note in self.job.ignored],
+        }
+
+
+def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machine, phrase: Phrase) -> Fit:
+    """Answer about a job on devices of `capacity` bytes (None: what its file says); `phrase` says changes of it.
+
+    Raises RT061 with the reason if its framework's bytes are not known, or the settings leave something open.
+    """
+    reason = refusal(job)
+    if reason:
+        fail("RT061", f"{file or 'the job'}: {reason}", help=_way_out(reason))
+    capacity = job.device_bytes if capacity is None else capacity
+    ranks, band = holdings(job), band_of(job)
+    if capacity is None:
+        return Fit(file, title, job, ranks, None, band, machine.name, (), None)
+    ways = ways_out(job, capacity, machine, phrase)
+    return Fit(file, title, job, ranks, capacity, band, machine.name, ways, limits(job, capacity, phrase))
+
+
+_ASKED = {
+    "model": "give it with --model (a preset, a config.json or a folder with one)",
+    "devices": "give their number with --devices N",
+    "seq_len": "give it with --seq-len S",
+    "micro_batch_size": "give it with --micro-batch-size N",
+}
+
+
+def _way_out(reason: str) -> str:
+    """Return what to do about a refusal: the option that gives what is open, if there is one."""
+    return _ASKED.get(reason.partition(":")[0], "fit has no formula for it yet: it answers nothing rather than less")
+
+
+def _described(job: Job, title: str) -> str:
+    """Describe a job in a line."""
+    assert job.model is not None
+    axes = [f"{name} {count}" for name in ("tp", "pp", "cp") if (count := getattr(job, name)) > 1]
+    devices = f"{job.devices or 1} device{'s' * ((job.devices or 1) != 1)}"
+    spread = ", ".join([devices, *axes, job.sharding.value if job.sharding.value != "none" else "not sharded"])
+    batch = f"{job.micro_batch_size} x {job.seq_len} tokens a device and micro-batch"
+    recompute = f"recomputation {job.checkpointing.value}"
+    return f"{title}, {job.model_name or job.model.name} ({job.method}), {spread}; {batch}; {recompute}"
+
+
+def _limits_text(most: Limits, job: Job) -> str:
+    texts = []
+    if most.fewest_devices is not None:
+        texts.append(f"at least {most.fewest_devices} devices" + (f" with {most.sharding}" if most.sharding else ""))
+    texts.append(
+        f"sequences of up to {most.longest_sequence} tokens"
+        if most.longest_sequence is not None
+        else "no sequence is short enough"
+    )
+    texts.append(
+        f"micro-batches of up to {most.largest_micro_batch}"
+        if most.largest_micro_batch is not None
+        else f"no micro-batch is small enough at {job.seq_len} tokens"
+    )
+    return ", ".join(texts)
+
+
+def _note_json(note: Note) -> dict[str, Any]:
+    return {"key": note.key, "value": note.value, "place": note.place, "why": note.why}
+
+
+def _job_json(job: Job) -> dict[str, Any]:
+    """Return a job's fields with the origin of each that the file or the framework decides."""
+    fields: dict[str, Any] = {}
+    for name in (each for each in fields_dict(Job) if each not in _ELSEWHERE):
+        value = getattr(job, name)
+        origin = job.origins.get(name)
+        fields[name] = {
+            "value": _plain(value),
+            "from": None if origin is None else origin.key,
+            "place": None if origin is None else origin.place,
+            "default": origin is not None and origin.default,
+        }
+    return fields
+
+
+_ELSEWHERE = ("model", "origins", "not_understood", "ignored")
+"""Fields of a job that the answer has elsewhere, or that are too long for it."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value as JSON has it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Training | Adapter):
+        return asdict(value)
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,139 @@
+"""Seconds of a job's step on one device, roughly: enough to order ways out by what they cost.
+
+    products     operations of the model, and of what is recomputed, at the machine's efficiency
+    links        bytes of weights and gradients that data-parallel ranks exchange; they overlap with products
+    host         bytes over the link to the host, and the host's update; nothing overlaps with them here
+
+    seconds = max(products, links) + host
+
+A way out costs the ratio of two such steps. Kernels' launches, pipeline bubbles and tensor-parallel exchanges are the
+same in both and are left out: the ratio is an estimate, and is called one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.fit.job import Checkpointing, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.fit.job import Job
+    from ratrain.targets.machine.machine import Machine
+
+HOST_LINK = 25e9
+"""Bytes a second between device and host if the machine does not say: PCIe 4.0 x16, assumed at 80 % of 31.5 GB/s."""
+HOST_UPDATE = 20e9
+"""Bytes of masters and moments that a device's share of the host's cores updates a second (assumed)."""
+_GATHERS_WEIGHTS = (Sharding.ZERO3, Sharding.FSDP1, Sharding.FSDP2)
+
+
+@frozen
+class StepCost:
+    """Estimated seconds of a step by what takes them."""
+
+    products: float
+    links: float
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole step."""
+        return max(self.products, self.links) + self.host
+
+
+def step_cost(job: Job, machine: Machine) -> StepCost:
+    """Estimate a step of a job whose model, sequence and micro-batch are known."""
+    return StepCost(_products(job, machine), _links(job, machine), _host(job, machine))
+
+
+def slower(before: Job, after: Job, machine: Machine) -> float:
+    """Return by which share of a step a trained token takes longer; negative if less."""
+    one, other = (step_cost(job, machine).seconds / _tokens(job) for job in (before, after))
+    return other / one - 1
+
+
+def _tokens(job: Job) -> int:
+    """Return the tokens that a device's replica trains in a step."""
+    return _of(job.micro_batch_size) * _of(job.seq_len) * _of(job.gradient_accumulation)
+
+
+def _of(value: int | None) -> int:
+    return value or 1
+
+
+def _products(job: Job, machine: Machine) -> float:
+    assert job.model is not None
+    operations = model_flops_per_token(job.model, _of(job.seq_len)) * _tokens(job) / job.model_ranks
+    return operations * (1 + _recomputed(job)) / (machine["fp16_peak"] * machine["gemm_efficiency"])
+
+
+def _recomputed(job: Job) -> float:
+    """Return the share of a step's operations that backward repeats; forward is a third of a step."""
+    assert job.model is not None
+    model, length = job.model, _of(job.seq_len)
+    whole = model_flops_per_token(model, length)
+    head = 6.0 * model.vocab_size * model.hidden_size
+    of_layers = (whole - head) / whole / 3
+    if job.checkpointing is Checkpointing.FULL:
+        layers = model.layers if job.checkpoint_layers is None else min(job.checkpoint_layers, model.layers)
+        return of_layers * layers / model.layers
+    if job.checkpointing is Checkpointing.ATTENTION:
+        scores = whole - head - 6.0 * model.layers * model.matrix_elements_per_layer
+        return scores / whole / 3
+    return of_layers / 2 if job.checkpointing is Checkpointing.OPS else 0.0  # every second product
+
+
+def _local_parameters(job: Job) -> float:
+    """Return the parameters that a device computes with."""
+    assert job.model is not None
+    return job.model.parameters / (job.tp * job.pp)
+
+
+def _shards(job: Job) -> int:
+    return job.shard_size or job.dp or 1
+
+
+def _bytes(dtype: str) -> int:
+    return Dtype(dtype).itemsize
+
+
+def _links(job: Job, machine: Machine) -> float:
+    """Return the seconds of exchanges over data-parallel ranks; a ring moves nearly all bytes once each way."""
+    if _shards(job) == 1:
+        return 0.0
+    parameters, micro_batches = _local_parameters(job), _of(job.gradient_accumulation)
+    if job.sharding in _GATHERS_WEIGHTS:
+        gathers = 2 if job.reshard_after_forward else 1
+        moved = micro_batches * (gathers * _bytes(job.compute_dtype) + _bytes(job.reduce_dtype)) * parameters
+    else:  # a reduction and a gather of the updated weights, or an all-reduce: as many bytes
+        moved = (_bytes(job.reduce_dtype) + _bytes(job.weight_dtype)) * parameters
+    return moved / _link_bandwidth(job, machine)
+
+
+def _link_bandwidth(job: Job, machine: Machine) -> float:
+    """Return the bandwidth of the innermost group of the machine that holds all devices of the job."""
+    groups = machine.link_groups
+    holding = [group for group in groups if group.clusters is None or group.clusters >= (job.devices or 1)]
+    return (holding[0] if holding else groups[-1]).link.bandwidth
+
+
+def _host(job: Job, machine: Machine) -> float:
+    """Return the seconds that offloaded parameters, state and activations take."""
+    assert job.model is not None
+    link = machine["host_fetch"] if "host_fetch" in machine.constants else HOST_LINK
+    sharded = job.sharding in _GATHERS_WEIGHTS
+    own = _local_parameters(job) / (_shards(job) if job.sharding not in (Sharding.NONE, Sharding.DDP) else 1)
+    micro_batches, seconds = _of(job.gradient_accumulation), 0.0
+    if job.offload_optimizer:
+        seconds += own * (_bytes(job.gradient_dtype) + _bytes(job.weight_dtype)) / link
+        seconds += own * 3 * _bytes("f32") / HOST_UPDATE
+    if job.offload_parameters:
+        seconds += 2 * micro_batches * (own if sharded else _local_parameters(job)) * _bytes(job.weight_dtype) / link
+    if job.offload_activations:
+        inputs = job.model.layers / job.pp * _of(job.micro_batch_size) * _of(job.seq_len) * job.model.hidden_size
+        seconds += 2 * micro_batches * inputs * _bytes(job.compute_dtype) / link
+    return seconds

@@ -1,0 +1,171 @@
+"""Changes of a job that lower its peak, each priced, in the words of the file that it came from.
+
+    the fullest rank   31.2 GiB of 23.6
+    way out            gradient_checkpointing: true            19.8 GiB, +31 % a token
+
+A candidate changes a few fields of the job; it counts if the file's format can express it (`phrase`), the framework's
+bytes are known with it (`refusal`), and the peak falls. Those that fit stand first, the cheapest in time before others.
+If no single one fits, pairs and then triples are tried: the three cheapest that fit are the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.ratrainc.fit.costs import slower
+from ratrain.ratrainc.fit.holdings.holdings import holdings
+from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.fit.job import Attention, Checkpointing, Loss, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.fit.job import Job
+    from ratrain.targets.machine.machine import Machine
+
+Phrase = Callable[["Job", str, Any], str | None]
+"""Function from a job, a field and its new value to the change in the file's words; None if it has none."""
+_MOST_TOGETHER = 3
+_MOST_COMBINED = 3
+"""Combinations that are shown where no single change fits."""
+
+
+@frozen
+class Change:
+    """One change of a job."""
+
+    fields: tuple[tuple[str, Any], ...]
+    alters: str = ""
+    """how the training itself changes; empty if it stays the same but for rounding"""
+
+    def made(self, job: Job) -> Job:
+        """Return the job with the change."""
+        return evolve(job, **dict(self.fields))
+
+
+@frozen
+class WayOut:
+    """One or several changes together, with what they bring."""
+
+    changes: tuple[str, ...]
+    """in the words of the job's file"""
+    peak_bytes: int
+    """bytes of the device that the fullest rank then takes"""
+    slower: float
+    """share by which a trained token takes longer, estimated (costs.py)"""
+    fits: bool
+    alters: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Changes in one line."""
+        return "; ".join(each.replace("\n", ", ") for each in self.changes)
+
+
+def most_bytes(job: Job) -> int:
+    """Return the bytes of the device that the fullest rank of a job takes."""
+    return max(rank.reserved_bytes for rank in holdings(job))
+
+
+def ways_out(job: Job, capacity: int, machine: Machine, phrase: Phrase) -> tuple[WayOut, ...]:
+    """Return changes that lower the peak, those that fit `capacity` bytes first, then by their cost."""
+    now = most_bytes(job)
+    priced: list[tuple[Change, WayOut]] = []
+    for change in candidates(job):
+        found = _priced(job, (change,), capacity, machine, phrase)
+        if found is not None and found.peak_bytes < now:
+            priced.append((change, found))
+    single = [way for _, way in priced]
+    if not any(way.fits for way in single):
+        single += _together(job, [change for change, _ in priced], capacity, machine, phrase)
+    return tuple(sorted(single, key=lambda way: (not way.fits, bool(way.alters), way.slower, way.peak_bytes)))
+
+
+def _together(job: Job, changes: Sequence[Change], capacity: int, machine: Machine, phrase: Phrase) -> Iterator[WayOut]:
+    """Yield the cheapest combinations that fit, of the fewest changes with which any fits."""
+    for count in range(2, _MOST_TOGETHER + 1):
+        found = [
+            way
+            for chosen in combinations(changes, count)
+            if _are_apart(chosen) and (way := _priced(job, chosen, capacity, machine, phrase)) is not None and way.fits
+        ]
+        if found:
+            yield from sorted(found, key=lambda way: (len(way.alters), way.slower, way.peak_bytes))[:_MOST_COMBINED]
+            return
+
+
+def _are_apart(changes: Sequence[Change]) -> bool:
+    """Tell whether no two changes set the same field."""
+    names = [name for change in changes for name, _ in change.fields]
+    return len(set(names)) == len(names)
+
+
+def _priced(job: Job, changes: Sequence[Change], capacity: int, machine: Machine, phrase: Phrase) -> WayOut | None:
+    """Price changes together; None if the file cannot express one, or the bytes with them are not known."""
+    changed, words = job, list[str]()
+    for change in changes:
+        for name, value in change.fields:
+            said = phrase(changed, name, value)
+            if said is None:
+                return None
+            words.append(said)
+            changed = evolve(changed, **{name: value})
+    if refusal(changed):
+        return None
+    peak = most_bytes(changed)
+    alters = tuple(dict.fromkeys(change.alters for change in changes if change.alters))
+    return WayOut(tuple(dict.fromkeys(words)), peak, slower(job, changed, machine), peak <= capacity, alters)
+
+
+_NEXT_SHARDING = {
+    Sharding.NONE: (),
+    Sharding.DDP: (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3, Sharding.FSDP2),
+    Sharding.ZERO1: (Sharding.ZERO2, Sharding.ZERO3),
+    Sharding.ZERO2: (Sharding.ZERO3,),
+}
+"""Mechanisms that share out more of the state, by the present one."""
+_IN_8_BITS = {"adamw": "adamw-8bit", "adamw-fused": "adamw-8bit", "adamw-foreach-off": "adamw-8bit"}
+
+
+def candidates(job: Job) -> Iterator[Change]:
+    """Yield the changes that may lower a job's peak."""
+    assert job.micro_batch_size is not None
+    assert job.gradient_accumulation is not None
+    assert job.seq_len is not None
+    if job.loss in (Loss.UPCAST, Loss.WHOLE):
+        yield Change((("loss", Loss.FUSED),))
+    if job.attention is Attention.EAGER:
+        yield Change((("attention", Attention.SDPA),))
+        yield Change((("attention", Attention.FLASH),))
+    if job.checkpointing is not Checkpointing.FULL:
+        yield Change((("checkpointing", Checkpointing.FULL),))
+    if job.checkpointing is Checkpointing.NONE:
+        yield Change((("checkpointing", Checkpointing.ATTENTION),))
+        yield Change((("checkpointing", Checkpointing.OPS),))
+    for part in _divisors(job.micro_batch_size):
+        more = job.gradient_accumulation * (job.micro_batch_size // part)
+        yield Change((("micro_batch_size", part), ("gradient_accumulation", more)))
+    for level in _NEXT_SHARDING.get(job.sharding, ()) if (job.dp or 1) > 1 else ():
+        yield Change((("sharding", level),))
+    if job.optimizer in _IN_8_BITS:
+        yield Change((("optimizer", _IN_8_BITS[job.optimizer]),), "moments in 8 bits")
+    for name in ("offload_activations", "offload_optimizer", "offload_parameters"):
+        if not getattr(job, name):
+            yield Change(((name, True),))
+    if job.seq_len >= 2 * _SHORTEST:
+        yield Change((("seq_len", job.seq_len // 2),), "sequences of half the length")
+
+
+_SHORTEST = 128
+"""Tokens below which no shorter sequence is proposed."""
+
+
+def _divisors(size: int) -> list[int]:
+    """Return the proper divisors of a micro-batch that are tried, largest first: halves down to 1."""
+    found = []
+    while size % 2 == 0:
+        size //= 2
+        found.append(size)
+    return [*found, 1] if size > 1 else found
