@@ -1,7 +1,7 @@
-"""Reader of accelerate's configuration (`accelerate config`, `accelerate launch --config_file`): how a run is shared out.
+"""Reader of accelerate's configuration (`accelerate config`, `accelerate launch --config_file`).
 
-The file says devices, mixed precision and the mechanism (DDP, FSDP, DeepSpeed), nothing of the model or the batch. It
-stands beside the settings of a training script; alone it makes a job whose other fields are open.
+It says how a run is shared out: devices, mixed precision and the mechanism (DDP, FSDP, DeepSpeed), nothing of the model
+or the batch. It accompanies the settings of a training script; alone it makes a job whose other fields are open.
 """
 
 from __future__ import annotations

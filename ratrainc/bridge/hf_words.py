@@ -19,11 +19,11 @@ from attrs import field, frozen
 
 from ratrain.ratrainc.bridge.hf_deepspeed import STAGES
 from ratrain.ratrainc.bridge.hf_rules import ATTENTION_WORDS, OPTIMIZERS
-from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
-_TYPES = {
+TYPES: Mapping[str, Table] = {
     "bf16": {"bf16": True, "fp16": False},
     "f16": {"fp16": True, "bf16": False},
     "f32": dict.fromkeys(("bf16", "fp16"), False),
@@ -59,7 +59,8 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
     main = _is_json(job)
     if name in ("micro_batch_size", "gradient_accumulation", "seq_len"):
         keys = {"micro_batch_size": words.micro, "gradient_accumulation": words.times, "seq_len": words.seq_len}
-        return _said({keys[name]: value}, main) if keys[name] else None
+        key = keys[name]
+        return _said({key: value}, main) if key else None
     if name == "optimizer":
         word = next((word for word, kind in words.optimizers.items() if kind == value), None)
         return _said({words.optimizer: word}, main) if word else None
@@ -72,7 +73,7 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
         "attention": words.attention,
         "loss": words.loss,
         "weight_dtype": words.weights,
-        "compute_dtype": _TYPES.get,
+        "compute_dtype": TYPES.get,
     }
     held = job.sharding not in (Sharding.NONE, Sharding.DDP) or job.master_dtype
     if name not in tables or (held and name in ("weight_dtype", "compute_dtype")):
@@ -181,7 +182,8 @@ def attention_word(key: str) -> Callable[[Any], Table | None]:
 
 def liger(key: str) -> Callable[[Any], Table | None]:
     """Return the words for a loss by a switch of Liger's kernels."""
-    return lambda value: {Loss.FUSED: {key: True}, Loss.UPCAST: {key: False}}.get(value)
+    tables: Mapping[Any, Table] = {Loss.FUSED: {key: True}, Loss.UPCAST: {key: False}}
+    return tables.get
 
 
 def _said(table: Table, as_json: bool, file: str = "") -> str:
@@ -216,7 +218,7 @@ def _is_json(job: Job) -> bool:
 
 def _accelerate(job: Job) -> str:
     """Return the name of accelerate's file; empty without one."""
-    notes = [*job.origins.values(), *job.ignored, *job.not_understood]
+    notes: list[Origin | Note] = [*job.origins.values(), *job.ignored, *job.not_understood]
     places = [each.place for each in notes if each.key in _OF_ACCELERATE and ":" in each.place]
     return Path(places[0].rpartition(":")[0]).name if places else ""
 
