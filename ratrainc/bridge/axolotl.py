@@ -250,7 +250,7 @@ def _put_sharding(reader: HfReader, arguments: Arguments) -> None:
                 reader.wrong("fsdp", f"fsdp has {shown(word)}, which is none of its words", way_out=way_out)
         put_fsdp(reader, "fsdp_config.", _FSDP, "fsdp_version")
         reader.taken |= {"fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version"}
-    put_sharding(reader, arguments)
+    put_sharding(reader, arguments, fsdp=False)
 
 
 def _put_attention(reader: HfReader) -> None:
@@ -341,15 +341,21 @@ def _loss_words(value: Any) -> Mapping[str, Any] | None:
     return tables.get(value)
 
 
+def _checkpointing_words(on: bool, job: Job) -> Mapping[str, Any]:
+    return {"gradient_checkpointing": on, **({"activation_offloading": False} if job.offload_activations else {})}
+
+
 WORDS = Words(
     micro="micro_batch_size",
     seq_len="sequence_len",
     optimizer="optimizer",
     optimizers={**OPTIMIZERS, "muon": "muon"},
+    checkpointing=_checkpointing_words,
     offload_activations=lambda on: {"gradient_checkpointing": True, "activation_offloading": on},
     attention=attention_word("attn_implementation"),
     loss=_loss_words,
     weights=TYPES.get,
+    loads_mixed=True,
     fsdp={
         "fsdp_version": 2,
         "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True},

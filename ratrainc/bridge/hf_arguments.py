@@ -120,11 +120,14 @@ def _mixed(reader: HfReader, defaults: Defaults) -> Said:
     return given if given.value else Said(None, "bf16", origin)
 
 
-def put_sharding(reader: HfReader, arguments: Arguments) -> None:
-    """Set how ranks share out state: by DeepSpeed, by FSDP, by accelerate's file, or by DDP."""
+def put_sharding(reader: HfReader, arguments: Arguments, *, fsdp: bool = True) -> None:
+    """Set how ranks share out state: by DeepSpeed, by FSDP, by accelerate's file, or by DDP.
+
+    `fsdp` is false if a format has read the settings of FSDP by rules of its own.
+    """
     if reader.open("deepspeed", WHAT):
         put_deepspeed(reader, arguments)
-    elif _takes_fsdp(reader):
+    elif fsdp and _takes_fsdp(reader):
         put_fsdp(reader, "fsdp_config.", ARGUMENTS_DEFAULTS)
     put_accelerate(reader, arguments)
     if "sharding" not in reader.values:

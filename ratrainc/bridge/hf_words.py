@@ -41,11 +41,13 @@ class Words:
     seq_len: str | None = None
     optimizer: str = "optim"
     optimizers: Mapping[str, str] = OPTIMIZERS
-    checkpointing: Callable[[bool], Table] = lambda on: {"gradient_checkpointing": on}
+    checkpointing: Callable[[bool, Job], Table] = lambda on, _job: {"gradient_checkpointing": on}
     offload_activations: Callable[[bool], Table | None] = lambda _on: None
     attention: Callable[[Any], Table | None] = lambda _value: None
     loss: Callable[[Any], Table | None] = lambda _value: None
     weights: Callable[[str], Table | None] = lambda _value: None
+    loads_mixed: bool = False
+    """true if weights are loaded in the type of mixed precision"""
     fsdp: Table = field(factory=lambda: {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}})
     """what switches FSDP 2 on"""
     offload: str = "cpu_offload"
@@ -78,6 +80,9 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
     held = job.sharding not in (Sharding.NONE, Sharding.DDP) or job.master_dtype
     if name not in tables or (held and name in ("weight_dtype", "compute_dtype")):
         return None  # the mechanism decides types
+    whole = words.loads_mixed or job.weight_dtype == "f32"
+    if name == "compute_dtype" and value == "f32" and (_accelerate(job) or not whole):
+        return None  # accelerate's file may say another one, and without mixed precision products have weights' type
     table = tables[name](value)
     return _said(table, main) if table else None
 
@@ -88,7 +93,7 @@ def _checkpointing(words: Words, job: Job, on: bool, main: bool) -> str:
         table: dict[str, Any] = {}
         table["fsdp_config"] = {origin.key.rpartition(".")[2]: on}
         return _said(table, _json(origin.place), _elsewhere(job, origin.place))
-    return _said(words.checkpointing(on), main)
+    return _said(words.checkpointing(on, job), main)
 
 
 def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> str | None:
@@ -116,7 +121,7 @@ def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> s
     if launch and (origin is None or origin.default or _sharded_by_launch(job)):
         table = _LAUNCH.get(value)
         return _said(table, False, launch) if table else None
-    return _main_sharding(words, value, main)
+    return None if value is Sharding.DDP and (job.devices or 1) == 1 else _main_sharding(words, value, main)
 
 
 def _engine_table(job: Job, name: str, value: Any) -> Table | None:
@@ -169,7 +174,8 @@ def phrase_of_accelerate(job: Job, name: str, value: Any) -> str | None:
         word = {"bf16": "bf16", "f16": "fp16", "f32": "no"}.get(value)
         return _said({"mixed_precision": word}, False) if word else None
     fields = ("offload_parameters", "offload_optimizer", "sharding", "reshard_after_forward")
-    if name == "checkpointing" and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+    checkpoints = name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL)
+    if checkpoints and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
         return _said({"fsdp_config": {"fsdp_activation_checkpointing": value is Checkpointing.FULL}}, False)
     said = _of_sharding(Words(), job, name, value, False) if name in fields else None
     return said.partition("  # in ")[0] if said else None

@@ -211,7 +211,7 @@ _WEIGHTS: Mapping[str, Mapping[str, Any]] = {"bf16": {"pure_bf16": True}, "f32":
 WORDS = Words(
     seq_len="cutoff_len",
     optimizers=OPTIMIZERS,
-    checkpointing=lambda on: {"disable_gradient_checkpointing": not on},
+    checkpointing=lambda on, _job: {"disable_gradient_checkpointing": not on},
     attention=lambda value: {"flash_attn": _ATTENTION_WORDS[value]} if value in _ATTENTION_WORDS else None,
     loss=liger("enable_liger_kernel"),
     weights=_WEIGHTS.get,
@@ -221,9 +221,11 @@ WORDS = Words(
 def _phrase(job: Job, name: str, value: Any) -> str | None:
     if name == "weight_dtype" and job.adapter is not None:
         return None  # the base has the type of the published weights
-    if name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL):
-        return f"disable_gradient_checkpointing: {'false' if value is Checkpointing.FULL else 'true'}"
-    return phrase(WORDS, job, name, value)
+    said = phrase(WORDS, job, name, value)
+    pure = (origin := job.origins.get("weight_dtype")) is not None and origin.key == "pure_bf16"
+    if said and name == "sharding" and value is Sharding.ZERO3 and pure:
+        return f"pure_bf16: false\nbf16: true\n{said}"
+    return said
 
 
 FORMAT = SettingsFormat("llama-factory", "LLaMA-Factory", _recognises, _read, _phrase)
