@@ -78,6 +78,8 @@ INERT = {
     r"steps_per_print|wall_clock_breakdown|dump_state|memory_breakdown|log_level": _LOGS,
     r"(flops_profiler|comms_logger)\..*": _LOGS,
     r"(tensorboard|wandb|csv_monitor|comet|timers|monitor_config|comms_config)(\..*)?": _LOGS,
+    r"activation_checkpointing\..*": "read only by models that call DeepSpeed's own checkpointing",
+    r"zero_optimization\.stage3_(model_persistence|module_granularity)_threshold|compile\..*": "of communication",
     r"(checkpoint|nebula|datastates_ckpt|aio)(\..*)?": _FILES,
     r"scheduler\..*|optimizer\.params\..*": _RATE,
     r"fp16\.(loss_scale\w*|initial_scale_power|hysteresis|min_loss_scale|consecutive_hysteresis|auto_cast)": _RATE,

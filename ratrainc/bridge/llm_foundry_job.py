@@ -54,7 +54,8 @@ INERT = {
     r"run_name|save_\w+|load_\w+|loggers(\..*)?|callbacks(\..*)?|log_\w+|python_log_level|progress_bar": _FILES,
     r"console_log_interval|metadata(\..*)?|flatten_metadata|autoresume|profiler(\..*)?|code_paths": _FILES,
     r"only_\w+_checkpoint|tokenizer(\..*)?|seed|dist_timeout|cuda_load_lazy|expandable_segments": _FILES,
-    r"train_loader\..*|train_subset_num_batches|spin_dataloaders|accumulate_train_batch_on_tokens": _DATA,
+    r"(train_loader|dataset)\..*|model\.config_overrides|train_subset_num_batches": _DATA,
+    r"spin_dataloaders|accumulate_train_batch_on_tokens": _DATA,
     r"eval_\w+(\..*)?|icl_\w+(\..*)?|device_eval_\w+": "of evaluation, which keeps no gradient",
     r"scheduler(\..*)?|optimizer\.\w+|algorithms\.gradient_clipping\..*|max_duration": _RATE,
     r"variables(\..*)?": "other settings of the file take their value from it",
@@ -172,7 +173,12 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         reader.wrong("model.n_heads", text, code="RT064")
         return None
     ratio = reader.take("model.expansion_ratio", float)
-    gated = reader.take("model.ffn_config.ffn_type", str) == "mptglu"
+    ffn_key = "model.ffn_config.ffn_type"
+    ffn_kind = reader.take(ffn_key, str) or "mptmlp"
+    if ffn_kind not in ("mptmlp", "mptglu", "te_ln_mlp"):
+        reader.unknown(ffn_key, "of this kind no model is built here: give --model")
+        return None
+    gated = ffn_kind == "mptglu"
     width = _size(reader, "model.ffn_config.ffn_hidden_size")
     biased = not reader.take("model.no_bias", bool)
     alibi, rope = (bool(reader.take(f"{attention}{name}", bool)) for name in ("alibi", "rope"))
