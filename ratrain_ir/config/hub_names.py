@@ -1,13 +1,23 @@
-"""Presets by the names of models on the Hugging Face Hub, as settings files of other tools have them."""
+"""Presets by the names of models on the Hugging Face Hub, as settings files of other tools have them.
+
+Values of presets are those of the published config.json, read as copies or in tables that cite it:
+citsjtu2020/LLM-Prof sglang/Model_Config.md (Llama 3.1 8B and 3.2 3B, Qwen 2.5 and 3), Lightning-AI/litgpt
+litgpt/config.py (Llama 3.1 70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md
+(Gemma 3 1B), kevinstephano/thunder_model_blocks hf_llama/llama_config.py (Llama 3.2 1B), and the defaults of
+SmolLM3Config in transformers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
 @frozen
@@ -31,26 +41,59 @@ def model_of_hub_name(name: str) -> ModelConfig | None:
     return load_model(known.preset) if known else None
 
 
+def hub_names(preset: str) -> list[str]:
+    """Return the names on the Hub, in lower case, that stand for a preset."""
+    return [name for name, known in _HUB.items() if known.preset == preset]
+
+
 def _named(preset: str, dtype: str, *names: str) -> dict[str, HubModel]:
     return {name.lower(): HubModel(preset, dtype) for name in names}
 
 
+_CHAT_2 = ("-hf", "-chat-hf")
+_INSTRUCT = ("", "-Instruct")
+
+
+def _of(owners: str, model: str, endings: tuple[str, ...] = _INSTRUCT) -> tuple[str, ...]:
+    """Return the names of a model and its tuned versions under several owners, who publish the same weights."""
+    return tuple(f"{owner}/{model}{ending}" for owner in owners.split() for ending in endings)
+
+
+_META, _MIRRORS = "meta-llama NousResearch unsloth", "NousResearch unsloth"
 _HUB: Mapping[str, HubModel] = {
     **_named("gpt2", "f32", "gpt2", "openai-community/gpt2"),
-    **_named("llama-2-7b", "f16", "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-chat-hf"),
-    **_named("llama-2-7b", "f16", "NousResearch/Llama-2-7b-hf", "NousResearch/Llama-2-7b-chat-hf"),
-    **_named("llama-2-13b", "f16", "meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-13b-chat-hf"),
-    **_named("llama-2-13b", "f16", "NousResearch/Llama-2-13b-hf", "NousResearch/Llama-2-13b-chat-hf"),
-    **_named("llama-2-70b", "f16", "meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-chat-hf"),
-    **_named("llama-2-70b", "f16", "NousResearch/Llama-2-70b-hf"),
-    **_named("llama-3-8b", "bf16", "meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct"),
-    **_named("llama-3-8b", "bf16", "NousResearch/Meta-Llama-3-8B", "NousResearch/Meta-Llama-3-8B-Instruct"),
-    **_named("mistral-7b-v0.1", "bf16", "mistralai/Mistral-7B-v0.1"),
-    **_named("qwen2.5-0.5b", "bf16", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"),
-    **_named("qwen2.5-32b", "bf16", "Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct"),
+    **_named("llama-2-7b", "f16", *_of(_META, "Llama-2-7b", _CHAT_2)),
+    **_named("llama-2-13b", "f16", *_of(_META, "Llama-2-13b", _CHAT_2)),
+    **_named("llama-2-70b", "f16", *_of(_META, "Llama-2-70b", _CHAT_2)),
+    **_named("llama-3-8b", "bf16", *_of(_META, "Meta-Llama-3-8B"), *_of(_MIRRORS, "Llama-3-8B")),
+    **_named("llama-3.1-8b", "bf16", *_of(_META, "Llama-3.1-8B"), *_of(_META, "Meta-Llama-3.1-8B")),
+    **_named("llama-3.1-70b", "bf16", *_of(_META, "Llama-3.1-70B"), *_of(_META, "Meta-Llama-3.1-70B")),
+    **_named("llama-3.1-70b", "bf16", *_of(_META, "Llama-3.3-70B", ("-Instruct",))),
+    **_named("llama-3.2-1b", "bf16", *_of(_META, "Llama-3.2-1B")),
+    **_named("llama-3.2-3b", "bf16", *_of(_META, "Llama-3.2-3B")),
+    **_named("mistral-7b-v0.1", "bf16", "mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-Instruct-v0.1"),
+    **_named("mistral-7b-v0.3", "bf16", "mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
+    **_named("qwen2.5-0.5b", "bf16", *_of("Qwen unsloth", "Qwen2.5-0.5B")),
+    **_named("qwen2.5-1.5b", "bf16", *_of("Qwen unsloth", "Qwen2.5-1.5B")),
+    **_named("qwen2.5-3b", "bf16", *_of("Qwen unsloth", "Qwen2.5-3B")),
+    **_named("qwen2.5-7b", "bf16", *_of("Qwen unsloth", "Qwen2.5-7B")),
+    **_named("qwen2.5-14b", "bf16", *_of("Qwen unsloth", "Qwen2.5-14B")),
+    **_named("qwen2.5-32b", "bf16", *_of("Qwen unsloth", "Qwen2.5-32B")),
+    **_named("qwen3-0.6b", "bf16", *_of("Qwen", "Qwen3-0.6B", ("", "-Base"))),
+    **_named("qwen3-1.7b", "bf16", *_of("Qwen", "Qwen3-1.7B", ("", "-Base"))),
+    **_named("qwen3-4b", "bf16", *_of("Qwen", "Qwen3-4B", ("", "-Base"))),
+    **_named("qwen3-8b", "bf16", *_of("Qwen", "Qwen3-8B", ("", "-Base"))),
+    **_named("qwen3-14b", "bf16", *_of("Qwen", "Qwen3-14B", ("", "-Base"))),
+    **_named("qwen3-32b", "bf16", "Qwen/Qwen3-32B"),
+    **_named("gemma-2-9b", "f32", "google/gemma-2-9b"),
+    **_named("gemma-2-9b", "bf16", "google/gemma-2-9b-it"),
+    **_named("gemma-3-1b", "bf16", "google/gemma-3-1b-pt", "google/gemma-3-1b-it"),
+    **_named("phi-3-mini-4k", "bf16", "microsoft/Phi-3-mini-4k-instruct"),
+    **_named("smollm3-3b", "bf16", "HuggingFaceTB/SmolLM3-3B", "HuggingFaceTB/SmolLM3-3B-Base"),
     **_named("tinyllama-1.1b", "bf16", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
     **_named("tinyllama-1.1b", "f32", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
     **_named("baichuan2-7b", "bf16", "baichuan-inc/Baichuan2-7B-Base", "baichuan-inc/Baichuan2-7B-Chat"),
     **_named("baichuan2-13b", "bf16", "baichuan-inc/Baichuan2-13B-Base", "baichuan-inc/Baichuan2-13B-Chat"),
 }
-"""Models of the Hub by their names in lower case."""
+"""Models of the Hub by their names in lower case. Instruct versions share the base's shape. Types were read for Llama
+2 7B, 3.1 and 3.2, Qwen 2.5 and 3, Gemma 3 and Phi 3 (copies of their config.json); those of the others are assumed."""

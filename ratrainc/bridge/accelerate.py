@@ -1,7 +1,7 @@
-"""Reader of accelerate's configuration (`accelerate config`, `accelerate launch --config_file`): how a run is shared out.
+"""Reader of accelerate's configuration (`accelerate config`, `accelerate launch --config_file`).
 
-The file says devices, mixed precision and the mechanism (DDP, FSDP, DeepSpeed), nothing of the model or the batch. It
-stands beside the settings of a training script; alone it makes a job whose other fields are open.
+It says how a run is shared out: devices, mixed precision and the mechanism (DDP, FSDP, DeepSpeed), nothing of the model
+or the batch. It accompanies the settings of a training script; alone it makes a job whose other fields are open.
 """
 
 from __future__ import annotations
@@ -49,16 +49,18 @@ def bring_accelerate(reader: HfReader) -> None:
 
     Report a file that is neither, unless a setting names it.
     """
-    named = {Path(str(each.value)).name for each in reader.settings.values() if isinstance(each.value, str)}
-    for path in reader.asked.beside:
-        text = read_text(path, "RT063", FILE)
+    texts = {path: read_text(path, "RT063", FILE) for path in reader.asked.beside}
+    for path, text in texts.items():
         if recognises(path, text):
             reader.bring(ACCELERATE, settings_of(path, text, FILE))
-            named |= {Path(str(each.value)).name for each in reader.settings.values() if isinstance(each.value, str)}
-        elif is_ds_config(text):
-            if not reader.has("deepspeed") and path.name not in named:
+    named = {Path(each.value).name for each in reader.settings.values() if isinstance(each.value, str)}
+    for path, text in texts.items():
+        if recognises(path, text) or path.name in named or path == reader.path:
+            continue
+        if is_ds_config(text):
+            if "deepspeed" not in reader.settings:
                 reader.settings["deepspeed"] = Setting(str(path.resolve()), Source(str(path), text).top())
-        elif path.name not in named and path != reader.path:
+        else:
             message = f"{shown(path.name)} is neither {FILE} nor {WHAT}, and no setting names it"
             reader.report.error("RT063", message, Source(str(path), text).top().location, help="leave it out")
 

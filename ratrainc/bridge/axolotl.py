@@ -32,9 +32,9 @@ from ratrain.ratrainc.bridge.hf_rules import (
     targets_of,
 )
 from ratrain.ratrainc.bridge.hf_trainer import top_keys
-from ratrain.ratrainc.bridge.hf_words import Words, attention_word, phrase
+from ratrain.ratrainc.bridge.hf_words import TYPES, Words, attention_word, phrase
 from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.bridge.settings import Setting
+from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 
 _SCHEMAS = "axolotl src/axolotl/utils/schemas"
@@ -76,7 +76,8 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     reader = HfReader("axolotl", settings, source.top(), path=path, asked=asked)
     if (rl := reader.take("rl", str)) or reader.truth("reward_model") or reader.truth("process_reward_model"):
         text = f"{'rl: ' + rl if rl else 'a reward model'} trains by other rules, whose memory is not known here"
-        reader.wrong("rl" if rl else "reward_model", text, way_out="give the settings of supervised fine-tuning")
+        key = "rl" if rl else reader.first("reward_model", "process_reward_model")
+        reader.wrong(key, text, way_out="give the settings of supervised fine-tuning")
     put_model(reader, "base_model")
     bring_accelerate(reader)
     _put_devices(reader)
@@ -249,7 +250,7 @@ def _put_sharding(reader: HfReader, arguments: Arguments) -> None:
                 reader.wrong("fsdp", f"fsdp has {shown(word)}, which is none of its words", way_out=way_out)
         put_fsdp(reader, "fsdp_config.", _FSDP, "fsdp_version")
         reader.taken |= {"fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version"}
-    put_sharding(reader, arguments)
+    put_sharding(reader, arguments, fsdp=False)
 
 
 def _put_attention(reader: HfReader) -> None:
@@ -314,7 +315,8 @@ def _put_loss(reader: HfReader) -> None:
 def _note_uncounted(reader: HfReader) -> None:
     """Note settings whose effect on memory is not counted, where they are on."""
     for name, why in UNCOUNTED.items():
-        if reader.has(name) and reader.settings[name].value not in (False, [], {}, 0, 1):
+        said = reader.settings[name].value if reader.has(name) else None
+        if not is_off(said) and not (is_one(said) and name.endswith("size")):
             reader.unknown(name, why)
         reader.taken.add(name)
         for each in reader.under(f"{name}."):
@@ -339,19 +341,21 @@ def _loss_words(value: Any) -> Mapping[str, Any] | None:
     return tables.get(value)
 
 
+def _checkpointing_words(on: bool, job: Job) -> Mapping[str, Any]:
+    return {"gradient_checkpointing": on, **({"activation_offloading": False} if job.offload_activations else {})}
+
+
 WORDS = Words(
     micro="micro_batch_size",
     seq_len="sequence_len",
     optimizer="optimizer",
     optimizers={**OPTIMIZERS, "muon": "muon"},
+    checkpointing=_checkpointing_words,
     offload_activations=lambda on: {"gradient_checkpointing": True, "activation_offloading": on},
     attention=attention_word("attn_implementation"),
     loss=_loss_words,
-    weights=lambda value: {
-        "bf16": {"bf16": True, "fp16": False},
-        "f16": {"bf16": False, "fp16": True},
-        "f32": {"bf16": False, "fp16": False},
-    }.get(value),
+    weights=TYPES.get,
+    loads_mixed=True,
     fsdp={
         "fsdp_version": 2,
         "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True},

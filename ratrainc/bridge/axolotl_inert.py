@@ -12,14 +12,14 @@ INERT: Mapping[str, str] = {
     **INERT_DEEPSPEED,
     r"(datasets|test_datasets|pretraining_dataset|shuffle_.*|dataset_.*|skip_prepare_dataset|num_dataset_shards_to_save"
     r"|dataloader_.*|remove_unused_columns|push_dataset_to_hub|val_set_size|chat_template.*|eot_tokens|train_on_inputs"
-    r"|default_system_message|special_tokens.*|tokens|added_tokens_overrides.*|bos_token|eos_token|pad_token|unk_token"
+    r"|default_system_message|special_tokens.*|tokens(\..*)?|added_tokens_overrides.*|bos_token|eos_token|pad_token|unk_token"
     r"|additional_special_tokens|min_sample_len|max_prompt_len|excess_length_strategy|eval_sequence_len"
     r"|eval_sample_packing|sample_packing_.*|pad_to_sequence_len|pad_to_multiple_of|group_by_length|curriculum_sampling"
     r"|multipack_real_batches|batch_flattening|pretrain_multipack_.*|pretraining_sample_concatenation|streaming.*"
     r"|total_(num|supervised)_tokens|preprocess_iterable|is_preprocess|role_boundaries|roles.*|noisy_embedding_alpha"
     r"|neftune_noise_alpha|fix_untrained_tokens)": "of the data",
-    r"(output_dir|hub_.*|save_.*|saves_per_epoch|logging_steps|use_wandb|wandb_.*|use_mlflow|mlflow_.*|use_comet|comet_.*"
-    r"|hf_mlflow_log_artifacts|use_tensorboard|use_trackio|trackio_.*|use_swanlab|swanlab_.*|gradio_.*|use_otel_metrics"
+    r"(output_dir|hub_.*|save_.*|saves_per_epoch|logging_steps|use_wandb|wandb_.*|use_mlflow|mlflow_.*|use_comet"
+    r"|comet_.*|hf_mlflow_log_artifacts|use_tensorboard|use_trackio|trackio_.*|use_swanlab|swanlab_.*|gradio_.*|use_otel_metrics"
     r"|otel_.*|include_(tkps|tokens_per_second|num_input_tokens_seen)|profiler_steps.*|load_best_model_at_end"
     r"|metric_for_best_model|greater_is_better|resume_from_checkpoint|auto_resume_from_checkpoints|debug|strict"
     r"|dynamic_checkpoint.*|axolotl_config_path|merge_.*|loss_watchdog_.*)": "of logs and saving",
@@ -35,8 +35,8 @@ INERT: Mapping[str, str] = {
     r"|heads_k_stride|fp8_enable_fsdp_float8_all_gather|use_kernels)": "it holds no bytes of a step",
     r"(lr_.*|embedding_lr.*|cosine_.*|adam_(beta3|epsilon2)|optim_args.*|jagged_restart_.*|dion_.*|loraplus_.*"
     r"|label_smoothing_factor|peft_use_rslora|peft_init_lora_weights|lora_fan_in_fan_out|torchdistx_path"
-    r"|bnb_config_kwargs.*|qlora_sharded_model_loading|relora_.*|lisa_.*_attribute|liger_use_token_scaling|eaft_.*)": "of "
-    "training, which memory does not depend on",
+    r"|bnb_config_kwargs.*|qlora_sharded_model_loading|relora_.*|lisa_.*_attribute|liger_use_token_scaling"
+    r"|eaft_.*)": "of training, which memory does not depend on",
     r"fsdp_(final_state_dict_type)": "of saving",
     r"fsdp_config\.(fsdp_)?(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading|sync_module_states"
     r"|use_orig_params|state_dict_type|limit_all_gathers|final_state_dict_type|cpu_offload_pin_memory)": "of loading, "

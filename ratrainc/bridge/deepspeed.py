@@ -80,7 +80,7 @@ _AT_THE_TOP = {name for name, rule in RULES.items() if rule.keys and "." not in 
 
 
 def _read(reader: SettingsReader) -> None:
-    _take_old_names(reader)
+    take_old_names(reader)
     _refuse_what_is_on(reader)
     _refuse_auto(reader)
     pp, tp, peers = _stages(reader), reader.integer(PEERS) or 1, reader.size(SEQUENCE_RANKS) or 1
@@ -104,7 +104,7 @@ def _read(reader: SettingsReader) -> None:
         _check_asked(reader, dp)
 
 
-def _take_old_names(reader: SettingsReader) -> None:
+def take_old_names(reader: SettingsReader) -> None:
     """Rename settings of older versions, and rewrite values of older forms."""
     settings = reader.settings
     for name in [name for name in settings if settings[name].value == {}]:

@@ -6,6 +6,7 @@ A file is recognised by what it says, not by its name: `train.yaml` may be of an
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
@@ -14,8 +15,10 @@ from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge import accelerate, axolotl, llama_factory
 from ratrain.ratrainc.bridge.hf_trainer import TRANSFORMERS, TRL
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
-from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.fit.job import Job
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+    from ratrain.ratrainc.fit.job import Job
 
 FORMATS: tuple[SettingsFormat, ...] = (axolotl.FORMAT, llama_factory.FORMAT, accelerate.FORMAT, TRL, TRANSFORMERS)
 FILE = "a settings file of a training run"
@@ -35,7 +38,7 @@ def read_job(path: Path, asked: Asked, name: str | None = None) -> Job:
     text = read_text(path, "RT063", FILE)
     known = format_named(name) if name else recognised(path, text)
     if known is None:
-        _refuse(path, text)
+        return _refuse(path, text)
     if known is accelerate.FORMAT and name is None:
         for other in asked.beside:
             found = recognised(other, text_of := read_text(other, "RT063", FILE))
@@ -54,7 +57,7 @@ def format_named(name: str) -> SettingsFormat:
     return found
 
 
-def _refuse(path: Path, text: str) -> None:
+def _refuse(path: Path, text: str) -> NoReturn:
     """Refuse a file of no known format, with the command or format that is nearest to it."""
     top = Source(str(path), text).top().location
     formats = f"formats are {', '.join(each.name for each in FORMATS)}; name one with --format"

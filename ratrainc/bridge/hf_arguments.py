@@ -15,6 +15,7 @@ from ratrain.ratrainc.bridge.hf_reader import HfReader, Said
 from ratrain.ratrainc.bridge.hf_rules import (
     ARGUMENTS,
     LOSS_SOURCE,
+    OF_TRANSFORMERS,
     TrainingDefaults,
     put_checkpointing,
     put_optimizer,
@@ -22,7 +23,7 @@ from ratrain.ratrainc.bridge.hf_rules import (
     put_whole_or_ddp,
 )
 from ratrain.ratrainc.bridge.settings import Setting
-from ratrain.ratrainc.fit.job import Loss, Sharding
+from ratrain.ratrainc.fit.job import Loss
 
 MICRO_KEY, TIMES_KEY = "per_device_train_batch_size", "gradient_accumulation_steps"
 NEW_CHECKPOINTING, OLD_CHECKPOINTING = "activation_checkpointing", "gradient_checkpointing"
@@ -59,7 +60,7 @@ class Defaults:
 
     bf16: tuple[bool, str] = (False, f"{ARGUMENTS}.bf16")
     checkpointing: tuple[bool, str] = (False, f"{ARGUMENTS}.activation_checkpointing")
-    training: TrainingDefaults = TrainingDefaults()
+    training: TrainingDefaults = OF_TRANSFORMERS
     reads_checkpointing: bool = True
     """false if the format has a switch of its own, and does not read the arguments'"""
 
@@ -85,6 +86,8 @@ def take_arguments(reader: HfReader, defaults: Defaults = Defaults()) -> Argumen
             reader.ignore(OLD_CHECKPOINTING, f"{NEW_CHECKPOINTING}, its newer name, is read where both are there")
         put_checkpointing(reader, key, reader.first(*_kwargs(reader)), defaults.checkpointing)
     put_sharding(reader, arguments)
+    if defaults.reads_checkpointing:
+        _refuse_twice(reader, reader.first(NEW_CHECKPOINTING, OLD_CHECKPOINTING))
     if reader.truth("use_cpu"):
         reader.wrong("use_cpu", "the run has no devices but processors", way_out="use_cpu: false")
     if reader.truth("auto_find_batch_size"):
@@ -117,20 +120,26 @@ def _mixed(reader: HfReader, defaults: Defaults) -> Said:
     return given if given.value else Said(None, "bf16", origin)
 
 
-def put_sharding(reader: HfReader, arguments: Arguments) -> None:
-    """Set how ranks share out state: by DeepSpeed, by FSDP, by accelerate's file, or by DDP."""
+def put_sharding(reader: HfReader, arguments: Arguments, *, fsdp: bool = True) -> None:
+    """Set how ranks share out state: by DeepSpeed, by FSDP, by accelerate's file, or by DDP.
+
+    `fsdp` is false if a format has read the settings of FSDP by rules of its own.
+    """
     if reader.open("deepspeed", WHAT):
         put_deepspeed(reader, arguments)
-    elif _takes_fsdp(reader):
+    elif fsdp and _takes_fsdp(reader):
         put_fsdp(reader, "fsdp_config.", ARGUMENTS_DEFAULTS)
     put_accelerate(reader, arguments)
     if "sharding" not in reader.values:
         put_whole_or_ddp(reader)
-    sharded = reader.values.get("sharding") in (Sharding.FSDP1, Sharding.FSDP2)
-    keys = [reader.origins[each].key for each in ("checkpointing",) if each in reader.origins]
-    if sharded and reader.truth(OLD_CHECKPOINTING) and keys and "fsdp" in keys[0]:
+
+
+def _refuse_twice(reader: HfReader, key: str) -> None:
+    """Report checkpointing that FSDP and the training arguments both do, which transformers refuses."""
+    origin = reader.origins.get("checkpointing")
+    if origin is not None and "fsdp_config" in origin.key and reader.truth(key):
         text = "FSDP's activation checkpointing and the training arguments' are both on, which transformers refuses"
-        reader.wrong(OLD_CHECKPOINTING, text, way_out=f"{OLD_CHECKPOINTING}: false")
+        reader.wrong(key, text, way_out=f"{key}: false")
 
 
 def _takes_fsdp(reader: HfReader) -> bool:

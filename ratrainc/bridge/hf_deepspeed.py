@@ -75,8 +75,8 @@ INERT: Mapping[str, str] = {
     r"zero_optimization\.(reduce_scatter|allgather_partitions|use_multi_rank_bucket_allreduce|round_robin_gradients"
     r"|ignore_unused_parameters|memory_efficient_linear|elastic_checkpoint|load_from_fp32_weights)": "of the order of "
     "communication and of checking: it holds nothing",
-    r"zero_optimization\.(stage3_)?(model_persistence_threshold|module_granularity_threshold|allgather_sequential)": "of "
-    "which weights are gathered together; at most what max_live_parameters says",
+    r"zero_optimization\.(stage3_)?(model_persistence_threshold|module_granularity_threshold"
+    r"|allgather_sequential)": "of which weights are gathered together; at most what max_live_parameters says",
     r"zero_optimization\.offload_(optimizer|param)\.(pin_memory|buffer_count|buffer_size|fast_init|nvme_path|max_in_cpu"
     r"|pipeline_read|pipeline_write|ratio)": "of the host's memory",
     r"(fp16|bf16)\.(loss_scale|loss_scale_window|initial_scale_power|hysteresis|min_loss_scale|auto_cast"

@@ -62,8 +62,7 @@ def put_fsdp(reader: HfReader, prefix: str, defaults: FsdpDefaults, version: str
     strategy, reshard = key("sharding_strategy"), key("reshard_after_forward")
     if chosen.value == 2:
         reader.lay("sharding", Said(Sharding.FSDP2, chosen.key, chosen.source))
-        again = reader.said(reshard, bool, True, f"{PLUGIN}.reshard_after_forward")
-        reader.lay("reshard_after_forward", again)
+        reader.lay("reshard_after_forward", reader.said(reshard, bool, True, f"{PLUGIN}.reshard_after_forward"))
         reader.ignore(strategy, "FSDP 2 does not read it; reshard_after_forward says it")
     else:
         _put_strategy(reader, chosen, strategy, reshard, defaults.strategy)

@@ -101,9 +101,9 @@ class HfReader(JobReader):
     def settle(self, name: str, key: str, option: str, default: int | None = None, source: str = "") -> int | None:
         """Set a size of the job from the setting, from the command's option, or to the framework's default.
 
-        Report an option that contradicts the setting.
+        Report an option that contradicts the setting. `option` is empty where the command has none.
         """
-        said, asked = self.size(key), getattr(self.asked, name)
+        said, asked = self.size(key), getattr(self.asked, name) if option else None
         if asked is not None and said is not None and asked != said:
             self.wrong(
                 key, f"{option} {asked} contradicts {key} {said}", way_out="leave the option out, or the setting"
@@ -156,7 +156,8 @@ class HfReader(JobReader):
         for path in [*(each / name for each in (folder, *folder.parents)), *given]:
             if is_there(path):
                 return path
-        text = f"{self.called.get(key, self.own(key))} names {shown(name)}, which is neither in {folder} nor in a folder above"
+        words = self.called.get(key, self.own(key))
+        text = f"{words} names {shown(name)}, which is neither in {folder} nor in a folder above"
         self.wrong(key, text, code="RT002", way_out="put it there, or give it as a further file of the run")
         return None
 

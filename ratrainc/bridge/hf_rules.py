@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.hf_keys import DROPOUT
 from ratrain.ratrain_ir.config.hub_names import hub_model
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
@@ -31,6 +30,9 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.hf_reader import COMMAND_LINE, HfReader, Said
 from ratrain.ratrainc.bridge.settings import product
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Origin, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 ARGUMENTS = "transformers src/transformers/training_args.py, TrainingArguments"
 LOADING = "transformers src/transformers/modeling_utils.py, PreTrainedModel.from_pretrained"
@@ -40,7 +42,8 @@ UPCAST_FSDP2 = "accelerate src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_mod
 FSDP_POLICY = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin.set_mixed_precision"
 ENGINE = "deepspeed deepspeed/runtime/engine.py, DeepSpeedEngine"
 LOSS_SOURCE = "transformers src/transformers/loss/loss_utils.py, ForCausalLMLoss"
-ADAPTERS = "peft src/peft/mapping_func.py, get_peft_model (autocast_adapter_dtype)"
+PEFT_ADAPTERS = Said("f32", "adapter", "peft src/peft/mapping_func.py, get_peft_model (autocast_adapter_dtype)")
+"""Type of low-rank adapters as PEFT makes them."""
 
 OPTIMIZERS: Mapping[str, str] = {
     "adamw_torch": "adamw",
@@ -102,7 +105,11 @@ class TrainingDefaults:
     epochs: tuple[float, str] = (3.0, f"{ARGUMENTS}.num_train_epochs")
 
 
-def put_training(reader: HfReader, names: Names = Names(), defaults: TrainingDefaults = TrainingDefaults()) -> None:
+OF_TRANSFORMERS = TrainingDefaults()
+_NAMES = Names()
+
+
+def put_training(reader: HfReader, names: Names = _NAMES, defaults: TrainingDefaults = OF_TRANSFORMERS) -> None:
     """Set what is trained with, which memory does not depend on."""
     for name, key, (default, source) in (
         ("lr", names.lr, defaults.lr),
@@ -273,9 +280,7 @@ def targets_of(said: Any) -> tuple[str, ...]:
     return ("all-linear",) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
 
 
-def put_types(
-    reader: HfReader, loaded: Said, mixed: Said, cast: str = "", adapters: Said = Said("f32", "adapter", ADAPTERS)
-) -> None:
+def put_types(reader: HfReader, loaded: Said, mixed: Said, cast: str = "", adapters: Said = PEFT_ADAPTERS) -> None:
     """Set the types that a run holds; see the module's text.
 
     `loaded`: type in which weights are loaded. `mixed`: type of mixed precision, None without. `cast`: source of the

@@ -76,9 +76,18 @@ _TRL_INERT = {
 
 
 def top_keys(text: str) -> set[str]:
-    """Return the names that may be a file's settings: keys at the beginning of a line, or of an object in JSON."""
+    """Return the names that may be a file's settings: keys at the beginning of a line, or of the object of a JSON text.
+
+    A text that is neither has no names.
+    """
     if text.lstrip().startswith(("{", "//", "/*")):
-        return set(re.findall(r"[{,\s][\"']?(\w+)[\"']?\s*:", text))
+        import hjson
+
+        try:
+            table = hjson.loads(text)
+        except (ValueError, IndexError, RecursionError, OverflowError):  # the reader says what is wrong with it
+            return set()
+        return set(table) if isinstance(table, dict) else set()
     return set(re.findall(r"^[\"']?(\w+)[\"']?[ \t]*:", text, re.MULTILINE))
 
 

@@ -19,11 +19,11 @@ from attrs import field, frozen
 
 from ratrain.ratrainc.bridge.hf_deepspeed import STAGES
 from ratrain.ratrainc.bridge.hf_rules import ATTENTION_WORDS, OPTIMIZERS
-from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
-_TYPES = {
+TYPES: Mapping[str, Table] = {
     "bf16": {"bf16": True, "fp16": False},
     "f16": {"fp16": True, "bf16": False},
     "f32": dict.fromkeys(("bf16", "fp16"), False),
@@ -41,11 +41,13 @@ class Words:
     seq_len: str | None = None
     optimizer: str = "optim"
     optimizers: Mapping[str, str] = OPTIMIZERS
-    checkpointing: Callable[[bool], Table] = lambda on: {"gradient_checkpointing": on}
+    checkpointing: Callable[[bool, Job], Table] = lambda on, _job: {"gradient_checkpointing": on}
     offload_activations: Callable[[bool], Table | None] = lambda _on: None
     attention: Callable[[Any], Table | None] = lambda _value: None
     loss: Callable[[Any], Table | None] = lambda _value: None
     weights: Callable[[str], Table | None] = lambda _value: None
+    loads_mixed: bool = False
+    """true if weights are loaded in the type of mixed precision"""
     fsdp: Table = field(factory=lambda: {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}})
     """what switches FSDP 2 on"""
     offload: str = "cpu_offload"
@@ -59,7 +61,8 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
     main = _is_json(job)
     if name in ("micro_batch_size", "gradient_accumulation", "seq_len"):
         keys = {"micro_batch_size": words.micro, "gradient_accumulation": words.times, "seq_len": words.seq_len}
-        return _said({keys[name]: value}, main) if keys[name] else None
+        key = keys[name]
+        return _said({key: value}, main) if key else None
     if name == "optimizer":
         word = next((word for word, kind in words.optimizers.items() if kind == value), None)
         return _said({words.optimizer: word}, main) if word else None
@@ -72,11 +75,14 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
         "attention": words.attention,
         "loss": words.loss,
         "weight_dtype": words.weights,
-        "compute_dtype": _TYPES.get,
+        "compute_dtype": TYPES.get,
     }
     held = job.sharding not in (Sharding.NONE, Sharding.DDP) or job.master_dtype
     if name not in tables or (held and name in ("weight_dtype", "compute_dtype")):
         return None  # the mechanism decides types
+    whole = words.loads_mixed or job.weight_dtype == "f32"
+    if name == "compute_dtype" and value == "f32" and (_accelerate(job) or not whole):
+        return None  # accelerate's file may say another one, and without mixed precision products have weights' type
     table = tables[name](value)
     return _said(table, main) if table else None
 
@@ -87,7 +93,7 @@ def _checkpointing(words: Words, job: Job, on: bool, main: bool) -> str:
         table: dict[str, Any] = {}
         table["fsdp_config"] = {origin.key.rpartition(".")[2]: on}
         return _said(table, _json(origin.place), _elsewhere(job, origin.place))
-    return _said(words.checkpointing(on), main)
+    return _said(words.checkpointing(on, job), main)
 
 
 def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> str | None:
@@ -115,7 +121,7 @@ def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> s
     if launch and (origin is None or origin.default or _sharded_by_launch(job)):
         table = _LAUNCH.get(value)
         return _said(table, False, launch) if table else None
-    return _main_sharding(words, value, main)
+    return None if value is Sharding.DDP and (job.devices or 1) == 1 else _main_sharding(words, value, main)
 
 
 def _engine_table(job: Job, name: str, value: Any) -> Table | None:
@@ -168,7 +174,8 @@ def phrase_of_accelerate(job: Job, name: str, value: Any) -> str | None:
         word = {"bf16": "bf16", "f16": "fp16", "f32": "no"}.get(value)
         return _said({"mixed_precision": word}, False) if word else None
     fields = ("offload_parameters", "offload_optimizer", "sharding", "reshard_after_forward")
-    if name == "checkpointing" and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+    checkpoints = name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL)
+    if checkpoints and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
         return _said({"fsdp_config": {"fsdp_activation_checkpointing": value is Checkpointing.FULL}}, False)
     said = _of_sharding(Words(), job, name, value, False) if name in fields else None
     return said.partition("  # in ")[0] if said else None
@@ -181,7 +188,8 @@ def attention_word(key: str) -> Callable[[Any], Table | None]:
 
 def liger(key: str) -> Callable[[Any], Table | None]:
     """Return the words for a loss by a switch of Liger's kernels."""
-    return lambda value: {Loss.FUSED: {key: True}, Loss.UPCAST: {key: False}}.get(value)
+    tables: Mapping[Any, Table] = {Loss.FUSED: {key: True}, Loss.UPCAST: {key: False}}
+    return tables.get
 
 
 def _said(table: Table, as_json: bool, file: str = "") -> str:
@@ -216,7 +224,7 @@ def _is_json(job: Job) -> bool:
 
 def _accelerate(job: Job) -> str:
     """Return the name of accelerate's file; empty without one."""
-    notes = [*job.origins.values(), *job.ignored, *job.not_understood]
+    notes: list[Origin | Note] = [*job.origins.values(), *job.ignored, *job.not_understood]
     places = [each.place for each in notes if each.key in _OF_ACCELERATE and ":" in each.place]
     return Path(places[0].rpartition(":")[0]).name if places else ""
 

@@ -6,6 +6,7 @@ weights are cast to f32 unless `pure_bf16` or ZeRO 3 is on, and lists may be tex
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,14 @@ _INERT = {
     "switch that is read turns it on",
     r"(use_rslora|pissa_.*|loraplus_.*|create_new_adapter|adapter_name_or_path|use_reentrant_gc|use_cache"
     r"|gradient_checkpointing(_kwargs.*)?|activation_checkpointing(_kwargs.*)?|moe_aux_loss_coef"
-    r"|quantization_(type|device_map)|freeze_(vision_tower|multi_modal_projector|language_model))": "it changes no size",
+    r"|quantization_(type|device_map)|freeze_(vision_tower|multi_modal_projector|language_model))": "it holds nothing",
 }
 
 
 def _recognises(_path: Path, text: str) -> bool:
     keys = top_keys(text)
-    return len(keys & set(_OF_US)) > 1 and "base_model" not in keys and "distributed_type" not in keys
+    others = {"base_model", "distributed_type", "train_dataset", "dist_config"}  # the last two: its version 1, another
+    return len(keys & set(_OF_US)) > 1 and not keys & others
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
@@ -77,6 +79,9 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     if stage not in ("sft", "pt"):
         text = f"stage {shown(stage)} trains with more than one model, whose memory is not known here"
         reader.wrong("stage", text, way_out="sft or pt")
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        if reader.has(name):
+            reader.wrong(name, f"{name} is of a run by Megatron, which is not read", way_out="a run by transformers")
     published = put_model(reader, "model_name_or_path")
     reader.settle("seq_len", "cutoff_len", "--seq-len", None if asked.seq_len else 2048, f"{_HPARAMS}/data_args.py")
     _put_method(reader)
@@ -202,22 +207,25 @@ def _put_types(reader: HfReader, published: str | None, mixed: Said) -> None:
     put_types(reader, loaded, mixed, "" if pure or kept or reader.truth("use_badam") else CAST)
 
 
+_WEIGHTS: Mapping[str, Mapping[str, Any]] = {"bf16": {"pure_bf16": True}, "f32": {"pure_bf16": False}}
 WORDS = Words(
     seq_len="cutoff_len",
     optimizers=OPTIMIZERS,
-    checkpointing=lambda on: {"disable_gradient_checkpointing": not on},
+    checkpointing=lambda on, _job: {"disable_gradient_checkpointing": not on},
     attention=lambda value: {"flash_attn": _ATTENTION_WORDS[value]} if value in _ATTENTION_WORDS else None,
     loss=liger("enable_liger_kernel"),
-    weights=lambda value: {"bf16": {"pure_bf16": True}, "f32": {"pure_bf16": False}}.get(value),
+    weights=_WEIGHTS.get,
 )
 
 
 def _phrase(job: Job, name: str, value: Any) -> str | None:
     if name == "weight_dtype" and job.adapter is not None:
         return None  # the base has the type of the published weights
-    if name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL):
-        return f"disable_gradient_checkpointing: {'false' if value is Checkpointing.FULL else 'true'}"
-    return phrase(WORDS, job, name, value)
+    said = phrase(WORDS, job, name, value)
+    pure = (origin := job.origins.get("weight_dtype")) is not None and origin.key == "pure_bf16"
+    if said and name == "sharding" and value is Sharding.ZERO3 and pure:
+        return f"pure_bf16: false\nbf16: true\n{said}"
+    return said
 
 
 FORMAT = SettingsFormat("llama-factory", "LLaMA-Factory", _recognises, _read, _phrase)

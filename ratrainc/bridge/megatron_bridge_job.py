@@ -143,10 +143,8 @@ def _overrides(file: str, text: str, asked: Asked, report: Diagnostics) -> dict[
             if name in begun.settings:
                 found[name] = begun.settings[name]
         for each, match in words:
-            if each.unknown is not None:
-                place = each.place()
-                text_ = f"{match[1]} is {each.shown}: {each.unknown.why}"
-                report.error("RT064", text_, place.location, source=place.source, help=each.unknown.help())
+            if each.unknown is not None:  # a number cannot be read from it then, and a path need not be
+                found[match[1]] = Setting(match[2], each.place())
                 continue
             try:
                 value = yaml.safe_load(match[2])
@@ -226,6 +224,7 @@ def _types(reader: JobReader, base: Recipe | None) -> None:
     """
     key = "mixed_precision"
     said = reader.take(key, str)
+    reader.ignore("ddp.grad_reduce_in_fp32", "the mixed precision says it, after the file")
     if said is None and base is None:
         return
     name = (said or "bf16_mixed").replace("-", "_")
@@ -248,7 +247,6 @@ def _types(reader: JobReader, base: Recipe | None) -> None:
         reader.put("fp8", True, key)
     elif name not in _PRECISIONS:
         reader.unknown(key, "a precision that is not known here is counted as its first part says")
-    reader.ignore("ddp.grad_reduce_in_fp32", "the mixed precision says it, after the file")
 
 
 def _sharding(reader: JobReader, base: Recipe | None) -> None:

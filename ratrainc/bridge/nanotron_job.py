@@ -28,6 +28,12 @@ _PARALLEL = "huggingface/nanotron: src/nanotron/config/parallelism_config.py, Pa
 _MODELS = "huggingface/nanotron: src/nanotron/config/models_config.py"
 _SUMS = "huggingface/nanotron: src/nanotron/optim/gradient_accumulator.py, FP32GradientAccumulator"
 _M = "model.model_config."
+_WHAT = "a config of nanotron"
+_RENAMED = {
+    f"optimizer.{name}": f"optimizer.optimizer_factory.{name}"
+    for name in ("adam_beta1", "adam_beta2", "adam_eps", "torch_adam_is_fused")
+}
+"""Names of versions before optimizer_factory, and the later ones."""
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _SIZES = {"vocab_size": 32000, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 _FFN = 11008
@@ -40,7 +46,7 @@ _RATE = "of the learning rate: no byte of a device"
 _VALUE = "changes values, and no size"
 INERT = {
     r"general\..*|checkpoints(\..*)?|logging(\..*)?|metrics_logging(\..*)?|profiler(\..*)?|lighteval(\..*)?": _FILES,
-    r"s3_upload(\..*)?|tokenizer(\..*)?": _FILES,
+    r"s3_upload(\..*)?|tokenizer(\..*)?|data(\..*)?": _FILES,
     r"tokens\.(val_check_interval|limit_val_batches|limit_test_batches)": "of validation, which keeps no gradient",
     r"optimizer\.learning_rate_scheduler\..*|optimizer\.weight_decay_exclude_named_params": _RATE,
     r"model\.init_method\..*|model\.model_config\.(initializer_range|rms_norm_eps|rope_\w+|hidden_act)": _VALUE,
@@ -59,7 +65,8 @@ def _recognises(path: Path, text: str) -> bool:
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
     source = Source(str(path), text)
-    reader = JobReader("nanotron", yaml_settings(source, "a config of nanotron"), source.top())
+    settings = {_RENAMED.get(name, name): each for name, each in yaml_settings(source, _WHAT).items()}
+    reader = JobReader("nanotron", settings, source.top())
     refuse_texts(reader, "nanotron", ("tokens", "optimizer", "parallelism", "model"))
     _parallelism(reader)
     _model(reader, asked)
@@ -132,11 +139,7 @@ def _model(reader: JobReader, asked: Asked) -> None:
         reader.unknown(name, "experts are not counted")
     experts = any(note.key.startswith(f"{_M}moe_config.") for note in reader.notes)
     reader.ignore(f"{_M}moe_config", "no experts")
-    starcoder = reader.take(f"{_M}is_starcoder2_config", bool)
-    reader.take(f"{_M}is_qwen2_config", bool)
-    reader.take(f"{_M}is_llama_config", bool)
-    if starcoder:
-        reader.unknown(f"{_M}is_starcoder2_config", "of this kind no model is built here: give --model")
+    other = _other_kind(reader)
     sizes = {name: _vocabulary(reader) if name == "vocab_size" else _size(reader, f"{_M}{name}") for name in _SIZES}
     sizes = {name: default if sizes[name] is None else sizes[name] for name, default in _SIZES.items()}
     vocabulary, layers, hidden, heads = (sizes[name] or 1 for name in _SIZES)
@@ -148,7 +151,7 @@ def _model(reader: JobReader, asked: Asked) -> None:
     _check_heads(reader, heads, kv_heads)
     multiple = (_size(reader, "model.make_vocab_size_divisible_by", 1) or 1) * (reader.values.get("tp") or 1)
     described = None
-    if not starcoder and not experts:
+    if not other and not experts:
         described = dense(
             "nanotron",
             "qwen2" if bias else "llama",
@@ -179,6 +182,16 @@ def _model(reader: JobReader, asked: Asked) -> None:
     )
     for name in ("_fused_rms_norm", "_fused_rotary_emb"):
         reader.ignore(f"{_M}{name}", "fused norms and rotations keep no more than is counted")
+
+
+def _other_kind(reader: JobReader) -> bool:
+    """Tell whether the model is of another kind than Llama and Qwen2, and note it."""
+    kinds = [name for name in reader.settings if re.fullmatch(rf"{re.escape(_M)}is_\w+_config", name)]
+    known = (f"{_M}is_llama_config", f"{_M}is_qwen2_config")
+    others = [name for name in kinds if reader.take(name, bool) and name not in known]
+    for name in others:
+        reader.unknown(name, "of this kind no model is built here: give --model")
+    return bool(others)
 
 
 def _vocabulary(reader: JobReader) -> int | None:

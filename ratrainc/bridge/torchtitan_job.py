@@ -96,6 +96,10 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     pp = reader.values["pp"]
     if pp > 1:
         _pipeline(reader)
+    else:
+        for name in reader.settings:
+            if name.startswith(PP) or name == PARTS:
+                reader.ignore(name, "there is no pipeline")
     _lengths(reader, pp, early=early)
     take_options(reader, asked)
     replicas = check_devices(reader)

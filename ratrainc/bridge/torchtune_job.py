@@ -72,6 +72,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     source = Source(str(path), text)
     settings, used = interpolated(yaml_settings(source, "a config of torchtune"))
     reader = JobReader("torchtune", settings, source.top())
+    _check_recipe(reader)
     spread = _devices(reader, asked)
     _model(reader, asked)
     _types(reader)
@@ -85,6 +86,18 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
         _replicas(reader, replicas)
     ignore_used(reader, used)
     return reader.finish(INERT)
+
+
+def _check_recipe(reader: JobReader) -> None:
+    """Raise `DiagnosticError` if the config is of a recipe that does not train, or not one model."""
+    tables = {name.split(".")[0] for name in reader.settings}
+    if "optimizer" not in tables:
+        text = "this config trains nothing: it has no optimizer, as configs of evaluation and generation have none"
+        reader.wrong("", text, way_out="name the config of a training")
+    elif "model" not in tables:
+        text = "this config has no model, as recipes have that train several: they are not read"
+        reader.wrong("", text, way_out="name a config of full or LoRA fine-tuning")
+    reader.report.check()
 
 
 def _devices(reader: JobReader, asked: Asked) -> bool:
@@ -111,6 +124,10 @@ def _devices(reader: JobReader, asked: Asked) -> bool:
     if reader.take("enable_fp8_training", bool):
         reader.put("fp8", True, "enable_fp8_training")
     reader.unknown("custom_sharded_layers", "sharded on their own: torchtune gathers them apart from the layers")
+    shard, copies = _degrees(reader)
+    if shard is not None and shard > 0 and copies > 0:
+        # torchtune/training/_distributed.py, ParallelDims
+        reader.put("devices", shard * copies * reader.values["tp"] * reader.values["cp"], "data_parallel_shard_dim")
     for key in ("tp", "cp"):
         if reader.values[key] < 1:
             reader.wrong(reader.origins[key].key, f"{reader.origins[key].key} is {reader.values[key]}: at least 1")
@@ -118,10 +135,14 @@ def _devices(reader: JobReader, asked: Asked) -> bool:
     return True
 
 
+def _degrees(reader: JobReader) -> tuple[int | None, int]:
+    """Take the data-parallel degrees: ranks that shard (None or -1: all that are left), and copies."""
+    return reader.take("data_parallel_shard_dim", int), reader.take("data_parallel_replicate_dim", int) or 1
+
+
 def _replicas(reader: JobReader, replicas: int) -> None:
     """Check the data-parallel degrees; set the ranks that share one copy of the state."""
-    shard = reader.take("data_parallel_shard_dim", int)
-    copies = reader.take("data_parallel_replicate_dim", int) or 1
+    shard, copies = _degrees(reader)
     shard = replicas // max(1, copies) if shard in (None, -1) else shard
     if shard is None or copies < 1 or shard * copies != replicas:
         key = "data_parallel_shard_dim" if reader.has("data_parallel_shard_dim") else "data_parallel_replicate_dim"

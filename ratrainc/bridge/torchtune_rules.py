@@ -166,7 +166,8 @@ _DATA = "of the data, whose batches are counted by batch_size and max_seq_len"
 _RATE = "of the learning rate: no byte of a device"
 _VALIDATED = "validation keeps no gradient, and is counted as smaller than a step of training"
 INERT: dict[str, str] = {
-    r"output_dir|checkpointer\..*|resume_from_checkpoint|save_\w+|enable_async_checkpointing|keep_last_n.*": _FILES,
+    r"output_dir|(\w+_)?checkpointer\..*|resume_from_checkpoint|save_\w+": _FILES,
+    r"enable_async_checkpointing|keep_last_n.*": _FILES,
     r"metric_logger(\..*)?|log_\w+|profiler(\..*)?|debug_\w+": _LOGS,
     r"tokenizer\..*|dataset(_val)?\..*|dataset(_val)?|collate_fn|shuffle|dataloader(\..*)?": _DATA,
     r"lr_scheduler(\..*)?|optimizer\.(lr|eps|betas|weight_decay|amsgrad|maximize)": _RATE,

@@ -13,7 +13,8 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.families import FAMILY, Family
-from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.hub_names import hub_names
+from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrainc.console.markdown_text import wrapped
 from tests.end_to_end.tiny_runs import start
 from tests.parity.test_families import MODELS, gradients, program_of, reference, saved
@@ -91,6 +92,16 @@ def measured(name: str) -> Measured:
         return Measured(count, abs(step.report.loss - loss) / loss, error, half, brain)
 
 
+def presets_text() -> str:
+    """Table of the presets: family, parameters, and names on the Hub that settings files of other tools may have."""
+    lines = ["## Presets", "", "| preset | family | parameters | also read as |", "|---|---|---|---|"]
+    for name in preset_names():
+        model = load_model(name)
+        named = ", ".join(f"`{each}`" for each in hub_names(name)[:2])
+        lines.append(f"| {name} | {model.family} | {model.parameters:,} | {named} |")
+    return "\n".join(lines) + "\n"
+
+
 def family_text(name: str, family: Family) -> str:
     """A family: its classes, what it implies, what a configuration chooses."""
     implied = [f"`{field} = {_shown(value)}`" for field, value in family.implied.items()]
@@ -112,6 +123,7 @@ def page() -> str:
     lines = [HEAD]
     for name, family in FAMILY.items():
         lines.append(family_text(name, family) + "\n")
+    lines.append(f"\n{presets_text()}")
     lines.append(MEASURED.format(version=transformers.__version__))
     for name in MODELS:
         row = measured(name)

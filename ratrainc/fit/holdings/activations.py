@@ -222,7 +222,8 @@ def _saved_by_ops(part: Part) -> Iterator[Kept]:
     yield Kept(ATTENTION, "output", item * tokens * part.query)
     yield Kept(ATTENTION, ROW_STATISTICS, _F32 * tokens * part.heads)
     yield Kept(MLP, "gate", item * tokens * part.ffn)
-    yield Kept(MLP, "down", item * tokens * hidden)
+    if not part.job.compiled:  # nothing reads it: dead code to a compiler
+        yield Kept(MLP, "down", item * tokens * hidden)
     if part.job.tp > 1:
         yield Kept(MLP, "reduced", 2 * item * part.rows * hidden)
 

@@ -10,8 +10,8 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
-    Megatron-LM      the gathered input of a sequence-parallel product, one global buffer
-            (core/tensor_parallel/layers.py, get_global_memory_buffer)
+    Megatron-LM      placeholders of weight gradients, and one global buffer for the gathered input of a sequence-parallel
+            product (core/tensor_parallel/layers.py, get_global_memory_buffer)
     autocast         a copy of each weight in the compute type, until the forward's context ends
             (ATen/autocast_mode.cpp cached_cast)
 """
@@ -30,6 +30,8 @@ BUCKET = 500_000_000
 """Default of reduce_bucket_size in elements, deepspeed runtime/zero/config.py; so the next two."""
 LIVE = 1_000_000_000
 PREFETCH = 50_000_000
+FSDP1_GATHERED = "buffers of FSDP1: gathered weights"
+AT_LOSS = "at the loss"
 
 
 class Phase(Enum):
@@ -52,7 +54,19 @@ def buffers(part: Part, phase: Phase) -> Bytes:
         Sharding.ZERO2: _zero12,
         Sharding.ZERO3: _zero3,
     }.get(part.job.sharding)
-    return together([made(part, phase) if made else {}, _ddp(part), _gathered_rows(part), _casts(part, phase)])
+    own = made(part, phase) if made else {}
+    return together([own, _ddp(part), _gathered_rows(part), _placeholders(part, phase), _casts(part, phase)])
+
+
+def gather_pool(part: Part) -> int:
+    """Return the bytes of FSDP2's gather buffers: the largest group's, or two layers'.
+
+    They are allocated on a stream of their own (fully_shard/_fsdp_collectives.py foreach_all_gather), whose pool no
+    other stream uses.
+    """
+    if part.job.sharding is not Sharding.FSDP2:
+        return 0
+    return part.item * max(2 * part.layer_parameters, part.head_matrix, part.embedding_parameters)
 
 
 def _fsdp1(part: Part, phase: Phase) -> Bytes:
@@ -74,7 +88,7 @@ def _fsdp1(part: Part, phase: Phase) -> Bytes:
         Phase.FIRST: (2 * item + copy) * unit + head,
         Phase.END: (item + copy) * max(root, unit),
     }.get(phase, 0)
-    return {"buffers of FSDP1: gathered weights": gathered, "buffers of FSDP1: whole gradients": gradients}
+    return {FSDP1_GATHERED: gathered, "buffers of FSDP1: whole gradients": gradients}
 
 
 def _fsdp2(part: Part, phase: Phase) -> Bytes:
@@ -131,6 +145,21 @@ def _gathered_rows(part: Part) -> Bytes:
     if part.job.framework not in MEGATRON or not part.job.sequence_sharding or part.job.tp == 1:
         return {}
     return {"buffers of Megatron-LM: gathered rows": part.item * part.tokens * part.model.hidden_size}
+
+
+def _placeholders(part: Part, phase: Phase) -> Bytes:
+    """Return what products that add to main gradients themselves give autograd in place of a gradient.
+
+    TransformerEngine keeps an empty tensor of each weight's shape (pytorch/module/base.py get_dummy_wgrad); the head's
+    product makes one anew (megatron/core/tensor_parallel/layers.py grad_weight = torch.empty). Only with f32 main
+    gradients, which the fused product needs.
+    """
+    if part.job.framework not in MEGATRON or part.job.gradient_dtype != "f32":
+        return {}
+    hidden, matrices = part.model.hidden_size, len(part.model.mlp_matrices)
+    layer = hidden * (2 * part.query + 2 * part.key + matrices * part.ffn)
+    head = part.head_matrix if phase is Phase.HEAD else 0
+    return {"buffers of Megatron-LM: placeholders of weight gradients": part.item * (layer + head)}
 
 
 def _casts(part: Part, phase: Phase) -> Bytes:

@@ -54,5 +54,5 @@ def _rank(part: Part, name: str, ranks: int) -> RankBytes:
         moment=fullest.name,
         owners=fullest.owners,
         moments=moments,
-        overhead=overhead(part.job, fullest.bytes),
+        overhead=overhead(part, moments, fullest),
     )

@@ -60,7 +60,7 @@ def _per_logit(part: Part, count: int) -> int:
         return (item + _F32) * count
     if framework == "nanotron":
         return (item + 2 * _F32) * count
-    if part.job.compiled and framework in {"torchtitan", "torchtune"}:
+    if compiled_loss(part):
         return 2 * item * count
     if loss is Loss.WHOLE or framework == "litgpt":
         return 3 * item * count
@@ -68,6 +68,26 @@ def _per_logit(part: Part, count: int) -> int:
         chunks = part.job.loss_chunks or _DEFAULT_CHUNKS
         return (item + _F32) * count + share(2 * _F32 * count, chunks)
     return max(item + 2 * _F32, 3 * _F32) * count
+
+
+def compiled_loss(part: Part) -> bool:
+    """Return True if torch.compile covers the loss.
+
+    So it does in torchtune, and in torchtitan since 2025 (components/loss.py build_cross_entropy_loss);
+    `compile_loss` = 0 among the job's sizes says that it does not.
+    """
+    job = part.job
+    return job.compiled and job.framework in {"torchtitan", "torchtune"} and bool(job.sizes.get("compile_loss", 1))
+
+
+def freed_logits(part: Part) -> int:
+    """Return the bytes of logits that are free at the loss's fullest moment, in a block too small for what follows.
+
+    Only where a caching allocator holds logits, then their f32 copies, which are twice as large (eager upcast).
+    """
+    in_place = part.job.framework in {*MEGATRON, "nanotron", "litgpt"}
+    upcast = part.job.loss in (Loss.UPCAST, Loss.VOCAB_PARALLEL) and not compiled_loss(part) and not in_place
+    return part.item * _logits(part) if part.last and upcast and part.item < _F32 else 0
 
 
 def _fused(part: Part) -> int:

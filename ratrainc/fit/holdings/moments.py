@@ -17,7 +17,7 @@ from ratrain.ratrainc.fit.holdings.activations import (
     kept_activations,
     recomputed,
 )
-from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers
+from ratrain.ratrainc.fit.holdings.buffers import AT_LOSS, Phase, buffers
 from ratrain.ratrainc.fit.holdings.logits import logit_gradient, loss_bytes
 from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
@@ -33,7 +33,7 @@ from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, Moment, owners_of, together
 
 NAMES = {
-    Phase.LOSS: "at the loss",
+    Phase.LOSS: AT_LOSS,
     Phase.HEAD: "in the backward of the head",
     Phase.LAST: "in the backward of the last layer",
     Phase.FIRST: "in the backward of the first layer",

@@ -5,12 +5,18 @@ The workspace of cuBLAS is a tensor of PyTorch's allocator, so it counts as allo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.fit.holdings.buffers import AT_LOSS, FSDP1_GATHERED, gather_pool
+from ratrain.ratrainc.fit.holdings.logits import freed_logits
+from ratrain.ratrainc.fit.holdings.state import GRADIENTS
 from ratrain.ratrainc.fit.holdings.terms import Owner
+from ratrain.ratrainc.fit.job import Sharding
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.fit.holdings.part import Part
+    from ratrain.ratrainc.fit.holdings.terms import Moment
 
 _MIB = 2**20
 WORKSPACE = 2 * 32 * _MIB
@@ -29,12 +35,30 @@ FRAGMENTATION = 0.02
 """
 
 
-def overhead(job: Job, peak: int) -> tuple[Owner, ...]:
-    """Return what the process takes of the device in addition to `peak` bytes of tensors."""
+def overhead(part: Part, moments: Sequence[Moment], fullest: Moment) -> tuple[Owner, ...]:
+    """Return what the process takes of the device in addition to the tensors of its fullest moment.
+
+    The allocator keeps a pool a stream, and a pool never shrinks by itself: gathers and reduced gradients of FSDP are
+    made on streams of their own, so that their pools stay while the fullest moment is another's.
+    """
+    job = part.job
+    pools = gather_pool(part)
+    if job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+        pools += _beyond(GRADIENTS, moments, fullest)
+    if job.sharding is Sharding.FSDP1:
+        pools += _beyond(FSDP1_GATHERED, moments, fullest)
     data = job.devices // job.model_ranks if job.devices else 1
     groups = [ranks for ranks in (data, job.tp, job.pp) if ranks > 1]
     return (
-        Owner("allocator: rounding and fragmentation", int(peak * FRAGMENTATION)),
+        Owner("allocator: rounding and fragmentation", int(fullest.bytes * FRAGMENTATION)),
+        Owner("allocator: pools of other streams", pools),
+        Owner("allocator: free blocks of logits", freed_logits(part) if fullest.name == AT_LOSS else 0),
         Owner("communication: NCCL buffers", sum(COMMUNICATOR[ranks == 2] for ranks in groups)),
         Owner("CUDA context", CONTEXT),
     )
+
+
+def _beyond(owner: str, moments: Sequence[Moment], fullest: Moment) -> int:
+    """Return by how much an owner's most bytes exceed those at the fullest moment."""
+    held = [sum(each.bytes for each in moment.owners if each.name == owner) for moment in (fullest, *moments)]
+    return max(held) - held[0]

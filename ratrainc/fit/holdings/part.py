@@ -42,6 +42,34 @@ def share(count: int, parts: int) -> int:
     return -(-count // parts)
 
 
+def stage_layers(job: Job, stage: int) -> int | None:
+    """Return the layers of a pipeline stage, all chunks together; None if they do not share out evenly.
+
+    Megatron-LM gives the first and last stage other numbers by --decoder-first-pipeline-num-layers and
+    --decoder-last-pipeline-num-layers, or counts embedding and loss as a layer each by
+    --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split (core/transformer/
+    transformer_block.py get_num_layers_to_build). `Job.sizes` has them with underscores.
+    """
+    assert job.model is not None
+    sizes, layers, stages = job.sizes, job.model.layers, job.pp
+    given = {
+        0: sizes.get("decoder_first_pipeline_num_layers"),
+        stages - 1: sizes.get("decoder_last_pipeline_num_layers"),
+    }
+    fixed = {index: number for index, number in given.items() if number is not None}
+    counted = {0: sizes.get("account_for_embedding_in_pipeline_split", 0)}
+    counted[stages - 1] = counted.get(stages - 1, 0) + sizes.get("account_for_loss_in_pipeline_split", 0)
+    if stages == 1:
+        return layers
+    if fixed:
+        rest, others = layers - sum(fixed.values()), stages - len(fixed)
+        if rest < 0 or (others and rest % (others * job.virtual_stages)):
+            return None
+        return fixed.get(stage, rest // others if others else 0)
+    each, odd = divmod(layers + sum(counted.values()), stages * job.virtual_stages)
+    return None if odd else each * job.virtual_stages - counted.get(stage, 0)
+
+
 @frozen
 class Part:
     """The ranks of one pipeline stage."""
@@ -219,7 +247,9 @@ class Part:
     @property
     def layers(self) -> int:
         """Layers of the stage, all chunks together."""
-        return self.model.layers // self.job.pp
+        layers = stage_layers(self.job, self.stage)
+        assert layers is not None
+        return layers
 
     @property
     def micro_batches(self) -> int:

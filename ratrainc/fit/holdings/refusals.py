@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratrain.ratrainc.fit.holdings.part import stage_layers
 from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, STYLES
 from ratrain.ratrainc.fit.job import Checkpointing, Job, Sharding
@@ -18,7 +19,7 @@ def refusal(job: Job) -> str:
 
     The reason names the field of the job that decides, so that a reader of settings can name its key.
     """
-    return _incomplete(job) or _not_built(job) or _shapes(job) or _combinations(job)
+    return _not_built(job) or _incomplete(job) or _shapes(job) or _combinations(job)
 
 
 def _incomplete(job: Job) -> str:
@@ -64,7 +65,7 @@ def _shapes(job: Job) -> str:
     model = job.model
     if job.devices is not None and (job.devices < 1 or job.devices % job.model_ranks):
         return f"devices: {job.devices} are not a multiple of tp x pp = {job.model_ranks}"
-    if model.layers % (job.pp * job.virtual_stages):
+    if not stage_layers(job, 0) or not stage_layers(job, job.pp - 1):
         return f"pp: {model.layers} layers do not share out evenly over {job.pp * job.virtual_stages} stages"
     if model.heads % job.tp:
         return f"tp: {model.heads} heads do not share out evenly over {job.tp} ranks"

@@ -152,7 +152,8 @@ def step_copies(part: Part) -> int:
         return _F32 * held if job.gradient_dtype != "f32" and job.master_dtype == "f32" else 0
     if job.optimizer == "adamw":
         return moment_item(part) * held
-    largest = min(part.largest_matrix, held)
+    flat = max(part.layer_parameters, part.outer_parameters)  # of FSDP1 a parameter is all that one unit has
+    largest = share(flat if job.sharding is Sharding.FSDP1 else part.largest_matrix, part.shards)
     if job.optimizer == "adamw-foreach-off":
         return 2 * moment_item(part) * largest
     return 3 * _F32 * largest if job.optimizer == FACTORED else 0

@@ -46,7 +46,7 @@ class Style:
     """true if the results of both blocks go through dropout"""
     joined_rotation: bool = False
     """true if rotated queries are joined with `cat`, which lays them out by head: the output, laid out like them, is
-    copied for the projection that follows (ATen/native/transformers/cuda/flash_attn/flash_api.cpp mha_fwd, empty_like)"""
+    copied for the projection that follows (pytorch ATen/native/transformers/cuda/flash_attn/flash_api.cpp mha_fwd)"""
     gathered_input: bool = False
     """true if a sequence-sharded input of a projection is kept whole, after the gather"""
 
