@@ -45,6 +45,7 @@ COMMANDS = (
     "report x.rtir --against other.rtir -o both.html",
     "model m.json",
     f"plan {_MODEL} --machine h100-node --clusters 16 --global-batch 16 --seq-len 8 --quick",
+    "fit --model m.json --devices 4 --memory 4GB",
     "import-plan --from deepspeed ds.json --clusters 4 --seq-len 8",
     f"scale {_MODEL} --clusters 2,4 --plan p.toml",
     f"compare {_MODEL} --plan p.toml --strategies baseline-1f1b,ratrain",
@@ -86,6 +87,7 @@ _TABLES = {
     "ratio_errors",
     "left_out",
     "held_out_by_tp",
+    "job",
 }
 """Keys whose values are tables with keys of the input's own."""
 

@@ -51,6 +51,7 @@ _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies z
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
 _CALLER = "--from deepspeed auto.json --clusters 4 --seq-len 8"
 _NO_CALLER = ("--from torchtitan job.toml",)
+_TRL, _NO_FILE = "trl.yaml --memory 10GB", "--model m.json --memory 10GB"
 _SIZES, _BF16 = "--micro-batch-size 1 --global-batch 8", "--dtype bf16"
 _FIT = "ratrain.ratrainc.calibration.calibration_report:calibrate_rows"
 _ROWS = "--rows rows.csv --fit launch"
@@ -193,6 +194,28 @@ OPTIONS = {
             "--lowered": Option(
                 "with messages, gathers and reductions", "--lowered", idle=("x.rtir --format megatron",)
             ),
+        },
+    ),
+    "fit": Command(
+        "--model m.json --memory 10GB",
+        {
+            "--beside": Option("a further file of the run", "--beside acc.yaml", _TRL, idle=(_NO_FILE,)),
+            "--format": Option(
+                "the framework whose settings the file has", "--format axolotl", _TRL, idle=(_NO_FILE,)
+            ),
+            "--model": Option("the model", "--model m2.json"),
+            "--devices": Option("devices, where the file does not say", "--devices 4"),
+            "--memory": Option("what a device has", "--memory 2GB"),
+            "--machine": Option("what a device has, and the speeds by which ways out are priced", "--machine h100-node"),
+            "--seq-len": Option("tokens of a sequence, where the file does not say", "--seq-len 16"),
+            "--micro-batch-size": Option(
+                "sequences of a micro-batch, where the file does not say", "--micro-batch-size 4"
+            ),
+            "--set": Option(
+                "a variable of a launch script", "--set BATCH=2", "gpt.sh --memory 10GB", idle=(_NO_FILE,)
+            ),
+            "--check": Option("exits with 1 unless it fits for sure", "--check", "--model m.json --memory 1GB"),
+            "--json": _JSON,
         },
     ),
     "import-plan": Command(

@@ -15,12 +15,21 @@ from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge import accelerate, axolotl, llama_factory
 from ratrain.ratrainc.bridge.hf_trainer import TRANSFORMERS, TRL
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
+from ratrain.ratrainc.bridge.other_formats import OTHER_FORMATS
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
     from ratrain.ratrainc.fit.job import Job
 
-FORMATS: tuple[SettingsFormat, ...] = (axolotl.FORMAT, llama_factory.FORMAT, accelerate.FORMAT, TRL, TRANSFORMERS)
+FORMATS: tuple[SettingsFormat, ...] = (
+    axolotl.FORMAT,
+    llama_factory.FORMAT,
+    *OTHER_FORMATS,
+    accelerate.FORMAT,
+    TRL,
+    TRANSFORMERS,
+)
+"""Formats in the order in which they are tried."""
 FILE = "a settings file of a training run"
 
 

@@ -24,7 +24,7 @@ from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.job import Adapter, Job, Note, Training
-from ratrain.ratrainc.fit.limits import Limits, limits
+from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
 from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, ways_out
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machi
     """
     reason = refusal(job)
     if reason:
-        fail("RT061", f"{file or 'the job'}: {reason}", help=_way_out(reason))
+        fail("RT061", f"{file or 'the job'}: {reason}", help=_way_out(reason, job))
     capacity = job.device_bytes if capacity is None else capacity
     ranks, band = holdings(job), band_of(job)
     if capacity is None:
@@ -215,9 +215,13 @@ _ASKED = {
 }
 
 
-def _way_out(reason: str) -> str:
-    """Return what to do about a refusal: the option that gives what is open, if there is one."""
-    return _ASKED.get(reason.partition(":")[0], "fit has no formula for it yet: it answers nothing rather than less")
+def _way_out(reason: str, job: Job) -> str:
+    """Return what to do about a refusal: the option that gives what is open, and settings that may be the cause."""
+    name = reason.partition(":")[0]
+    if name not in _ASKED:
+        return "fit has no formula for it yet: it answers nothing rather than less"
+    unread = [f"{note.key} ({note.place}): {note.why}" for note in job.not_understood]
+    return "; ".join([_ASKED[name], *unread])
 
 
 def _described(job: Job, title: str) -> str:
@@ -233,7 +237,9 @@ def _described(job: Job, title: str) -> str:
 
 def _limits_text(most: Limits, job: Job) -> str:
     texts = []
-    if most.fewest_devices is not None:
+    if most.fewest_devices is None and shares_state(job):
+        texts.append("no number of devices is enough")
+    elif most.fewest_devices is not None:
         texts.append(f"at least {most.fewest_devices} devices" + (f" with {most.sharding}" if most.sharding else ""))
     texts.append(
         f"sequences of up to {most.longest_sequence} tokens"

@@ -68,7 +68,7 @@ def _shared(job: Job, phrase: Phrase) -> tuple[Job, str]:
 
 
 def _fewest_devices(job: Job, fits: Callable[[Job], bool]) -> int | None:
-    if job.sharding in (Sharding.NONE, Sharding.DDP) or job.shard_size is not None:
+    if not shares_state(job):
         return None
     ranks = job.model_ranks
 
@@ -86,6 +86,11 @@ def _fewest_devices(job: Job, fits: Callable[[Job], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high * ranks
+
+
+def shares_state(job: Job) -> bool:
+    """Tell whether more devices would leave less state on each."""
+    return job.sharding not in (Sharding.NONE, Sharding.DDP) and job.shard_size is None
 
 
 def _last(fits: Callable[[int], bool], most: int) -> int | None:

@@ -151,11 +151,21 @@ def candidates(job: Job) -> Iterator[Change]:
         yield Change((("sharding", level),))
     if job.optimizer in _IN_8_BITS:
         yield Change((("optimizer", _IN_8_BITS[job.optimizer]),), "moments in 8 bits")
-    for name in ("offload_activations", "offload_optimizer", "offload_parameters"):
-        if not getattr(job, name):
-            yield Change(((name, True),))
+    if not job.offload_activations:
+        yield Change((("offload_activations", True),))
+    yield from _offloads(job)
     if job.seq_len >= 2 * _SHORTEST:
         yield Change((("seq_len", job.seq_len // 2),), "sequences of half the length")
+
+
+def _offloads(job: Job) -> Iterator[Change]:
+    """Yield what may go to the host: FSDP offloads parameters with their optimizer state, other mechanisms either."""
+    left = [(name, True) for name in ("offload_optimizer", "offload_parameters") if not getattr(job, name)]
+    if job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+        if left:
+            yield Change(tuple(left))
+    else:
+        yield from (Change((each,)) for each in left)
 
 
 _SHORTEST = 128

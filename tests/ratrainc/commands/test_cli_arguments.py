@@ -96,7 +96,7 @@ def test_the_only_machine_that_begins_so_is_suggested(capsys: pytest.CaptureFixt
 INPUTS = {
     *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
     *("--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),
-    *("calibrate --profile", "plan --what-if", "run --scratch", "report --against", "run --log-to"),
+    *("fit --beside", "calibrate --profile", "plan --what-if", "run --scratch", "report --against", "run --log-to"),
 }
 """Options that look as if they named a place to write to and do not, of any command or of one."""
 PLACE = re.compile(r"DIR|FILE|PATH|\.\w")
@@ -112,6 +112,7 @@ NEEDED = {
     "quickstart": (),
     "validate": ("missing.csv", "--markdown"),
     "import-plan": ("missing.sh", "--from", "megatron"),
+    "fit": (),
 }
 """What a command needs beside the option, where that is not just a file: as little as it refuses at the first look."""
 

@@ -63,6 +63,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "train.sh").write_text(
             "torchrun x.py --micro-batch-size ${BATCH:-1} --seq-length 8 --lr 1e-3 --train-iters 9\n"
         )
+        (folder / "trl.yaml").write_text(
+            "model_name_or_path: m.json\ndataset_name: d\nmax_length: 64\nper_device_train_batch_size: 2\n"
+        )
+        (folder / "acc.yaml").write_text(
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 1\n"
+        )
+        (folder / "gpt.sh").write_text(
+            "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 16 --num-attention-heads 2 "
+            "--seq-length 8 --max-position-embeddings 8 --micro-batch-size ${BATCH:-1} --global-batch-size 4 "
+            "--vocab-size 256 --bf16 --lr 1e-3 --train-iters 9\n"
+        )
         (folder / "job.toml").write_text("[training]\nglobal_batch_size = 32\nseq_len = 8\n")
         (folder / "m2.json").write_text(json.dumps(CONFIG | {"intermediate_size": 40}))
         (folder / "p.toml").write_text(PLAN)

@@ -50,6 +50,7 @@ USUAL: dict[str, dict[str, str]] = {
     "verify": {"file": "a.rtx"},
     "lint": {"file": "table.csv"},
     "export": {"file": "a.rtir"},
+    "fit": {"file": "ds.json", "model": "tiny.json", "devices": "1", "seq_len": "8", "memory": "10GB"},
     "import-plan": {"file": "ds.json", "framework": "deepspeed", "asked_clusters": "1", "asked_seq_len": "8"},
     "schedule": {"kind": "1f1b", "stages": "1", "micro_batches": "1"},
     "explain": {"file": "a.rtir"},
