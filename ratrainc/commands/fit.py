@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import InputFile, json_option, memory_bytes, misuse_of_command
+from ratrain.ratrainc.commands.words.options import (
+    InputFile,
+    Result,
+    json_option,
+    memory_bytes,
+    misuse_of_command,
+    output_file,
+)
 from ratrain.ratrainc.commands.words.variables import variables
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -13,6 +21,7 @@ Examples:
   ratrainc fit sft.yaml --beside accelerate.yaml --machine a100-node
   ratrainc fit pretrain.sh --memory 80GB --set SLURM_NNODES=4 --check
   ratrainc fit --model llama-3-8b --devices 8 --memory 79GiB --json
+  ratrainc fit train.yaml --devices 8 --snapshot step.pickle  for PyTorch's memory viewer
 """
 _MOST = 1 << 20
 
@@ -68,6 +77,13 @@ _MOST = 1 << 20
     metavar="NAME=VALUE",
     help="A variable of a launch script that its environment sets; may be repeated.",
 )
+@click.option(
+    "--snapshot",
+    type=Result("snapshot", ".pickle"),
+    callback=output_file,
+    metavar="OUT.pickle",
+    help="Write the predicted allocations of a step, a device a kind of rank: PyTorch's memory viewer opens it.",
+)
 @click.option("--check", is_flag=True, help="Exit with 1 unless it fits for sure: for a job's first line.")
 @json_option
 def command(
@@ -81,6 +97,7 @@ def command(
     seq_len: int | None,
     micro_batch_size: int | None,
     given: dict[str, str],
+    snapshot: str | None,
     check: bool,
     as_json: bool,
 ) -> int:
@@ -108,8 +125,12 @@ def command(
             micro_batch_size=micro_batch_size,
             given=given,
         )
+    if snapshot is not None:
+        found.write_snapshot(snapshot)
     if as_json:
         print_json(found.to_json())
     else:
         show(found.parts())
+    if snapshot is not None:
+        echo(f"wrote {snapshot}", err=True)
     return int(check and found.verdict is not Verdict.FITS)

@@ -31,10 +31,11 @@ Examples:
                                                                change is after.rtx minus before.rtx
   ratrainc report 7b.rtx -o 7b.svg                             a still picture of the first step, for a page or a slide
   ratrainc report 7b.rtx -o 7b.svg --times 1,1,1,0             the same with textbook times
+  ratrainc report 7b.rtx -o 7b.pickle                          every tensor of every stage for PyTorch's memory viewer
 """
 
 
-_ENDINGS = (".html", ".htm", ".svg")
+_ENDINGS = (".html", ".htm", ".svg", ".pickle")
 
 
 @click.command(epilog=_EPILOG)
@@ -45,8 +46,8 @@ _ENDINGS = (".html", ".htm", ".svg")
     type=Result("page", *_ENDINGS),
     callback=output_file,
     required=True,
-    metavar="report.html|picture.svg",
-    help="The page, or the picture, to write.",
+    metavar="report.html|picture.svg|memory.pickle",
+    help="The page, the picture or the memory snapshot to write.",
 )
 @click.option(
     "--against",
@@ -70,11 +71,12 @@ def command(
     times: str | GivenTimes | None,
     as_json: bool,
 ) -> None:
-    """Draw a program's schedule: one HTML page that needs no network, or a still picture (.svg).
+    """Draw a program's schedule: an HTML page that needs no network, a still picture (.svg), or its memory (.pickle).
 
     The page shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against
     the capacity, idle time by cause, the plan and the machine. The picture shows the compute engine of each stage in
-    the first step, from cold. All times are simulated.
+    the first step, from cold. A .pickle is a memory snapshot, predicted: PyTorch's memory viewer opens it
+    (pytorch.org/memory_viz), a device a stage. All times are simulated.
     """
     ending = Path(output).suffix.lower()
     if ending not in ("", *_ENDINGS):
@@ -84,8 +86,8 @@ def command(
     from ratrain.ratrainc.console.console import print_json, say, size_text, status
 
     if against is not None:
-        if output.endswith(".svg"):
-            raise click.UsageError("--against goes with a page, not a picture: name a file that ends with .html")
+        if output.endswith((".svg", ".pickle")):
+            raise click.UsageError("--against goes with a page alone: name a file that ends with .html")
         refuse_idle("is for pictures, of one program", "times")
         _compare(file, against, output, machine, rendezvous=rendezvous, sharing=sharing, as_json=as_json)
         return

@@ -25,7 +25,9 @@ from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
+from ratrain.ratrainc.fit.predicted_snapshot import predicted_memory
 from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, ways_out
+from ratrain.ratrainc.report.memory_snapshot import write_snapshot
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -84,6 +86,15 @@ class Fit(Shown):
         if self.peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
             return Verdict.FITS
         return Verdict.CLOSE
+
+    def write_snapshot(self, path: str) -> int:
+        """Write the predicted allocations of a step, a device for each kind of rank; return the file's bytes.
+
+        Raises `DiagnosticError` RT002 if it cannot be written.
+        """
+        assert self.job.model is not None
+        layers = -(-self.job.model.layers // self.job.pp)
+        return write_snapshot([predicted_memory(rank, layers) for rank in self.ranks], path)
 
     def parts(self) -> Iterator[Part]:
         """Yield the verdict, the holders of the fullest rank's bytes, ways out, limits, and what was not carried."""

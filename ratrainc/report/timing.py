@@ -126,21 +126,25 @@ def check_stage(stage: int | None, stages: int) -> None:
 class WrittenReport:
     """A page or a picture that was written, and its bytes."""
 
-    kind: Literal["page", "picture"]
+    kind: Literal["page", "picture", "snapshot"]
     size: int
     """bytes"""
 
 
 def report(simulation: StepSimulation, path: str) -> WrittenReport:
-    """Write a simulation as an HTML page, or its first step as a picture if the path ends in .svg.
+    """Write a simulation as an HTML page; its first step as a picture if the path ends in .svg.
 
-    Neither needs a network. Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only
-    pictures.
+    If it ends in .pickle, write the memory of all stages as a snapshot that PyTorch's memory viewer opens. None needs a
+    network. Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only pictures.
     """
     if path.endswith(".svg"):
         return WrittenReport("picture", simulation.picture().save(path))
     if not isinstance(simulation, Simulation):
         misuse("given times make a picture: name a file that ends with .svg")
+    if path.endswith(".pickle"):
+        from ratrain.ratrainc.report.memory_snapshot import memories_of, write_snapshot
+
+        return WrittenReport("snapshot", write_snapshot(memories_of(simulation.timeline), path))
     from ratrain.ratrainc.report.report_page import write_report
 
     written = write_report(simulation.timeline, simulation.figures, simulation.machine, path)

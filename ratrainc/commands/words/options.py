@@ -177,7 +177,7 @@ class Result(FilePath):
         return path
 
 
-_ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin"}
+_ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin", ".pickle"}
 """Endings that identify the kind of a file."""
 
 
