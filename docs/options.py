@@ -214,6 +214,7 @@ OPTIONS = {
             "--set": Option(
                 "a variable of a launch script", "--set BATCH=2", "gpt.sh --memory 10GB", idle=(_NO_FILE,)
             ),
+            "--snapshot": Option("the allocations of a step, for PyTorch's memory viewer", "--snapshot s.pickle"),
             "--check": Option("exits with 1 unless it fits for sure", "--check", "--model m.json --memory 1GB"),
             "--json": _JSON,
         },
