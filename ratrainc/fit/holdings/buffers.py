@@ -10,7 +10,7 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
-    Megatron-LM      placeholders of weight gradients, and one global buffer for the gathered input of a sequence-parallel
+    Megatron-LM      placeholders of weight gradients, and one buffer for the gathered input of a sequence-parallel
             product (core/tensor_parallel/layers.py, get_global_memory_buffer)
     autocast         a copy of each weight in the compute type, until the forward's context ends
             (ATen/autocast_mode.cpp cached_cast)
