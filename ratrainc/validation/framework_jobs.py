@@ -39,7 +39,7 @@ JOBS = {
     # torchtitan, torchtitan/distributed/fsdp.py: f32 weights, gathered in the compute type, reduced in f32
     "torchtitan": Job("torchtitan", None, None, None, None, None, sharding=Sharding.FSDP2, loss=Loss.UPCAST),
 }
-"""What a row's plan does not say, by the framework of the job."""
+"""Settings that a row's plan does not have, by the framework of the job."""
 _POLICIES = {
     "none": Checkpointing.NONE,
     "full": Checkpointing.FULL,

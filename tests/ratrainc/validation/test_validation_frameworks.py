@@ -232,7 +232,7 @@ def test_rows_that_name_no_framework_need_what_the_program_has() -> None:
 
 
 def test_megatron_core_gives_the_b200_peaks_of_llamas_with_tensor_parallel_ranks() -> None:
-    """The peaks are bytes of tensors alone, to four digits; nothing was fitted to them."""
+    """The peaks are bytes of tensors alone, to four digits. No constant is fitted."""
     for row in published("b200-memory"):
         assert row.task is not None
         held = framework_bytes(FRAMEWORKS["megatron-core"], row.task, [0] * row.task.plan.pp)
