@@ -13,7 +13,7 @@ from typing import Any
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, put_deepspeed
+from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, engine_type, put_deepspeed
 from ratrain.ratrainc.bridge.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
 from ratrain.ratrainc.bridge.hf_reader import ACCELERATE, HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.hf_rules import PREPARED, put_types
@@ -176,7 +176,8 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     nothing = Said(None, "")
     micro = reader.settle("micro_batch_size", "micro_batch_size", "--micro-batch-size")
     reader.settle("seq_len", "seq_len", "--seq-len")
-    put_accelerate(reader, Arguments(Said(micro, "--micro-batch-size"), nothing, nothing, mixed))
+    put_accelerate(reader, Arguments(Said(micro, "--micro-batch-size"), nothing, nothing, mixed, fills=False))
+    mixed = (engine_type(reader) if reader.engine else None) or mixed
     if asked.model is not None:
         reader.assume("model", asked.model, "--model", "the command line")
     put_types(reader, Said("f32", "weights", PREPARED), mixed)

@@ -163,6 +163,7 @@ class HfReader(JobReader):
 
     def finish(self, inert: Mapping[str, str], **fields: Any) -> Job:
         """Make the job as `JobReader.finish` does; settings of further files have their own files' names again."""
+        self.values.setdefault("device_bytes", self.asked.device_bytes)
         job = JobReader.finish(self, inert, **fields)
         return evolve(
             job,
