@@ -74,7 +74,7 @@ def is_ds_config(text: str) -> bool:
 
 
 def put_devices(reader: HfReader) -> None:
-    """Set the number of devices: `num_processes` counts those of all machines."""
+    """Set the number of devices: `num_processes` is the total of all machines."""
     key = f"{ACCELERATE}num_processes"
     kind = str(reader.settings[name].value if reader.has(name := f"{ACCELERATE}distributed_type") else "").upper()
     if kind == "NO" and not reader.has(key):
@@ -138,6 +138,7 @@ def _put_deepspeed(reader: HfReader, arguments: Arguments) -> None:
         return
     reader.settings["deepspeed"] = reader.settings[file]
     reader.called["deepspeed"] = "deepspeed_config_file"
+    reader.ignore(file, "the settings of the file that it names are read")
     if reader.open("deepspeed", WHAT):
         put_deepspeed(reader, arguments)
         for name in reader.under(_TABLE):

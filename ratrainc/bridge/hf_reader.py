@@ -26,7 +26,7 @@ ACCELERATE, DEEPSPEED = "accelerate.", "deepspeed."
 COMMAND_LINE = "the command line"
 
 _TRUE, _FALSE = ("yes", "y", "t", "on", "1"), ("no", "n", "f", "off", "0")
-"""Words beside true and false: transformers src/transformers/hf_argparser.py, string_to_bool; pydantic's bool;
+"""Further words for true and false: transformers src/transformers/hf_argparser.py, string_to_bool; pydantic's bool;
 accelerate src/accelerate/utils/environment.py, str_to_bool."""
 
 
