@@ -13,8 +13,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED, take_old_names
 from ratrain.ratrainc.bridge.deepspeed_job_rules import (
@@ -52,12 +50,12 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.job_common import check_devices, put_model, take_options
+from ratrain.ratrainc.bridge.job_common import check_devices, in_own_words, put_model, take_options
 from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import Setting, SettingsReader
 from ratrain.ratrainc.bridge.yaml_text import yaml_settings
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Note, Sharding
+from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _ENGINE = "deepspeedai/DeepSpeed: deepspeed/runtime/engine.py, DeepSpeedEngine"
 _INTEGRATION = "huggingface/transformers: src/transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig"
@@ -91,7 +89,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     settings = {name: each for name, each in plan.settings.items() if name != ZERO}
     beside = _arguments(asked)
     reader = JobReader("deepspeed", settings | beside, top)
-    _fill(reader, trainer=bool(beside))
+    filled = _fill(reader, trainer=bool(beside))
     _degrees(reader)
     _model(reader, asked, trainer=bool(beside))
     _batch(reader, asked)
@@ -102,7 +100,8 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
         _trainer(reader)
     take_options(reader, asked)
     check_devices(reader)
-    return _in_own_words(reader.finish(INERT), plan.called)
+    own = plan.called | filled
+    return in_own_words(reader.finish(INERT), lambda key: own.get(key, key).removeprefix(_A))
 
 
 def _arguments(asked: Asked) -> dict[str, Setting]:
@@ -117,28 +116,18 @@ def _arguments(asked: Asked) -> dict[str, Setting]:
     return found
 
 
-def _in_own_words(job: Job, called: dict[str, str]) -> Job:
-    """Return the job with the names that the files have for their settings."""
+def _fill(reader: JobReader, *, trainer: bool) -> dict[str, str]:
+    """Fill in "auto" from the training arguments; return the arguments that settings were filled from.
 
-    def own(key: str) -> str:
-        return called.get(key, key).removeprefix(_A)
-
-    def named(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-        return tuple(evolve(each, key=own(each.key)) for each in notes)
-
-    origins = {name: evolve(each, key=own(each.key)) for name, each in job.origins.items()}
-    return evolve(job, origins=origins, not_understood=named(job.not_understood), ignored=named(job.ignored))
-
-
-def _fill(reader: JobReader, *, trainer: bool) -> None:
-    """Fill in "auto" from the training arguments; drop it, with a note where bytes depend on it, without them.
-
+    Without them "auto" is dropped, with a note where bytes depend on it.
     Report a setting of both files that differs: transformers stops there.
     """
     betas = [reader.take(f"{_A}adam_beta{n}", float) for n in (1, 2)] if trainer else []
     if any(each is not None for each in betas):
         pair = [default if each is None else each for each, default in zip(betas, (0.9, 0.999), strict=True)]
-        reader.settings[f"{_A}adam_betas"] = Setting(pair, reader.top)
+        first = next(name for name in (f"{_A}adam_beta1", f"{_A}adam_beta2") if reader.has(name))
+        reader.settings[f"{_A}adam_betas"] = Setting(pair, reader.settings[first].place)
+    filled: dict[str, str] = {}
     for name, (argument, default) in FILLED.items():
         key = f"{_A}{argument}"
         said = reader.settings.get(name)
@@ -146,6 +135,7 @@ def _fill(reader: JobReader, *, trainer: bool) -> None:
             continue
         value = reader.settings[key].value if reader.has(key) else default
         if said.value == "auto":
+            filled |= {name: argument} if reader.has(key) else {}
             reader.settings[name] = Setting(value, reader.settings[key].place if reader.has(key) else said.place)
         elif reader.has(key) and name in CHECKED and said.value != value:
             text = f"{name} is {shown(said.value)}, but {argument} is {shown(value)}: transformers stops there"
@@ -158,6 +148,7 @@ def _fill(reader: JobReader, *, trainer: bool) -> None:
             reader.ignore(name, _AUTO)
         if name not in SIZES:
             reader.settings[name] = Setting(None, place)
+    return filled
 
 
 def _size(reader: JobReader, name: str) -> int | None:
@@ -277,7 +268,7 @@ def _sizes(reader: JobReader, stage: int) -> None:
         if value is not None and name in wanted:
             sizes[name.partition(".")[2]] = value
     if sizes:
-        said_one = next((name for name in wanted if reader.has(name)), None)
+        said_one = next((each for each in wanted if reader.has(each) and reader.settings[each].value != "auto"), None)
         if said_one is None:
             reader.assume("sizes", sizes, "zero_optimization", ZERO_CONFIG)
         else:
@@ -389,8 +380,20 @@ def _trainer(reader: JobReader) -> None:
     ):
         value: Any = reader.take(f"{_A}{name}", kind)
         reader.put(field, None if value == -1 else value, f"{_A}{name}")
+    if not reader.has(OPTIMIZER):
+        _trainer_optimizer(reader)
     for argument in ARGUMENTS:
         reader.taken.add(f"{_A}{argument}")
+
+
+def _trainer_optimizer(reader: JobReader) -> None:
+    """Set the values of the optimizer that the trainer builds, where DeepSpeed builds none."""
+    for field, name in (("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")):
+        reader.put(field, reader.take(f"{_A}{name}", float), f"{_A}{name}")
+    betas = reader.take(f"{_A}adam_betas", list)
+    said = next((name for name in (f"{_A}adam_beta1", f"{_A}adam_beta2") if reader.has(name)), "")
+    reader.put("betas", None if betas is None else (float(betas[0]), float(betas[1])), said)
+    reader.put("warmup_steps", reader.take(f"{_A}warmup_steps", int), f"{_A}warmup_steps")
 
 
 # phrases

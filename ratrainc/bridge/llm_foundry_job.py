@@ -249,6 +249,7 @@ def _batch(reader: JobReader) -> None:
     if text is not None and text.value == "text":
         reader.assume("packing", True, "train_loader.name", "mosaicml/llm-foundry: llmfoundry/data/text_data.py")
     elif reader.has(packing):
+        reader.taken.add(packing)
         reader.put("packing", True, packing)
 
 

@@ -12,11 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.job_common import (
     check_devices,
+    in_own_words,
     one_word,
     put_accumulation,
     put_model,
@@ -59,7 +58,7 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     WARM_UP,
     WHOLE,
 )
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Note, Sharding
+from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _REPO = "pytorch/torchtitan@v0.2.2"
 _EARLY = "pytorch/torchtitan@cca0702: torchtitan/config_manager.py"
@@ -108,17 +107,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _optimizer(reader, early=early)
     _activations(reader)
     _loss_and_kernels(reader)
-    return _in_own_words(reader.finish(INERT, method="pretrain"), plan.called)
-
-
-def _in_own_words(job: Job, called: dict[str, str]) -> Job:
-    """Return the job with the names that the file has for its settings."""
-
-    def named(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-        return tuple(evolve(each, key=called.get(each.key, each.key)) for each in notes)
-
-    origins = {name: evolve(each, key=called.get(each.key, each.key)) for name, each in job.origins.items()}
-    return evolve(job, origins=origins, not_understood=named(job.not_understood), ignored=named(job.ignored))
+    return in_own_words(reader.finish(INERT, method="pretrain"), lambda key: plan.called.get(key, key))
 
 
 def _source(key: str) -> str:

@@ -382,7 +382,10 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
     return None
 
 
-def _say_checkpointing(_job: Job, value: Checkpointing) -> str | None:
+def _say_checkpointing(job: Job, value: Checkpointing) -> str | None:
+    if getattr(job.origins.get("checkpointing"), "key", "") == "ac_mode":
+        words = {Checkpointing.FULL: "full", Checkpointing.NONE: "none"}
+        return yaml_said(("ac_mode", words[value])) if value in words else None
     known = {Checkpointing.FULL: True, Checkpointing.NONE: False}
     return yaml_said(("enable_activation_checkpointing", known[value])) if value in known else None
 
@@ -425,7 +428,7 @@ def _say_tp(_job: Job, value: int) -> str:
 
 def _say_loss(_job: Job, value: Loss) -> str | None:
     words = {Loss.CHUNKED: CHUNKED, Loss.UPCAST: "torch.nn.CrossEntropyLoss"}
-    return yaml_said(("loss._component_", words[value])) if value in words else None
+    return yaml_said(("loss", f"{{_component_: {words[value]}}}")) if value in words else None
 
 
 def _say_sharding(_job: Job, value: Sharding) -> str | None:
