@@ -15,39 +15,37 @@ from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED, take_old_names
-from ratrain.ratrainc.bridge.deepspeed_job_rules import (
-    ARGUMENTS,
-    CHECKED,
-    FILLED,
-    INERT,
-    OPTIMIZERS,
-    SIZES,
-    TRAINER_OPTIMIZERS,
-    TYPES,
-    ZERO_CONFIG,
-)
 from ratrain.ratrainc.bridge.deepspeed_rules import (
+    ARGUMENTS,
     BETAS,
     BF16,
+    CHECKED,
     CLIP,
+    FILLED,
     FP16,
     GROUP,
+    INERT,
     MICRO,
     OF_TORCH,
     OPTIMIZER,
+    OPTIMIZERS,
     PARAMS,
     PEERS,
     REPLICAS,
     RULES,
     SEQUENCE_RANKS,
+    SIZES,
     STAGE,
     STAGES,
     SUM_TYPE,
     SUMS_SOURCE,
     TIMES,
+    TRAINER_OPTIMIZERS,
+    TYPES,
     VIEWS,
     WHOLE,
     ZERO,
+    ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.job_common import check_devices, in_own_words, put_model, take_options
@@ -186,7 +184,7 @@ def _batch(reader: JobReader, asked: Asked) -> None:
     whole, micro, times = (_size(reader, name) for name in (WHOLE, MICRO, TIMES))
     model = reader.values["tp"] * reader.values["pp"] * reader.values["cp"]
     replicas = _size(reader, REPLICAS)
-    if asked.devices is not None and asked.devices % model == 0:
+    if asked.devices is not None and asked.devices > 0 and asked.devices % model == 0:
         replicas = asked.devices // model
     elif replicas is None and whole and micro and times and whole % (micro * times) == 0:
         replicas = whole // (micro * times)

@@ -15,7 +15,7 @@ from ratrain.ratrainc.bridge.job_common import check_devices, put_accumulation, 
 from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_described import described_model
+from ratrain.ratrainc.bridge.megatron_model import described_model
 from ratrain.ratrainc.bridge.megatron_reasons import reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked

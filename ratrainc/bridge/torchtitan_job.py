@@ -27,13 +27,14 @@ from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN, take_old_names
-from ratrain.ratrainc.bridge.torchtitan_job_rules import FUSED_FLAVORS, INERT, flavor_model
 from ratrain.ratrainc.bridge.torchtitan_rules import (
     BEFORE_AMP,
     CONTEXT,
     CONVERTERS,
     COUNT,
     EACH,
+    FUSED_FLAVORS,
+    INERT,
     LAYERS_EACH,
     LOCAL,
     OLD_SCHEDULES,
@@ -57,6 +58,7 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     VIEW,
     WARM_UP,
     WHOLE,
+    flavor_model,
 )
 from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
