@@ -60,6 +60,8 @@ _INTEGRATION = "huggingface/transformers: src/transformers/integrations/deepspee
 _TRAINER = "huggingface/transformers: src/transformers/training_args.py, TrainingArguments"
 _A = "arguments."
 _OFFLOADED = ("offload_optimizer", "offload_param")
+_LENGTHS = ("max_seq_length", "max_length", "cutoff_len", "model_max_length")
+"""Training arguments of several trainers for the length of sequences."""
 _AUTO = "what calls DeepSpeed fills 'auto' in: give the training arguments beside it"
 _OWN = re.compile(
     r"^[\s,{]*[\"']?(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|zero_allow_untested_optimizer)"
@@ -173,8 +175,7 @@ def _degrees(reader: JobReader) -> None:
 def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:
     name = reader.take(f"{_A}model_name_or_path", str) if trainer else None
     put_model(reader, asked, name, f"{_A}model_name_or_path", None)
-    lengths = [f"{_A}{each}" for each in ("max_seq_length", "max_length", "cutoff_len", "model_max_length")]
-    key = next((each for each in lengths if reader.has(each)), None)
+    key = next((f"{_A}{each}" for each in _LENGTHS if reader.has(f"{_A}{each}")), None)
     if key is not None:
         reader.put("seq_len", _size(reader, key), key)
 
@@ -343,8 +344,7 @@ def _optimizer(reader: JobReader, *, trainer: bool) -> None:
     norm = reader.take(CLIP, float)
     reader.put("max_grad_norm", norm or None, CLIP)
     reader.put("scheduler", reader.take("scheduler.type", str), "scheduler.type")
-    warm = reader.take("scheduler.params.warmup_num_steps", int)
-    reader.put("warmup_steps", warm, "scheduler.params.warmup_num_steps")
+    _warm_up(reader, "scheduler.params.warmup_num_steps")
 
 
 def _trainer(reader: JobReader) -> None:
@@ -391,7 +391,16 @@ def _trainer_optimizer(reader: JobReader) -> None:
     betas = reader.take(f"{_A}adam_betas", list)
     said = next((name for name in (f"{_A}adam_beta1", f"{_A}adam_beta2") if reader.has(name)), "")
     reader.put("betas", None if betas is None else (float(betas[0]), float(betas[1])), said)
-    reader.put("warmup_steps", reader.take(f"{_A}warmup_steps", int), f"{_A}warmup_steps")
+    _warm_up(reader, f"{_A}warmup_steps")
+
+
+def _warm_up(reader: JobReader, name: str) -> None:
+    """Set the steps of the warm-up, or its share of all steps: transformers takes a number below 1 as a share."""
+    steps = reader.take(name, float)
+    if steps is not None and 0 < steps < 1:
+        reader.put("warmup_ratio", steps, name)
+    elif steps is not None:
+        reader.put("warmup_steps", round(steps), name)
 
 
 # phrases
@@ -422,6 +431,10 @@ def _said(job: Job, field: str, value: Any) -> dict[str, Any] | None:
         return {"optimizer": {"type": words[value]}} if value in words else None
     if field == "tp":
         return {"tensor_parallel": {"autotp_size": value}}
+    if field == "pp":
+        return {"pipeline": {"stages": value}}
+    if field == "seq_len" and key in _LENGTHS:
+        return {key: value}
     if field == "loss" and value in (Loss.FUSED, Loss.UPCAST) and key:
         return {"use_liger_kernel": value is Loss.FUSED}
     return None

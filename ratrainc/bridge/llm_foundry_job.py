@@ -40,7 +40,6 @@ _OPTIMIZERS = {
     "decoupled_lionw": "lion",
     "adalr_lion": "lion",
     "clip_lion": "lion",
-    "decoupled_lionw_8b": "lion-8bit",
 }
 """Optimizers of llmfoundry/optim/__init__.py; Composer's DecoupledAdamW goes parameter by parameter."""
 _DEFAULTS = {"d_model": 2048, "n_heads": 16, "n_layers": 24, "vocab_size": 50368}

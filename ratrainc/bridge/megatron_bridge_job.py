@@ -419,8 +419,15 @@ def _kernels(reader: JobReader) -> None:
     reader.assume("attention", Attention.FLASH, "model.attention_backend", f"{SOURCE}: attention_backend None is auto")
     loss = "NVIDIA/Megatron-LM: megatron/core/tensor_parallel/cross_entropy.py, VocabParallelCrossEntropy"
     reader.assume("loss", Loss.VOCAB_PARALLEL, "model.cross_entropy_fusion_impl", loss)
-    provider = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/models/gpt_provider.py, GPTModelProvider"
-    reader.assume("compiled", True, "model.bias_activation_fusion", f"{provider} (assumed for bias_activation_fusion)")
+    provider = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/models/llama/llama_bridge.py"
+    fused = reader.take("model.bias_activation_fusion", bool)
+    rate = reader.take("model.hidden_dropout", float)
+    if fused is None:
+        reader.assume("compiled", True, "model.bias_activation_fusion", provider)
+    if rate is None:
+        reader.assume("dropout", 0.0, "model.hidden_dropout", provider)
+    reader.put("compiled", fused, "model.bias_activation_fusion")
+    reader.put("dropout", rate, "model.hidden_dropout")
 
 
 # phrases

@@ -148,7 +148,9 @@ PHRASES: dict[str, list[tuple[str, Any]]] = {
         ("offload_parameters", False),
         ("optimizer", "adamw-fused"),
         ("loss", Loss.FUSED),
+        ("seq_len", 512),
         ("tp", 2),
+        ("pp", 2),
     ],
     "ds_alone.json": [("sharding", Sharding.ZERO3), ("offload_optimizer", True), ("optimizer", "lion")],
     "foundry_mpt.yaml": [
@@ -157,7 +159,6 @@ PHRASES: dict[str, list[tuple[str, Any]]] = {
         ("gradient_accumulation", 2),
         ("seq_len", 2048),
         ("optimizer", "adamw-foreach-off"),
-        ("optimizer", "lion-8bit"),
         ("offload_activations", True),
         ("sharding", Sharding.DDP),
         ("reduce_dtype", "f32"),
@@ -241,7 +242,7 @@ def applied(path: Path, phrase: str, folder: Path) -> tuple[str, tuple[Path, ...
         if not beside.is_file():
             return json.dumps(merged(data, more)), ()
         arguments = json.loads(beside.read_text())
-        own = {"zero_optimization", "optimizer", "tensor_parallel"}
+        own = {"zero_optimization", "optimizer", "tensor_parallel", "pipeline"}
         merged(data, {key: value for key, value in more.items() if key in own})
         merged(arguments, {key: value for key, value in more.items() if key not in own})
         there = folder / "args.json"
