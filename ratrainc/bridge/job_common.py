@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HUB_NAMES = "ratrain.ratrain_ir.config.hub_names"
 """Module with `model_of_hub_name(name) -> ModelConfig | None`."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
-ON_THE_COMMAND_LINE = "command line"
+ON_THE_COMMAND_LINE = "the command line"
 _OPTIONS = {
     "devices": "--devices",
     "device_bytes": "--device-bytes",

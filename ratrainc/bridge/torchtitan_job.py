@@ -78,7 +78,8 @@ def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text is TOML with sections that torchtitan has."""
     sections = set(_SECTION.findall(text))
     own = {"parallelism", "activation_checkpoint", "job", "experimental", "lr_scheduler", "optimizer"}
-    return path.suffix == ".toml" and "training" in sections and len(sections & own) > 1
+    del path  # what the text says decides
+    return "training" in sections and len(sections & own) > 1
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
@@ -428,6 +429,8 @@ def _loss_and_kernels(reader: JobReader) -> None:
     if compiled is not None or old is not None:
         key = "compile.enable" if compiled is not None else "training.compile"
         reader.put("compiled", bool(compiled or old) and (parts is None or "model" in parts), key)
+        if parts is not None and "loss" not in parts:
+            reader.put("sizes", {"compile_loss": 0}, "compile.components")
     _float8(reader)
 
 

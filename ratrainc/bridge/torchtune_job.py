@@ -65,7 +65,8 @@ _COMPONENT = re.compile(r"""^\s*-?\s*_component_:\s*['"]?torchtune\.""", re.MULT
 
 def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text has a component of torchtune."""
-    return path.suffix in (".yaml", ".yml") and _COMPONENT.search(text) is not None
+    del path  # what the text says decides
+    return _COMPONENT.search(text) is not None
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
@@ -254,6 +255,8 @@ def _batch(reader: JobReader) -> None:
     reader.put("max_grad_norm", reader.take("clip_grad_norm", float), "clip_grad_norm")
     parts = [key for key in reader.settings if key.startswith("compile.")]
     reader.taken.update(parts)
+    if reader.take("compile.loss", bool) is False:
+        reader.put("sizes", {"compile_loss": 0}, "compile.loss")
     if "compile.model" in parts:
         reader.put("compiled", reader.take("compile.model", bool), "compile.model")
     elif parts:

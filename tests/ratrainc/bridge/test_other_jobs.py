@@ -85,7 +85,7 @@ def test_each_field_says_where_its_value_stands(name: str) -> None:
         assert origin.key, field
         if origin.default:
             assert ": " in origin.place or ", " in origin.place or "__init__" in origin.place, (field, origin)
-        elif origin.place != "command line":
+        elif origin.place != "the command line":
             assert origin.place.startswith(str(FOLDER)), (field, origin)
     said = {each.key for each in (*job.not_understood, *job.ignored)}
     assert said.isdisjoint(
@@ -362,6 +362,28 @@ def test_a_recipe_that_is_not_named_leaves_its_settings_unknown() -> None:
     assert [each.key for each in job.not_understood] == ["recipe"]
     assert (job.model_name, job.micro_batch_size, job.optimizer_in_backward) == (None, 2, False)
     assert "weight_dtype" not in job.origins
+
+
+def test_sizes_say_how_layers_and_vocabulary_are_shared_out() -> None:
+    more = "--bf16 --decoder-last-pipeline-num-layers 5 --make-vocab-size-divisible-by 8"
+    job = read_text("mlm_dense.sh", changed("mlm_dense.sh", ("--bf16", more)))
+    assert job.sizes == {"decoder_last_pipeline_num_layers": 5, "make_vocab_size_divisible_by": 8}
+    assert job.model is not None
+    assert job.model.vocab_size == 50000
+    split = "--fp16 --account-for-loss-in-pipeline-split"
+    assert read_text("mlm_gpt3.sh", changed("mlm_gpt3.sh", ("--fp16", split))).sizes == {
+        "account_for_loss_in_pipeline_split": 1
+    }
+    text = changed("titan_alone.toml", '\n[compile]\nenable = true\ncomponents = ["model"]')
+    job = read_text("titan_alone.toml", text)
+    assert (job.compiled, job.sizes) == (True, {"compile_loss": 0})
+
+
+def test_a_format_is_recognised_by_its_text() -> None:
+    for name, case in EXPECTED.items():
+        if not name.endswith((".sh", ".yaml")) or name.startswith("bridge"):
+            continue  # scripts and overrides of a recipe are told apart by the file's ending
+        assert format_of(Path("settings"), (FOLDER / name).read_text()).name == case["format"]
 
 
 def test_a_variable_that_a_script_lacks_is_given_by_the_command() -> None:
