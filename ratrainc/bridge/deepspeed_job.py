@@ -1,4 +1,4 @@
-"""Reader of DeepSpeed's ds_config as a job, alone or with the training arguments of Hugging Face beside it.
+"""Reader of DeepSpeed's ds_config as a job, alone or together with training arguments of Hugging Face.
 
 What "auto" stands for is filled in as transformers does (src/transformers/integrations/deepspeed.py,
 HfTrainerDeepSpeedConfig, stored version 02348331); without the arguments it stays unknown. Names of arguments begin
@@ -62,7 +62,7 @@ _A = "arguments."
 _OFFLOADED = ("offload_optimizer", "offload_param")
 _LENGTHS = ("max_seq_length", "max_length", "cutoff_len", "model_max_length")
 """Training arguments of several trainers for the length of sequences."""
-_AUTO = "what calls DeepSpeed fills 'auto' in: give the training arguments beside it"
+_AUTO = "what calls DeepSpeed fills 'auto' in: give the training arguments too"
 _OWN = re.compile(
     r"^[\s,{]*[\"']?(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|zero_allow_untested_optimizer)"
     r"[\"']?\s*:",
@@ -104,7 +104,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
 
 
 def _arguments(asked: Asked) -> dict[str, Setting]:
-    """Read the training arguments beside the file; their names get a beginning of their own."""
+    """Read the files of training arguments; put `arguments.` before their names."""
     found: dict[str, Setting] = {}
     for path in asked.beside:
         text = read_text(path, "RT063", "training arguments")

@@ -5,7 +5,7 @@
 
 The command line goes before the file, and the file before the recipe. Most of a run is in the recipe: if no recipe is
 named, or one that is not in the table below, what it says stays unknown. The file that is read may be
-the YAML (with the script beside it) or the script (which names the YAML).
+the YAML (with the script as a further file) or the script (which names the YAML).
 Read in NVIDIA-NeMo/Megatron-Bridge, commit 067f987d (2026-08-22).
 """
 

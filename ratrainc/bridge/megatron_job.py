@@ -136,7 +136,7 @@ def _open_values(reader: JobReader) -> None:
 
 
 def _choices(reader: JobReader) -> None:
-    """Report words that argparse refuses; take both spellings of underscores as they are."""
+    """Report words that argparse refuses, and drop them."""
     for name, words in CHOICES.items():
         said = reader.settings[name].value if reader.has(name) else None
         if isinstance(said, str) and said not in words:
@@ -451,7 +451,7 @@ def _inert(reader: JobReader) -> dict[str, str]:
         if why is None and name.startswith((*files, "no-save", "no-load", "tokenizer", "dataloader", "num-workers")):
             why = "of files, data and logs"
         elif why is None and name.startswith(("master-", "node-", "overlap-", "no-overlap-", "tp-comm-", "mock-data")):
-            why = "of the launcher, or of communication beside compute"
+            why = "of the launcher, or of communication"
         elif why is None and name.startswith(("distributed-timeout", "eod-mask", "use-dist-ckpt", "train-data-path")):
             why = "how the process is run, or of the data"
         if why is not None:

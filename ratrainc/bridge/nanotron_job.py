@@ -59,7 +59,7 @@ INERT = {
 
 
 def _recognises(path: Path, text: str) -> bool:
-    """Tell whether a text has the two sections that nanotron alone has by these names, and one of their keys."""
+    """Tell whether a text has the sections of nanotron, and a key that it alone has."""
     sections = all(re.search(rf"^{name}:", text, re.MULTILINE) for name in ("parallelism", "tokens", "model"))
     del path  # what the text says decides
     return sections and "batch_accumulation_per_replica" in text

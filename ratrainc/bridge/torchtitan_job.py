@@ -193,7 +193,7 @@ def _hybrid(reader: JobReader, shard: int | None, copies: int, replicas: int | N
     elif copies > 1:
         reader.assume("sharding", Sharding.DDP, REPLICATE, f"{_PARALLELIZE}, apply_ddp")
         if reader.values["tp"] * reader.values["pp"] > 1:
-            text = "replicas beside tensor or pipeline ranks need data_parallel_shard_degree: torchtitan stops"
+            text = "replicas of tensor or pipeline ranks need data_parallel_shard_degree: torchtitan stops"
             reader.wrong(REPLICATE, text, code="RT064")
     else:
         reader.assume("sharding", Sharding.NONE, key, _DIMENSIONS)

@@ -124,7 +124,7 @@ def open_builder(component: str) -> tuple[str, float] | None:
 
 def mlp_width(hidden: int) -> int:
     """Return the MLP's width without `intermediate_dim`: torchtune/models/llama2/_model_utils.py."""
-    whole = 2 * 4 * hidden // 3
+    whole = 4 * int(2 * hidden / 3)
     return -(-whole // 256) * 256
 
 
