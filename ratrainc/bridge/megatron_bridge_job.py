@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -34,6 +34,9 @@ from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.bridge.shell.following import follow
 from ratrain.ratrainc.bridge.yaml_text import yaml_settings
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.bridge.shell.shell_text import Text
 
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/recipes/llama/h100/llama3.py"
 
@@ -144,6 +147,29 @@ _TELLING = frozenset(("train", "ddp", "peft", "mixed_precision"))
 _PARTS = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
 _SCRIPT = re.compile(r"(?<!\S)--(config[-_]file|recipe)[= ]\s*\S+")
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_RANKS = ("nproc-per-node", "nnodes", "WORLD_SIZE")
+_SHORT = {
+    **dict.fromkeys(("ms", "max_steps"), "train.train_iters"),
+    **dict.fromkeys(("gb", "global_batch_size"), "train.global_batch_size"),
+    **dict.fromkeys(("mb", "micro_batch_size"), "train.micro_batch_size"),
+    **dict.fromkeys(("sl", "seq_length"), "dataset.seq_length"),
+    **dict.fromkeys(("tp", "tensor_model_parallel_size"), "model.tensor_model_parallel_size"),
+    **dict.fromkeys(("pp", "pipeline_model_parallel_size"), "model.pipeline_model_parallel_size"),
+    **dict.fromkeys(("cp", "context_parallel_size"), "model.context_parallel_size"),
+    **dict.fromkeys(("vp", "virtual_pipeline_model_parallel_size"), "model.virtual_pipeline_model_parallel_size"),
+    **dict.fromkeys(("ep", "expert_model_parallel_size"), "model.expert_model_parallel_size"),
+    "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "warmup_iters": "scheduler.lr_warmup_iters",
+    "pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
+    "save_dir": "checkpoint.save",
+    "load_dir": "checkpoint.load",
+    "save_interval": "checkpoint.save_interval",
+}
+"""Options of scripts/training/run_recipe.py that stand for a field of ConfigContainer."""
+_SWITCHES = frozenset(("dry_run", "deterministic", "dump_env"))
+_OF_THE_RUNNER = _SWITCHES | {"config_file", "recipe", "mode", "step_func", "dataset"}
+"""Options of the runner itself; they change no byte, or are read elsewhere."""
 _PRECISIONS = {"bf16_mixed": "bf16", "fp16_mixed": "f16"}
 
 _FILES = "of files and logs: no byte of a device"
@@ -225,28 +251,55 @@ def _files(path: Path, text: str, asked: Asked) -> tuple[Path | None, dict[str, 
 
 
 def _overrides(file: str, text: str, asked: Asked, report: Diagnostics) -> dict[str, Setting]:
-    """Read the overrides `a.b=value` of a launch script, and the processes that its launcher starts."""
-    import yaml
+    """Read the overrides of a launch script, and the processes that its launcher starts.
 
-    found: dict[str, Setting] = {}
+    Report a script that starts trainings with different ones.
+    """
+    found: list[dict[str, Setting]] = []
     for launch in follow(file, text, asked.given).launches:
         begun = started(launch, report)
-        words = [(each, match) for each in begun.arguments if (match := _OVERRIDE.fullmatch(each.shown)) is not None]
-        if not words and not any(each.shown.startswith(("--config", "--recipe")) for each in begun.arguments):
-            continue
-        for name in ("nproc-per-node", "nnodes", "WORLD_SIZE"):
-            if name in begun.settings:
-                found[name] = begun.settings[name]
-        for each, match in words:
-            if each.unknown is not None:  # a number cannot be read from it then, and a path need not be
-                found[match[1]] = Setting(match[2], each.place())
-                continue
-            try:
-                value = yaml.safe_load(match[2])
-            except yaml.YAMLError:
-                value = match[2]
-            found[match[1]] = Setting(value, each.place())
-    return found
+        overrides = _words(begun.arguments)
+        if overrides or any(each.shown.startswith(("--config", "--recipe")) for each in begun.arguments):
+            ranks = {name: begun.settings[name] for name in _RANKS if name in begun.settings}
+            found.append(ranks | overrides)
+    said = [{name: str(each.value) for name, each in settings.items()} for settings in found]
+    if any(each != said[0] for each in said):
+        top = Source(file, text).top()
+        message = "the script starts more than one training, with different settings"
+        report.error("RT064", message, top.location, source=top.source, help="leave one of them in the script")
+    return found[0] if found else {}
+
+
+def _words(words: tuple[Text, ...]) -> dict[str, Setting]:
+    """Read words `a.b=value`, and options of run_recipe.py, before which those words go."""
+    found: dict[str, Setting] = {}
+    overrides: dict[str, Setting] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if (match := _OVERRIDE.fullmatch(word.shown)) is not None:
+            # a number cannot be read from an unknown variable, and a path need not be
+            value = match[2] if word.unknown is not None else _plain(match[2])
+            overrides[match[1]] = Setting(value, word.place())
+        elif word.shown.startswith("-"):
+            spelled, sign, said = word.shown.partition("=")
+            name = spelled.lstrip("-").replace("-", "_")
+            if not sign and at < len(words) and not words[at].shown.startswith("-") and name not in _SWITCHES:
+                said, at = words[at].shown, at + 1
+            if name not in _OF_THE_RUNNER:
+                found[_SHORT.get(name, spelled)] = Setting(_plain(said) if said else True, word.place())
+    return found | overrides
+
+
+def _plain(text: str) -> Any:
+    """Return a text as YAML reads it; as it is if it is no YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _without_recipe(reader: JobReader, name: str | None) -> None:
@@ -286,7 +339,7 @@ def _degrees(reader: JobReader, base: Recipe | None) -> None:
         reader.assume("sequence_sharding", split, "model.sequence_parallel", SOURCE)
     reader.unknown("model.expert_model_parallel_size", "experts are not counted")
     counts = {}
-    for name in ("nproc-per-node", "nnodes", "WORLD_SIZE"):
+    for name in _RANKS:
         if reader.has(name) and isinstance(reader.settings[name].value, NotSaid):
             reader.ignore(name, "its value is not known")
             reader.settings[name] = Setting(None, reader.settings[name].place)

@@ -388,6 +388,22 @@ def test_a_format_is_recognised_by_its_text() -> None:
         assert format_of(Path("settings"), (FOLDER / name).read_text()).name == case["format"]
 
 
+LAUNCH = "torchrun --nproc_per_node=8 run_recipe.py --recipe llama3_8b_pretrain_2gpu_h100_bf16_config --mode pretrain"
+
+
+def test_options_of_a_runner_stand_for_fields_of_a_recipe() -> None:
+    text = f"{LAUNCH} -sl 4096 -mb 2 --tensor_model_parallel_size 4 -gb 64 train.global_batch_size=32 --strange 3\n"
+    job = read_text("launch.sh", text)
+    assert (job.seq_len, job.micro_batch_size, job.tp, job.cp, job.devices) == (4096, 2, 4, 2, 8)
+    assert job.gradient_accumulation == 16  # the words go before the options
+    assert [each.key for each in job.not_understood] == ["--strange"]
+
+
+def test_two_trainings_of_one_script_are_refused() -> None:
+    assert "more than one training" in refused("launch.sh", f"{LAUNCH} -mb 1\n{LAUNCH} -mb 2\n")
+    assert read_text("launch.sh", f"{LAUNCH} -mb 1\n{LAUNCH} -mb 1\n").micro_batch_size == 1
+
+
 def test_a_variable_that_a_script_lacks_is_given_by_the_command() -> None:
     text = changed("mlm_dense.sh", ("--bf16", "$MORE"))
     assert [each.key for each in read_text("mlm_dense.sh", text).not_understood] == ["$MORE"]
