@@ -13,18 +13,21 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, fields, frozen
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
-from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
+
+if TYPE_CHECKING:
+    from enum import Enum
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrainc.fit.holdings.terms import RankBytes
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 ENUMS: Mapping[str, type[Enum]] = {

@@ -1,6 +1,6 @@
 """Presets by the names of models on the Hugging Face Hub, as settings files of other tools have them.
 
-Values of presets are those of the published config.json, read as copies or in tables that cite it:
+Presets have the values of the published config.json, read as copies or in tables that cite it:
 citsjtu2020/LLM-Prof sglang/Model_Config.md (Llama 3.1 8B and 3.2 3B, Qwen 2.5 and 3), Lightning-AI/litgpt
 litgpt/config.py (Llama 3.1 70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md
 (Gemma 3 1B), kevinstephano/thunder_model_blocks hf_llama/llama_config.py (Llama 3.2 1B), and the defaults of
@@ -96,4 +96,4 @@ _HUB: Mapping[str, HubModel] = {
     **_named("baichuan2-13b", "bf16", "baichuan-inc/Baichuan2-13B-Base", "baichuan-inc/Baichuan2-13B-Chat"),
 }
 """Models of the Hub by their names in lower case. Instruct versions share the base's shape. Types were read for Llama
-2 7B, 3.1 and 3.2, Qwen 2.5 and 3, Gemma 3 and Phi 3 (copies of their config.json); those of the others are assumed."""
+2 7B, 3.1 and 3.2, Qwen 2.5 and 3, Gemma 3 and Phi 3 (copies of their config.json); the other types are assumed."""

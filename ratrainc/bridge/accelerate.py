@@ -13,7 +13,7 @@ from typing import Any
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, put_deepspeed
+from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, engine_type, put_deepspeed
 from ratrain.ratrainc.bridge.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
 from ratrain.ratrainc.bridge.hf_reader import ACCELERATE, HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.hf_rules import PREPARED, put_types
@@ -74,7 +74,7 @@ def is_ds_config(text: str) -> bool:
 
 
 def put_devices(reader: HfReader) -> None:
-    """Set the number of devices: `num_processes` counts those of all machines."""
+    """Set the number of devices: `num_processes` is the total of all machines."""
     key = f"{ACCELERATE}num_processes"
     kind = str(reader.settings[name].value if reader.has(name := f"{ACCELERATE}distributed_type") else "").upper()
     if kind == "NO" and not reader.has(key):
@@ -138,6 +138,7 @@ def _put_deepspeed(reader: HfReader, arguments: Arguments) -> None:
         return
     reader.settings["deepspeed"] = reader.settings[file]
     reader.called["deepspeed"] = "deepspeed_config_file"
+    reader.ignore(file, "the settings of the file that it names are read")
     if reader.open("deepspeed", WHAT):
         put_deepspeed(reader, arguments)
         for name in reader.under(_TABLE):
@@ -176,7 +177,8 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     nothing = Said(None, "")
     micro = reader.settle("micro_batch_size", "micro_batch_size", "--micro-batch-size")
     reader.settle("seq_len", "seq_len", "--seq-len")
-    put_accelerate(reader, Arguments(Said(micro, "--micro-batch-size"), nothing, nothing, mixed))
+    put_accelerate(reader, Arguments(Said(micro, "--micro-batch-size"), nothing, nothing, mixed, fills=False))
+    mixed = (engine_type(reader) if reader.engine else None) or mixed
     if asked.model is not None:
         reader.assume("model", asked.model, "--model", "the command line")
     put_types(reader, Said("f32", "weights", PREPARED), mixed)

@@ -187,7 +187,7 @@ def _put_adapter(reader: HfReader) -> None:
         return
     rank = reader.size("lora_r") or 8  # peft src/peft/tuners/lora/config.py, LoraConfig.r
     alpha = reader.take("lora_alpha", float) or 8.0
-    targets = targets_of(reader.settings[key].value if reader.has(key := "lora_target_modules") else ())
+    targets = targets_of(reader, "lora_target_modules")
     reader.taken |= {*names}
     if reader.truth("lora_target_linear"):
         targets = ("all-linear",)

@@ -1,4 +1,4 @@
-"""Reader of DeepSpeed's ds_config as a job, alone or with the training arguments of Hugging Face beside it.
+"""Reader of DeepSpeed's ds_config as a job, alone or together with training arguments of Hugging Face.
 
 What "auto" stands for is filled in as transformers does (src/transformers/integrations/deepspeed.py,
 HfTrainerDeepSpeedConfig, stored version 02348331); without the arguments it stays unknown. Names of arguments begin
@@ -13,58 +13,56 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED, take_old_names
-from ratrain.ratrainc.bridge.deepspeed_job_rules import (
-    ARGUMENTS,
-    CHECKED,
-    FILLED,
-    INERT,
-    OPTIMIZERS,
-    SIZES,
-    TRAINER_OPTIMIZERS,
-    TYPES,
-    ZERO_CONFIG,
-)
 from ratrain.ratrainc.bridge.deepspeed_rules import (
+    ARGUMENTS,
     BETAS,
     BF16,
+    CHECKED,
     CLIP,
+    FILLED,
     FP16,
     GROUP,
+    INERT,
     MICRO,
     OF_TORCH,
     OPTIMIZER,
+    OPTIMIZERS,
     PARAMS,
     PEERS,
     REPLICAS,
     RULES,
     SEQUENCE_RANKS,
+    SIZES,
     STAGE,
     STAGES,
     SUM_TYPE,
     SUMS_SOURCE,
     TIMES,
+    TRAINER_OPTIMIZERS,
+    TYPES,
     VIEWS,
     WHOLE,
     ZERO,
+    ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.job_common import check_devices, put_model, take_options
+from ratrain.ratrainc.bridge.job_common import check_devices, in_own_words, put_model, take_options
 from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import Setting, SettingsReader
 from ratrain.ratrainc.bridge.yaml_text import yaml_settings
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Note, Sharding
+from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _ENGINE = "deepspeedai/DeepSpeed: deepspeed/runtime/engine.py, DeepSpeedEngine"
 _INTEGRATION = "huggingface/transformers: src/transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig"
 _TRAINER = "huggingface/transformers: src/transformers/training_args.py, TrainingArguments"
 _A = "arguments."
 _OFFLOADED = ("offload_optimizer", "offload_param")
-_AUTO = "what calls DeepSpeed fills 'auto' in: give the training arguments beside it"
+_LENGTHS = ("max_seq_length", "max_length", "cutoff_len", "model_max_length")
+"""Training arguments of several trainers for the length of sequences."""
+_AUTO = "what calls DeepSpeed fills 'auto' in: give the training arguments too"
 _OWN = re.compile(
     r"^[\s,{]*[\"']?(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|zero_allow_untested_optimizer)"
     r"[\"']?\s*:",
@@ -75,8 +73,7 @@ _COMMENT = re.compile(r"\s*(//[^\n]*|#[^\n]*|/\*.*?\*/)", re.DOTALL)
 
 def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text is an object of JSON or Hjson with a setting at its top that only DeepSpeed has."""
-    if path.suffix in (".yaml", ".yml", ".toml", ".sh", ".sbatch", ".py"):
-        return False
+    del path  # what the text says decides
     start = text
     while (match := _COMMENT.match(start)) is not None:
         start = start[match.end() :]
@@ -91,7 +88,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     settings = {name: each for name, each in plan.settings.items() if name != ZERO}
     beside = _arguments(asked)
     reader = JobReader("deepspeed", settings | beside, top)
-    _fill(reader, trainer=bool(beside))
+    filled = _fill(reader, trainer=bool(beside))
     _degrees(reader)
     _model(reader, asked, trainer=bool(beside))
     _batch(reader, asked)
@@ -102,11 +99,12 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
         _trainer(reader)
     take_options(reader, asked)
     check_devices(reader)
-    return _in_own_words(reader.finish(INERT), plan.called)
+    own = plan.called | filled
+    return in_own_words(reader.finish(INERT), lambda key: own.get(key, key).removeprefix(_A))
 
 
 def _arguments(asked: Asked) -> dict[str, Setting]:
-    """Read the training arguments beside the file; their names get a beginning of their own."""
+    """Read the files of training arguments; put `arguments.` before their names."""
     found: dict[str, Setting] = {}
     for path in asked.beside:
         text = read_text(path, "RT063", "training arguments")
@@ -117,28 +115,18 @@ def _arguments(asked: Asked) -> dict[str, Setting]:
     return found
 
 
-def _in_own_words(job: Job, called: dict[str, str]) -> Job:
-    """Return the job with the names that the files have for their settings."""
+def _fill(reader: JobReader, *, trainer: bool) -> dict[str, str]:
+    """Fill in "auto" from the training arguments; return the arguments that settings were filled from.
 
-    def own(key: str) -> str:
-        return called.get(key, key).removeprefix(_A)
-
-    def named(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-        return tuple(evolve(each, key=own(each.key)) for each in notes)
-
-    origins = {name: evolve(each, key=own(each.key)) for name, each in job.origins.items()}
-    return evolve(job, origins=origins, not_understood=named(job.not_understood), ignored=named(job.ignored))
-
-
-def _fill(reader: JobReader, *, trainer: bool) -> None:
-    """Fill in "auto" from the training arguments; drop it, with a note where bytes depend on it, without them.
-
+    Without them "auto" is dropped, with a note where bytes depend on it.
     Report a setting of both files that differs: transformers stops there.
     """
     betas = [reader.take(f"{_A}adam_beta{n}", float) for n in (1, 2)] if trainer else []
     if any(each is not None for each in betas):
         pair = [default if each is None else each for each, default in zip(betas, (0.9, 0.999), strict=True)]
-        reader.settings[f"{_A}adam_betas"] = Setting(pair, reader.top)
+        first = next(name for name in (f"{_A}adam_beta1", f"{_A}adam_beta2") if reader.has(name))
+        reader.settings[f"{_A}adam_betas"] = Setting(pair, reader.settings[first].place)
+    filled: dict[str, str] = {}
     for name, (argument, default) in FILLED.items():
         key = f"{_A}{argument}"
         said = reader.settings.get(name)
@@ -146,6 +134,7 @@ def _fill(reader: JobReader, *, trainer: bool) -> None:
             continue
         value = reader.settings[key].value if reader.has(key) else default
         if said.value == "auto":
+            filled |= {name: argument} if reader.has(key) else {}
             reader.settings[name] = Setting(value, reader.settings[key].place if reader.has(key) else said.place)
         elif reader.has(key) and name in CHECKED and said.value != value:
             text = f"{name} is {shown(said.value)}, but {argument} is {shown(value)}: transformers stops there"
@@ -158,6 +147,7 @@ def _fill(reader: JobReader, *, trainer: bool) -> None:
             reader.ignore(name, _AUTO)
         if name not in SIZES:
             reader.settings[name] = Setting(None, place)
+    return filled
 
 
 def _size(reader: JobReader, name: str) -> int | None:
@@ -184,8 +174,7 @@ def _degrees(reader: JobReader) -> None:
 def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:
     name = reader.take(f"{_A}model_name_or_path", str) if trainer else None
     put_model(reader, asked, name, f"{_A}model_name_or_path", None)
-    lengths = [f"{_A}{each}" for each in ("max_seq_length", "max_length", "cutoff_len", "model_max_length")]
-    key = next((each for each in lengths if reader.has(each)), None)
+    key = next((f"{_A}{each}" for each in _LENGTHS if reader.has(f"{_A}{each}")), None)
     if key is not None:
         reader.put("seq_len", _size(reader, key), key)
 
@@ -195,7 +184,7 @@ def _batch(reader: JobReader, asked: Asked) -> None:
     whole, micro, times = (_size(reader, name) for name in (WHOLE, MICRO, TIMES))
     model = reader.values["tp"] * reader.values["pp"] * reader.values["cp"]
     replicas = _size(reader, REPLICAS)
-    if asked.devices is not None and asked.devices % model == 0:
+    if asked.devices is not None and asked.devices > 0 and asked.devices % model == 0:
         replicas = asked.devices // model
     elif replicas is None and whole and micro and times and whole % (micro * times) == 0:
         replicas = whole // (micro * times)
@@ -277,7 +266,7 @@ def _sizes(reader: JobReader, stage: int) -> None:
         if value is not None and name in wanted:
             sizes[name.partition(".")[2]] = value
     if sizes:
-        said_one = next((name for name in wanted if reader.has(name)), None)
+        said_one = next((each for each in wanted if reader.has(each) and reader.settings[each].value != "auto"), None)
         if said_one is None:
             reader.assume("sizes", sizes, "zero_optimization", ZERO_CONFIG)
         else:
@@ -354,8 +343,7 @@ def _optimizer(reader: JobReader, *, trainer: bool) -> None:
     norm = reader.take(CLIP, float)
     reader.put("max_grad_norm", norm or None, CLIP)
     reader.put("scheduler", reader.take("scheduler.type", str), "scheduler.type")
-    warm = reader.take("scheduler.params.warmup_num_steps", int)
-    reader.put("warmup_steps", warm, "scheduler.params.warmup_num_steps")
+    _warm_up(reader, "scheduler.params.warmup_num_steps")
 
 
 def _trainer(reader: JobReader) -> None:
@@ -389,8 +377,29 @@ def _trainer(reader: JobReader) -> None:
     ):
         value: Any = reader.take(f"{_A}{name}", kind)
         reader.put(field, None if value == -1 else value, f"{_A}{name}")
+    if not reader.has(OPTIMIZER):
+        _trainer_optimizer(reader)
     for argument in ARGUMENTS:
         reader.taken.add(f"{_A}{argument}")
+
+
+def _trainer_optimizer(reader: JobReader) -> None:
+    """Set the values of the optimizer that the trainer builds, where DeepSpeed builds none."""
+    for field, name in (("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")):
+        reader.put(field, reader.take(f"{_A}{name}", float), f"{_A}{name}")
+    betas = reader.take(f"{_A}adam_betas", list)
+    said = next((name for name in (f"{_A}adam_beta1", f"{_A}adam_beta2") if reader.has(name)), "")
+    reader.put("betas", None if betas is None else (float(betas[0]), float(betas[1])), said)
+    _warm_up(reader, f"{_A}warmup_steps")
+
+
+def _warm_up(reader: JobReader, name: str) -> None:
+    """Set the steps of the warm-up, or its share of all steps: transformers takes a number below 1 as a share."""
+    steps = reader.take(name, float)
+    if steps is not None and 0 < steps < 1:
+        reader.put("warmup_ratio", steps, name)
+    elif steps is not None:
+        reader.put("warmup_steps", round(steps), name)
 
 
 # phrases
@@ -421,6 +430,10 @@ def _said(job: Job, field: str, value: Any) -> dict[str, Any] | None:
         return {"optimizer": {"type": words[value]}} if value in words else None
     if field == "tp":
         return {"tensor_parallel": {"autotp_size": value}}
+    if field == "pp":
+        return {"pipeline": {"stages": value}}
+    if field == "seq_len" and key in _LENGTHS:
+        return {key: value}
     if field == "loss" and value in (Loss.FUSED, Loss.UPCAST) and key:
         return {"use_liger_kernel": value is Loss.FUSED}
     return None

@@ -23,7 +23,7 @@ from ratrain.ratrainc.bridge.hf_rules import (
     put_whole_or_ddp,
 )
 from ratrain.ratrainc.bridge.settings import Setting
-from ratrain.ratrainc.fit.job import Loss
+from ratrain.ratrainc.fit.job import Checkpointing, Loss
 
 MICRO_KEY, TIMES_KEY = "per_device_train_batch_size", "gradient_accumulation_steps"
 NEW_CHECKPOINTING, OLD_CHECKPOINTING = "activation_checkpointing", "gradient_checkpointing"
@@ -85,9 +85,10 @@ def take_arguments(reader: HfReader, defaults: Defaults = Defaults()) -> Argumen
         if new:
             reader.ignore(OLD_CHECKPOINTING, f"{NEW_CHECKPOINTING}, its newer name, is read where both are there")
         put_checkpointing(reader, key, reader.first(*_kwargs(reader)), defaults.checkpointing)
+    before = reader.origins.get("checkpointing") if reader.values.get("checkpointing") is Checkpointing.FULL else None
     put_sharding(reader, arguments)
-    if defaults.reads_checkpointing:
-        _refuse_twice(reader, reader.first(NEW_CHECKPOINTING, OLD_CHECKPOINTING))
+    if defaults.reads_checkpointing and before is not None:
+        _refuse_twice(reader, before.key)
     if reader.truth("use_cpu"):
         reader.wrong("use_cpu", "the run has no devices but processors", way_out="use_cpu: false")
     if reader.truth("auto_find_batch_size"):
@@ -135,9 +136,8 @@ def put_sharding(reader: HfReader, arguments: Arguments, *, fsdp: bool = True) -
 
 
 def _refuse_twice(reader: HfReader, key: str) -> None:
-    """Report checkpointing that FSDP and the training arguments both do, which transformers refuses."""
-    origin = reader.origins.get("checkpointing")
-    if origin is not None and "fsdp_config" in origin.key and reader.truth(key):
+    """Report checkpointing that FSDP and the training arguments (`key`) both do, which transformers refuses."""
+    if "fsdp_config" in reader.origins["checkpointing"].key:
         text = "FSDP's activation checkpointing and the training arguments' are both on, which transformers refuses"
         reader.wrong(key, text, way_out=f"{key}: false")
 

@@ -102,6 +102,8 @@ class Arguments:
     norm: Said
     mixed: Said
     """type of mixed precision: bf16, f16 or None"""
+    fills: bool = True
+    """false if there are none, and the ds_config itself says the type"""
 
 
 def put_deepspeed(reader: HfReader, arguments: Arguments, inline: str = "") -> None:
@@ -123,7 +125,8 @@ def put_deepspeed(reader: HfReader, arguments: Arguments, inline: str = "") -> N
     stage = _stage(reader, at, inline)
     _put_offload(reader, at, stage)
     _check_batch(reader, at, arguments)
-    _check_type(reader, at, arguments)
+    if arguments.fills:
+        _check_type(reader, at, arguments)
     for name, field in ((SUM_TYPE, "gradient_dtype"), ("communication_data_type", "reduce_dtype")):
         _put_type(reader, at(name), field)
     _put_sizes(reader, at, stage)
@@ -207,6 +210,16 @@ def _check_type(reader: HfReader, at: Callable[[str], str], arguments: Arguments
             asked = f"the training arguments ask for {arguments.mixed.value or 'no mixed precision'}"
             text = f"{state}, and {asked} ({arguments.mixed.key}): {_MISMATCH}"
             reader.wrong(key, text, way_out='write "enabled": "auto"')
+
+
+def engine_type(reader: HfReader) -> Said | None:
+    """Return the type that a ds_config switches on by itself; None if it leaves that open."""
+    for name, kind in ((BF16, "bf16"), (FP16, "f16")):
+        key = f"{DEEPSPEED}{name}"
+        if not _auto(reader, key) and reader.truth(key):
+            return Said(kind, key)
+        reader.taken.add(key)
+    return None
 
 
 def _put_type(reader: HfReader, key: str, field: str) -> None:

@@ -17,7 +17,7 @@ PLUGIN = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParall
 LAUNCH = "accelerate src/accelerate/commands/launch.py, launch_command_parser"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """Strategies of version 1 by their numbers: accelerate src/accelerate/utils/constants.py, FSDP_SHARDING_STRATEGY."""
-_WRAPPED = ("TRANSFORMER_BASED_WRAP",)
+_WRAPPED = "TRANSFORMER_BASED_WRAP"
 
 
 @frozen
@@ -130,7 +130,7 @@ def _strategy(reader: HfReader, key: str) -> str | None:
 def _put_units(reader: HfReader, key: str, defaults: FsdpDefaults) -> None:
     """Note a wrapping policy under which the units that are gathered are not single layers."""
     policy = reader.said(key, str, *defaults.wrap)
-    if policy.value in _WRAPPED:
+    if str(policy.value).upper() == _WRAPPED:
         reader.ignore(key, "one layer is gathered at a time")
     elif policy.source:
         reader.doubt(key, policy.value, "the whole model is one unit, which is gathered whole")

@@ -26,7 +26,7 @@ ACCELERATE, DEEPSPEED = "accelerate.", "deepspeed."
 COMMAND_LINE = "the command line"
 
 _TRUE, _FALSE = ("yes", "y", "t", "on", "1"), ("no", "n", "f", "off", "0")
-"""Words beside true and false: transformers src/transformers/hf_argparser.py, string_to_bool; pydantic's bool;
+"""Further words for true and false: transformers src/transformers/hf_argparser.py, string_to_bool; pydantic's bool;
 accelerate src/accelerate/utils/environment.py, str_to_bool."""
 
 
@@ -163,6 +163,7 @@ class HfReader(JobReader):
 
     def finish(self, inert: Mapping[str, str], **fields: Any) -> Job:
         """Make the job as `JobReader.finish` does; settings of further files have their own files' names again."""
+        self.values.setdefault("device_bytes", self.asked.device_bytes)
         job = JobReader.finish(self, inert, **fields)
         return evolve(
             job,

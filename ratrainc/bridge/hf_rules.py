@@ -274,9 +274,17 @@ def put_adapter(reader: HfReader, adapter: Adapter, key: str, method: str = "lor
     reader.put("method", method, key)
 
 
-def targets_of(said: Any) -> tuple[str, ...]:
-    """Return names of linears from a list or a text with commas; all, all_linear and all-linear are `all-linear`."""
-    names = [each.strip() for each in said.split(",")] if isinstance(said, str) else [str(each) for each in said or ()]
+def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:
+    """Take names of linears from a list or a text with commas; all, all_linear and all-linear are `all-linear`.
+
+    Return none without the setting. Report another value.
+    """
+    reader.taken.add(key)
+    said = reader.settings[key].value if reader.has(key) else []
+    names = [each.strip() for each in said.split(",")] if isinstance(said, str) else said
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        reader.wrong(key, f"{key} is {shown(said)}: names of linears are expected", way_out=f"{key}: all-linear")
+        return ()
     return ("all-linear",) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
 
 

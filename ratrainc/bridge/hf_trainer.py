@@ -150,8 +150,7 @@ def _put_peft(reader: HfReader) -> Said:
     rank = reader.size("lora_r") or 16
     alpha, drop = reader.take("lora_alpha", float), reader.take("lora_dropout", float)
     key = "lora_target_modules"
-    targets = targets_of(reader.settings[key].value) if reader.has(key) else _usual_targets(reader)
-    reader.taken.add(key)
+    targets = targets_of(reader, key) or _usual_targets(reader)
     adapter = Adapter(
         rank,
         32.0 if alpha is None else alpha,

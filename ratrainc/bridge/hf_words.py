@@ -230,11 +230,11 @@ def _accelerate(job: Job) -> str:
 
 
 def _sharded_by_launch(job: Job) -> bool:
-    """Tell whether accelerate's file says how state is sharded."""
+    """Tell whether accelerate's file says how state is sharded, or names the file that does."""
     origin = job.origins.get("sharding")
-    return origin is not None and (
-        origin.key.startswith(("fsdp_config.fsdp_", "deepspeed_config.")) or origin.key in _OF_ACCELERATE
-    )
+    named = any(each.key == "deepspeed_config.deepspeed_config_file" for each in job.ignored)
+    ours = ("fsdp_config.fsdp_", "deepspeed_config.")
+    return origin is not None and (named or origin.key.startswith(ours) or origin.key in _OF_ACCELERATE)
 
 
 def _elsewhere(job: Job, place: str) -> str:

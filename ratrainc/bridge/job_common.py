@@ -8,20 +8,22 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.fit.job import Origin
+from ratrain.ratrainc.fit.job import Job, Note, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from ratrain.ratrainc.bridge.job_reader import Asked, JobReader
 
 HUB_NAMES = "ratrain.ratrain_ir.config.hub_names"
 """Module with `model_of_hub_name(name) -> ModelConfig | None`."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
-ON_THE_COMMAND_LINE = "command line"
+ON_THE_COMMAND_LINE = "the command line"
 _OPTIONS = {
     "devices": "--devices",
     "device_bytes": "--device-bytes",
@@ -170,6 +172,16 @@ def one_word(reader: JobReader, key: str, words: tuple[str, ...], default: str) 
         reader.wrong(key, f"{key} is {shown(said)}: one of {', '.join(words)} is expected")
         return default, False
     return said, True
+
+
+def in_own_words(job: Job, own: Callable[[str], str]) -> Job:
+    """Return the job with the names of settings that its files have; `own` gives a file's name for a reader's."""
+
+    def named(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+        return tuple(evolve(each, key=own(each.key)) for each in notes)
+
+    origins = {name: evolve(each, key=own(each.key)) for name, each in job.origins.items()}
+    return evolve(job, origins=origins, not_understood=named(job.not_understood), ignored=named(job.ignored))
 
 
 # phrases

@@ -134,8 +134,7 @@ def _put_method(reader: HfReader) -> None:
 def _put_lora(reader: HfReader, kind: Said) -> None:
     rank = reader.size("lora_rank") or 8
     alpha = reader.take("lora_alpha", float) or 2.0 * rank  # FinetuningArguments.__post_init__
-    said = reader.settings["lora_target"].value if reader.has("lora_target") else "all"
-    reader.taken.add("lora_target")
+    targets = targets_of(reader, "lora_target") or ("all-linear",)
     bits = reader.take("quantization_bit", int)
     if bits not in (None, 4, 8):
         reader.wrong("quantization_bit", f"quantization_bit is {bits}: bitsandbytes has 4 and 8", way_out="4 or 8")
@@ -144,7 +143,7 @@ def _put_lora(reader: HfReader, kind: Said) -> None:
     if bits is not None and method.lower() not in ("bnb", "bitsandbytes"):
         reader.unknown("quantization_method", "sizes of this method are not known here; counted as bitsandbytes'")
     drop = reader.take("lora_dropout", float) or 0.0
-    adapter = Adapter(rank, alpha, targets_of(said), drop, bits, bits == 4 and double is not False)
+    adapter = Adapter(rank, alpha, targets, drop, bits, bits == 4 and double is not False)
     if kind.source:
         reader.values |= {"adapter": adapter, "method": "lora"}
         reader.assume("adapter", adapter, kind.key, kind.source)

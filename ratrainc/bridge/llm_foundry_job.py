@@ -40,7 +40,6 @@ _OPTIMIZERS = {
     "decoupled_lionw": "lion",
     "adalr_lion": "lion",
     "clip_lion": "lion",
-    "decoupled_lionw_8b": "lion-8bit",
 }
 """Optimizers of llmfoundry/optim/__init__.py; Composer's DecoupledAdamW goes parameter by parameter."""
 _DEFAULTS = {"d_model": 2048, "n_heads": 16, "n_layers": 24, "vocab_size": 50368}
@@ -75,7 +74,8 @@ def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text is YAML with the sections that LLM Foundry has by these names."""
     names = set(re.findall(r"^([a-z_]+):", text, re.MULTILINE))
     own = {"max_duration", "device_train_microbatch_size", "global_train_batch_size", "fsdp_config", "max_seq_len"}
-    return path.suffix in (".yaml", ".yml") and {"train_loader", "model"} <= names and len(names & own) > 1
+    del path  # what the text says decides
+    return {"train_loader", "model"} <= names and len(names & own) > 1
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
@@ -249,6 +249,7 @@ def _batch(reader: JobReader) -> None:
     if text is not None and text.value == "text":
         reader.assume("packing", True, "train_loader.name", "mosaicml/llm-foundry: llmfoundry/data/text_data.py")
     elif reader.has(packing):
+        reader.taken.add(packing)
         reader.put("packing", True, packing)
 
 

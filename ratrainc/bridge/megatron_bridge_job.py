@@ -4,15 +4,18 @@
     torchrun --nproc_per_node=8 finetune_with_yaml.py --config-file override.yaml train.global_batch_size=64
 
 The command line goes before the file, and the file before the recipe. Most of a run is in the recipe: if no recipe is
-named, or one that `megatron_bridge_recipes.py` does not have, what it says stays unknown. The file that is read may be
-the YAML (with the script beside it) or the script (which names the YAML).
+named, or one that is not in the table below, what it says stays unknown. The file that is read may be
+the YAML (with the script as a further file) or the script (which names the YAML).
+Read in NVIDIA-NeMo/Megatron-Bridge, commit 067f987d (2026-08-22).
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
@@ -26,12 +29,107 @@ from ratrain.ratrainc.bridge.job_common import (
 )
 from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.launchers import NotSaid, started
-from ratrain.ratrainc.bridge.megatron_bridge_recipes import SOURCE, TARGETS, Recipe, recipe, recipe_named
 from ratrain.ratrainc.bridge.megatron_job import put_recomputation
 from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.bridge.shell.following import follow
 from ratrain.ratrainc.bridge.yaml_text import yaml_settings
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.bridge.shell.shell_text import Text
+
+SOURCE = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/recipes/llama/h100/llama3.py"
+
+_ROWS = """
+    llama32_1b_pretrain_1gpu_h100_bf16 meta-llama/Llama-3.2-1B 1 1 1 1 8192 512
+    llama32_3b_pretrain_1gpu_h100_bf16 meta-llama/Llama-3.2-3B 1 1 1 1 8192 512
+    llama3_8b_pretrain_2gpu_h100_bf16 meta-llama/Meta-Llama-3-8B 1 1 1 2 8192 512
+    llama3_8b_pretrain_16gpu_h100_bf16_16k meta-llama/Meta-Llama-3-8B 4 2 1 2 16384 512 rows
+    llama3_8b_pretrain_32gpu_h100_bf16_64k meta-llama/Meta-Llama-3-8B 4 2 1 4 65536 512 rows
+    llama3_8b_pretrain_64gpu_h100_bf16_128k meta-llama/Meta-Llama-3-8B 4 2 1 8 131072 512 rows
+    llama3_70b_pretrain_32gpu_h100_bf16 meta-llama/Meta-Llama-3-70B 4 4 5 2 8192 512 rows
+    llama3_70b_pretrain_32gpu_h100_bf16_deterministic meta-llama/Meta-Llama-3-70B 4 4 5 2 8192 512 rows
+    llama3_70b_pretrain_32gpu_h100_bf16_16k meta-llama/Meta-Llama-3-70B 8 2 1 2 16384 512 rows
+    llama3_70b_pretrain_256gpu_h100_bf16_64k meta-llama/Meta-Llama-3-70B 8 4 1 8 65536 512 rows
+    llama31_8b_pretrain_2gpu_h100_bf16 meta-llama/Meta-Llama-3.1-8B 1 1 1 2 8192 512
+    llama31_70b_pretrain_32gpu_h100_bf16 meta-llama/Meta-Llama-3.1-70B 4 4 5 2 131072 512 rows
+    llama31_405b_pretrain_256gpu_h100_bf16 meta-llama/Meta-Llama-3.1-405B 8 8 2 4 131072 512 rows
+    llama31_405b_pretrain_256gpu_h100_bf16_deterministic meta-llama/Meta-Llama-3.1-405B 8 8 2 4 131072 512 rows
+    llama32_1b_sft_1gpu_h100_bf16 meta-llama/Llama-3.2-1B 1 1 1 1 4096 8
+    llama32_3b_sft_1gpu_h100_bf16 meta-llama/Llama-3.2-3B 1 1 1 1 4096 8
+    llama3_8b_sft_2gpu_h100_bf16 meta-llama/Meta-Llama-3-8B 2 1 1 1 4096 8
+    llama31_8b_sft_2gpu_h100_bf16 meta-llama/Meta-Llama-3.1-8B 2 1 1 1 4096 8
+    llama3_70b_sft_32gpu_h100_bf16 meta-llama/Meta-Llama-3-70B 8 4 1 1 4096 8
+    llama31_70b_sft_32gpu_h100_bf16 meta-llama/Meta-Llama-3.1-70B 8 4 1 1 4096 8
+    llama31_405b_sft_128gpu_h100_bf16 meta-llama/Meta-Llama-3.1-405B 8 16 1 1 2048 16 rows
+    llama32_1b_peft_1gpu_h100_bf16 meta-llama/Llama-3.2-1B 1 1 1 1 4096 8 lora 32 32
+    llama32_3b_peft_1gpu_h100_bf16 meta-llama/Llama-3.2-3B 1 1 1 1 4096 8 lora 32 32
+    llama3_8b_peft_1gpu_h100_bf16 meta-llama/Meta-Llama-3-8B 1 1 1 1 4096 8 lora 8 16
+    llama31_8b_peft_1gpu_h100_bf16 meta-llama/Meta-Llama-3.1-8B 1 1 1 1 4096 8 lora 8 16
+    llama3_70b_peft_8gpu_h100_bf16 meta-llama/Meta-Llama-3-70B 8 1 1 1 4096 8 lora 16 32
+    llama31_70b_peft_8gpu_h100_bf16 meta-llama/Meta-Llama-3.1-70B 8 1 1 1 4096 8 lora 16 32
+    llama31_405b_peft_32gpu_h100_bf16 meta-llama/Meta-Llama-3.1-405B 4 8 8 1 2048 32 rows lora 16 32 linear_qkv
+"""
+"""Recipes: name without `_config`, model, tensor and pipeline ranks, chunks a rank, context ranks, length of sequences,
+sequences of a step; `rows` with sequence parallelism; `lora` with rank, alpha and targets. A micro-batch is 1 sequence.
+"""
+_NAME = re.compile(r"\b([a-z]+\d*\w*_(?:pretrain|sft|peft|finetune)\w*_config)\b")
+TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+@frozen
+class Recipe:
+    """A recipe, before a file overrides it."""
+
+    name: str
+    model: str
+    """hub name"""
+    tp: int
+    pp: int
+    virtual_stages: int
+    cp: int
+    seq_len: int
+    batch: int
+    sequence_sharding: bool
+    lora: tuple[int, float, tuple[str, ...]] | None
+    """rank, alpha and targets"""
+
+    @property
+    def method(self) -> str:
+        """Return `pretrain`, `full` or `lora`, as a job has it."""
+        return "pretrain" if "_pretrain_" in self.name else "full" if self.lora is None else "lora"
+
+    @property
+    def distributed_optimizer(self) -> bool:
+        """Return true if masters and moments are shared out.
+
+        Recipes with adapters switch it off for ddp and optimizer; elsewhere the optimizer's own switch is on, and the
+        two are made equal (training/config.py, _validate_and_sync_distributed_optimizer_settings).
+        """
+        return self.lora is None
+
+
+def recipe_named(text: str) -> str | None:
+    """Return the name of the first recipe that a text names; None if it names none."""
+    found = _NAME.search(text)
+    return None if found is None else found[1]
+
+
+def recipe(name: str) -> Recipe | None:
+    """Return a recipe by its function's name; None if it is not known here."""
+    row = next(
+        (line.split() for line in _ROWS.splitlines() if line.split()[:1] == [name.removesuffix("_config")]), None
+    )
+    if row is None:
+        return None
+    numbers, rest = [int(each) for each in row[2:8]], row[8:]
+    lora = None
+    if "lora" in rest:
+        rank, alpha, *targets = rest[rest.index("lora") + 1 :]
+        lora = (int(rank), float(alpha), tuple(targets) or TARGETS)
+    tp, pp, chunks, cp, seq_len, batch = numbers
+    return Recipe(name, row[1], tp, pp, chunks, cp, seq_len, batch, "rows" in rest, lora)
+
 
 _PRECISION = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/training/mixed_precision.py"
 _OPTIMIZER = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/recipes/utils/optimizer_utils.py"
@@ -49,6 +147,29 @@ _TELLING = frozenset(("train", "ddp", "peft", "mixed_precision"))
 _PARTS = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
 _SCRIPT = re.compile(r"(?<!\S)--(config[-_]file|recipe)[= ]\s*\S+")
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_RANKS = ("nproc-per-node", "nnodes", "WORLD_SIZE")
+_SHORT = {
+    **dict.fromkeys(("ms", "max_steps"), "train.train_iters"),
+    **dict.fromkeys(("gb", "global_batch_size"), "train.global_batch_size"),
+    **dict.fromkeys(("mb", "micro_batch_size"), "train.micro_batch_size"),
+    **dict.fromkeys(("sl", "seq_length"), "dataset.seq_length"),
+    **dict.fromkeys(("tp", "tensor_model_parallel_size"), "model.tensor_model_parallel_size"),
+    **dict.fromkeys(("pp", "pipeline_model_parallel_size"), "model.pipeline_model_parallel_size"),
+    **dict.fromkeys(("cp", "context_parallel_size"), "model.context_parallel_size"),
+    **dict.fromkeys(("vp", "virtual_pipeline_model_parallel_size"), "model.virtual_pipeline_model_parallel_size"),
+    **dict.fromkeys(("ep", "expert_model_parallel_size"), "model.expert_model_parallel_size"),
+    "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "warmup_iters": "scheduler.lr_warmup_iters",
+    "pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
+    "save_dir": "checkpoint.save",
+    "load_dir": "checkpoint.load",
+    "save_interval": "checkpoint.save_interval",
+}
+"""Options of scripts/training/run_recipe.py that stand for a field of ConfigContainer."""
+_SWITCHES = frozenset(("dry_run", "deterministic", "dump_env"))
+_OF_THE_RUNNER = _SWITCHES | {"config_file", "recipe", "mode", "step_func", "dataset"}
+"""Options of the runner itself; they change no byte, or are read elsewhere."""
 _PRECISIONS = {"bf16_mixed": "bf16", "fp16_mixed": "f16"}
 
 _FILES = "of files and logs: no byte of a device"
@@ -130,28 +251,55 @@ def _files(path: Path, text: str, asked: Asked) -> tuple[Path | None, dict[str, 
 
 
 def _overrides(file: str, text: str, asked: Asked, report: Diagnostics) -> dict[str, Setting]:
-    """Read the overrides `a.b=value` of a launch script, and the processes that its launcher starts."""
-    import yaml
+    """Read the overrides of a launch script, and the processes that its launcher starts.
 
-    found: dict[str, Setting] = {}
+    Report a script that starts trainings with different ones.
+    """
+    found: list[dict[str, Setting]] = []
     for launch in follow(file, text, asked.given).launches:
         begun = started(launch, report)
-        words = [(each, match) for each in begun.arguments if (match := _OVERRIDE.fullmatch(each.shown)) is not None]
-        if not words and not any(each.shown.startswith(("--config", "--recipe")) for each in begun.arguments):
-            continue
-        for name in ("nproc-per-node", "nnodes", "WORLD_SIZE"):
-            if name in begun.settings:
-                found[name] = begun.settings[name]
-        for each, match in words:
-            if each.unknown is not None:  # a number cannot be read from it then, and a path need not be
-                found[match[1]] = Setting(match[2], each.place())
-                continue
-            try:
-                value = yaml.safe_load(match[2])
-            except yaml.YAMLError:
-                value = match[2]
-            found[match[1]] = Setting(value, each.place())
-    return found
+        overrides = _words(begun.arguments)
+        if overrides or any(each.shown.startswith(("--config", "--recipe")) for each in begun.arguments):
+            ranks = {name: begun.settings[name] for name in _RANKS if name in begun.settings}
+            found.append(ranks | overrides)
+    said = [{name: str(each.value) for name, each in settings.items()} for settings in found]
+    if any(each != said[0] for each in said):
+        top = Source(file, text).top()
+        message = "the script starts more than one training, with different settings"
+        report.error("RT064", message, top.location, source=top.source, help="leave one of them in the script")
+    return found[0] if found else {}
+
+
+def _words(words: tuple[Text, ...]) -> dict[str, Setting]:
+    """Read words `a.b=value`, and options of run_recipe.py, before which those words go."""
+    found: dict[str, Setting] = {}
+    overrides: dict[str, Setting] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if (match := _OVERRIDE.fullmatch(word.shown)) is not None:
+            # a number cannot be read from an unknown variable, and a path need not be
+            value = match[2] if word.unknown is not None else _plain(match[2])
+            overrides[match[1]] = Setting(value, word.place())
+        elif word.shown.startswith("-"):
+            spelled, sign, said = word.shown.partition("=")
+            name = spelled.lstrip("-").replace("-", "_")
+            if not sign and at < len(words) and not words[at].shown.startswith("-") and name not in _SWITCHES:
+                said, at = words[at].shown, at + 1
+            if name not in _OF_THE_RUNNER:
+                found[_SHORT.get(name, spelled)] = Setting(_plain(said) if said else True, word.place())
+    return found | overrides
+
+
+def _plain(text: str) -> Any:
+    """Return a text as YAML reads it; as it is if it is no YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _without_recipe(reader: JobReader, name: str | None) -> None:
@@ -191,7 +339,7 @@ def _degrees(reader: JobReader, base: Recipe | None) -> None:
         reader.assume("sequence_sharding", split, "model.sequence_parallel", SOURCE)
     reader.unknown("model.expert_model_parallel_size", "experts are not counted")
     counts = {}
-    for name in ("nproc-per-node", "nnodes", "WORLD_SIZE"):
+    for name in _RANKS:
         if reader.has(name) and isinstance(reader.settings[name].value, NotSaid):
             reader.ignore(name, "its value is not known")
             reader.settings[name] = Setting(None, reader.settings[name].place)
@@ -324,8 +472,15 @@ def _kernels(reader: JobReader) -> None:
     reader.assume("attention", Attention.FLASH, "model.attention_backend", f"{SOURCE}: attention_backend None is auto")
     loss = "NVIDIA/Megatron-LM: megatron/core/tensor_parallel/cross_entropy.py, VocabParallelCrossEntropy"
     reader.assume("loss", Loss.VOCAB_PARALLEL, "model.cross_entropy_fusion_impl", loss)
-    provider = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/models/gpt_provider.py, GPTModelProvider"
-    reader.assume("compiled", True, "model.bias_activation_fusion", f"{provider} (assumed for bias_activation_fusion)")
+    provider = "NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/models/llama/llama_bridge.py"
+    fused = reader.take("model.bias_activation_fusion", bool)
+    rate = reader.take("model.hidden_dropout", float)
+    if fused is None:
+        reader.assume("compiled", True, "model.bias_activation_fusion", provider)
+    if rate is None:
+        reader.assume("dropout", 0.0, "model.hidden_dropout", provider)
+    reader.put("compiled", fused, "model.bias_activation_fusion")
+    reader.put("dropout", rate, "model.hidden_dropout")
 
 
 # phrases

@@ -15,7 +15,7 @@ from ratrain.ratrainc.bridge.job_common import check_devices, put_accumulation, 
 from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_described import described_model
+from ratrain.ratrainc.bridge.megatron_model import described_model
 from ratrain.ratrainc.bridge.megatron_reasons import reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
@@ -80,7 +80,7 @@ _RATES = _words(
     calculate-per-token-loss use-mcore-models no-rope-fusion no-masked-softmax-fusion no-persist-layer-norm
     attention-softmax-in-fp32 apply-query-key-layer-scaling deterministic-mode te-rng-tracker
     overlap-cpu-optimizer-d2h-h2d vocab-file merge-file no-async-tensor-model-parallel-allreduce
-    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split distributed-backend
+    distributed-backend
     """
 )
 """Arguments that change values, and no size."""
@@ -136,7 +136,7 @@ def _open_values(reader: JobReader) -> None:
 
 
 def _choices(reader: JobReader) -> None:
-    """Report words that argparse refuses; take both spellings of underscores as they are."""
+    """Report words that argparse refuses, and drop them."""
     for name, words in CHOICES.items():
         said = reader.settings[name].value if reader.has(name) else None
         if isinstance(said, str) and said not in words:
@@ -176,6 +176,30 @@ def _degrees(reader: JobReader) -> None:
         reader.put("virtual_stages", chunks, key)
         reader.put("schedule", "interleaved", key)
     reader.unknown("pipeline-model-parallel-layout", "stages are counted as equal shares of the layers")
+    _sizes(reader)
+
+
+def _sizes(reader: JobReader) -> None:
+    """Set what decides how layers and vocabulary are shared out, by Megatron-LM's names with underscores."""
+    sizes: dict[str, int] = {}
+    for name in ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"):
+        count = reader.take(name, int)
+        if count is not None and count < 1:
+            reader.wrong(name, f"--{name} is {count}: at least 1 is expected")
+        elif count is not None:
+            sizes[name] = count
+    for name in ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"):
+        if reader.take(name, bool):
+            sizes[name] = 1
+    divisor = "make-vocab-size-divisible-by"
+    unpadded = [name for name in ("disable-pad-vocab-size", "no-pad-vocab-size") if reader.take(name, bool)]
+    if (said := reader.take(divisor, int)) is not None:
+        sizes[divisor] = said
+    elif unpadded or reader.has("padded-vocab-size"):
+        sizes[divisor] = 1
+    if sizes:
+        key = next((name for name in sizes if reader.has(name)), (*unpadded, "padded-vocab-size")[0])
+        reader.put("sizes", {name.replace("-", "_"): each for name, each in sizes.items()}, key)
 
 
 def _devices(reader: JobReader) -> None:
@@ -427,7 +451,7 @@ def _inert(reader: JobReader) -> dict[str, str]:
         if why is None and name.startswith((*files, "no-save", "no-load", "tokenizer", "dataloader", "num-workers")):
             why = "of files, data and logs"
         elif why is None and name.startswith(("master-", "node-", "overlap-", "no-overlap-", "tp-comm-", "mock-data")):
-            why = "of the launcher, or of communication beside compute"
+            why = "of the launcher, or of communication"
         elif why is None and name.startswith(("distributed-timeout", "eod-mask", "use-dist-ckpt", "train-data-path")):
             why = "how the process is run, or of the data"
         if why is not None:

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.job_common import (
     check_devices,
     dense,
+    in_own_words,
     one_word,
     put_model,
     refuse_texts,
@@ -58,14 +59,17 @@ INERT = {
 
 
 def _recognises(path: Path, text: str) -> bool:
-    """Tell whether a text has the two sections that nanotron alone has by these names, and one of their keys."""
+    """Tell whether a text has the sections of nanotron, and a key that it alone has."""
     sections = all(re.search(rf"^{name}:", text, re.MULTILINE) for name in ("parallelism", "tokens", "model"))
-    return path.suffix in (".yaml", ".yml") and sections and "batch_accumulation_per_replica" in text
+    del path  # what the text says decides
+    return sections and "batch_accumulation_per_replica" in text
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
     source = Source(str(path), text)
-    settings = {_RENAMED.get(name, name): each for name, each in yaml_settings(source, _WHAT).items()}
+    own = yaml_settings(source, _WHAT)
+    called = {new: name for name in own if (new := _RENAMED.get(name)) is not None}
+    settings = {_RENAMED.get(name, name): each for name, each in own.items()}
     reader = JobReader("nanotron", settings, source.top())
     refuse_texts(reader, "nanotron", ("tokens", "optimizer", "parallelism", "model"))
     _parallelism(reader)
@@ -81,7 +85,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
         reader.put("checkpointing", kind, "parallelism.recompute_layer")
     take_options(reader, asked)
     check_devices(reader)
-    return reader.finish(INERT, method="pretrain")
+    return in_own_words(reader.finish(INERT, method="pretrain"), lambda key: called.get(key, key))
 
 
 def _size(reader: JobReader, key: str, default: int | None = None) -> int | None:
@@ -334,7 +338,9 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
     if field == "optimizer" and value in ("adamw", "adamw-fused"):
         fused = value == "adamw-fused"
         name = (("optimizer.optimizer_factory.name", "adamW"),) if job.optimizer == "sgd" else ()
-        return yaml_said(("optimizer.optimizer_factory.torch_adam_is_fused", fused), *name)
+        key = getattr(job.origins.get("optimizer"), "key", "")
+        key = key if key in _RENAMED else "optimizer.optimizer_factory.torch_adam_is_fused"
+        return yaml_said((key, fused), *name)
     if field == "optimizer" and value == "sgd":
         return yaml_said(("optimizer.optimizer_factory.name", "sgd"))
     if field == "sharding" and value in (Sharding.ZERO1, Sharding.DDP):

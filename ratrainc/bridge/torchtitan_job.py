@@ -12,11 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.job_common import (
     check_devices,
+    in_own_words,
     one_word,
     put_accumulation,
     put_model,
@@ -28,13 +27,14 @@ from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN, take_old_names
-from ratrain.ratrainc.bridge.torchtitan_job_rules import FUSED_FLAVORS, INERT, flavor_model
 from ratrain.ratrainc.bridge.torchtitan_rules import (
     BEFORE_AMP,
     CONTEXT,
     CONVERTERS,
     COUNT,
     EACH,
+    FUSED_FLAVORS,
+    INERT,
     LAYERS_EACH,
     LOCAL,
     OLD_SCHEDULES,
@@ -58,8 +58,9 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     VIEW,
     WARM_UP,
     WHOLE,
+    flavor_model,
 )
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Note, Sharding
+from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _REPO = "pytorch/torchtitan@v0.2.2"
 _EARLY = "pytorch/torchtitan@cca0702: torchtitan/config_manager.py"
@@ -77,7 +78,8 @@ def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text is TOML with sections that torchtitan has."""
     sections = set(_SECTION.findall(text))
     own = {"parallelism", "activation_checkpoint", "job", "experimental", "lr_scheduler", "optimizer"}
-    return path.suffix == ".toml" and "training" in sections and len(sections & own) > 1
+    del path  # what the text says decides
+    return "training" in sections and len(sections & own) > 1
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
@@ -108,17 +110,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _optimizer(reader, early=early)
     _activations(reader)
     _loss_and_kernels(reader)
-    return _in_own_words(reader.finish(INERT, method="pretrain"), plan.called)
-
-
-def _in_own_words(job: Job, called: dict[str, str]) -> Job:
-    """Return the job with the names that the file has for its settings."""
-
-    def named(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-        return tuple(evolve(each, key=called.get(each.key, each.key)) for each in notes)
-
-    origins = {name: evolve(each, key=called.get(each.key, each.key)) for name, each in job.origins.items()}
-    return evolve(job, origins=origins, not_understood=named(job.not_understood), ignored=named(job.ignored))
+    return in_own_words(reader.finish(INERT, method="pretrain"), lambda key: plan.called.get(key, key))
 
 
 def _source(key: str) -> str:
@@ -201,7 +193,7 @@ def _hybrid(reader: JobReader, shard: int | None, copies: int, replicas: int | N
     elif copies > 1:
         reader.assume("sharding", Sharding.DDP, REPLICATE, f"{_PARALLELIZE}, apply_ddp")
         if reader.values["tp"] * reader.values["pp"] > 1:
-            text = "replicas beside tensor or pipeline ranks need data_parallel_shard_degree: torchtitan stops"
+            text = "replicas of tensor or pipeline ranks need data_parallel_shard_degree: torchtitan stops"
             reader.wrong(REPLICATE, text, code="RT064")
     else:
         reader.assume("sharding", Sharding.NONE, key, _DIMENSIONS)
@@ -437,6 +429,8 @@ def _loss_and_kernels(reader: JobReader) -> None:
     if compiled is not None or old is not None:
         key = "compile.enable" if compiled is not None else "training.compile"
         reader.put("compiled", bool(compiled or old) and (parts is None or "model" in parts), key)
+        if parts is not None and "loss" not in parts:
+            reader.put("sizes", {"compile_loss": 0}, "compile.components")
     _float8(reader)
 
 

@@ -65,7 +65,8 @@ _COMPONENT = re.compile(r"""^\s*-?\s*_component_:\s*['"]?torchtune\.""", re.MULT
 
 def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text has a component of torchtune."""
-    return path.suffix in (".yaml", ".yml") and _COMPONENT.search(text) is not None
+    del path  # what the text says decides
+    return _COMPONENT.search(text) is not None
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:
@@ -254,6 +255,8 @@ def _batch(reader: JobReader) -> None:
     reader.put("max_grad_norm", reader.take("clip_grad_norm", float), "clip_grad_norm")
     parts = [key for key in reader.settings if key.startswith("compile.")]
     reader.taken.update(parts)
+    if reader.take("compile.loss", bool) is False:
+        reader.put("sizes", {"compile_loss": 0}, "compile.loss")
     if "compile.model" in parts:
         reader.put("compiled", reader.take("compile.model", bool), "compile.model")
     elif parts:
@@ -382,7 +385,10 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
     return None
 
 
-def _say_checkpointing(_job: Job, value: Checkpointing) -> str | None:
+def _say_checkpointing(job: Job, value: Checkpointing) -> str | None:
+    if getattr(job.origins.get("checkpointing"), "key", "") == "ac_mode":
+        words = {Checkpointing.FULL: "full", Checkpointing.NONE: "none"}
+        return yaml_said(("ac_mode", words[value])) if value in words else None
     known = {Checkpointing.FULL: True, Checkpointing.NONE: False}
     return yaml_said(("enable_activation_checkpointing", known[value])) if value in known else None
 
@@ -425,7 +431,7 @@ def _say_tp(_job: Job, value: int) -> str:
 
 def _say_loss(_job: Job, value: Loss) -> str | None:
     words = {Loss.CHUNKED: CHUNKED, Loss.UPCAST: "torch.nn.CrossEntropyLoss"}
-    return yaml_said(("loss._component_", words[value])) if value in words else None
+    return yaml_said(("loss", f"{{_component_: {words[value]}}}")) if value in words else None
 
 
 def _say_sharding(_job: Job, value: Sharding) -> str | None:

@@ -124,7 +124,7 @@ def open_builder(component: str) -> tuple[str, float] | None:
 
 def mlp_width(hidden: int) -> int:
     """Return the MLP's width without `intermediate_dim`: torchtune/models/llama2/_model_utils.py."""
-    whole = 2 * 4 * hidden // 3
+    whole = 4 * int(2 * hidden / 3)
     return -(-whole // 256) * 256
 
 
@@ -143,7 +143,7 @@ OPTIMIZERS: dict[str, tuple[str, tuple[float, float], float, float]] = {
 """Optimizers with Adam's moments: kind, and defaults of betas, epsilon and weight decay.
 
 torch/optim/adamw.py, AdamW.__init__; torch/optim/adam.py, Adam.__init__; bitsandbytes/optim/adamw.py;
-pytorch/ao: torchao/optim/adam.py (its signature assumed to be as bitsandbytes').
+pytorch/ao: torchao/optim/adam.py.
 """
 OTHER_OPTIMIZERS = {"torch.optim.SGD": "sgd", "torch.optim.Adafactor": "adafactor"}
 LOSSES: dict[str, Loss] = {

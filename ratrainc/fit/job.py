@@ -129,8 +129,8 @@ class Job:
     """One training run on devices of one kind."""
 
     framework: str
-    """`axolotl`, `llama-factory`, `trl`, `transformers`, `torchtune`, `megatron-lm`, `megatron-bridge`, `deepspeed`,
-    `torchtitan`, `nanotron`, `llm-foundry`, `litgpt`, or `pytorch` for a job given by options alone"""
+    """`axolotl`, `llama-factory`, `trl`, `transformers`, `accelerate`, `torchtune`, `megatron-lm`, `megatron-bridge`,
+    `deepspeed`, `torchtitan`, `nanotron`, `llm-foundry`, `litgpt`, or `pytorch` for a job given by options alone"""
     model_name: str | None
     """as the file has it: a hub name, a path, a flavour"""
     model: ModelConfig | None

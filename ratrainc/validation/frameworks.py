@@ -29,6 +29,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
 from ratrain.ratrain_ir.topology import mesh_of
+from ratrain.ratrainc.validation.framework_jobs import job_bytes, job_refusal
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_evaluation import Task
@@ -60,6 +61,9 @@ class FrameworkBytes:
     """bytes a parameter of f32 gradients that stay from step to step"""
     backward_bucket_bytes: int = 0
     """bucket in which gradients are reduced during the backward"""
+    job: str = ""
+    """framework of a job, whose bytes `framework_jobs.py` takes from `ratrainc/fit/holdings`; the other fields say
+    nothing then"""
     step_buffers: str = ""
     """flat buffers at the end of a step: `megatron-ddp`, `deepspeed-zero1`, or none if empty"""
 
@@ -77,12 +81,17 @@ FRAMEWORKS: Mapping[str, FrameworkBytes] = {
     "megatron-deepspeed": FrameworkBytes(1, loss_logit_bytes=14, kept_logit_bytes=8, step_buffers="deepspeed-zero1"),
     # DeepSpeed's ZeRO 3 under Megatron's model, without pipelines: runtime/zero/stage3.py reduces in a flat f16 bucket.
     "megatron-deepspeed-zero3": FrameworkBytes(3, loss_logit_bytes=6, backward_bucket_bytes=_BUCKET_ELEMENTS * _F16),
+    # Of today, any family, with tensor-parallel ranks: formulas of ratrainc/fit/holdings, where the sources stand.
+    "megatron-core": FrameworkBytes(1, loss_logit_bytes=0, job="megatron-lm"),
+    "torchtitan": FrameworkBytes(3, loss_logit_bytes=0, job="torchtitan"),
 }
 """The frameworks that a table can name."""
 
 
 def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline: str) -> str:
     """Return the condition of a framework's formulas that a plan does not meet; empty if it meets all."""
+    if framework.job:
+        return job_refusal(framework.job, model, plan, pipeline)
     passes = parse_pipeline(pipeline)
     policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
     placed = placed_by(pipeline) or plan.schedule or default_schedule(plan.shape)
@@ -90,7 +99,7 @@ def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline:
         "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.family == "gpt2"
         and model.ffn_size == 4 * model.hidden_size,
         f"with zero = {framework.zero}": plan.zero == framework.zero,
-        "with tp = 1 (what a framework's tensor-parallel rank holds is not known here)": plan.tp == 1,
+        "with tp = 1 (framework = megatron-core has formulas of tensor-parallel ranks)": plan.tp == 1,
         "with f16 views and logits = whole": plan.view_dtype == "f16" and plan.holds_logits,
         "with the schedule 1f1b": placed == _SCHEDULE,
         "with recompute{policy=full} or {policy=none}": policies in ({"full"}, {"none"}),
@@ -103,6 +112,8 @@ def framework_bytes(framework: FrameworkBytes, task: Task, schedule_bytes: Seque
 
     `schedule_bytes` are the simulated program's bytes that follow from its schedule, by stage.
     """
+    if framework.job:
+        return job_bytes(framework.job, task)
     policies = [each.policy for each in parse_pipeline(task.pipeline) if isinstance(each, RecomputePass)]
     recomputes = policies == ["full"]
     return [

@@ -59,7 +59,7 @@ ABOUT = ("source", "certainty", "note")
 """Columns for readers: no figure depends on them."""
 OWN_COLUMNS = (
     *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs"),
-    *("peak_of", "peak_stages", "framework"),
+    *("peak_of", "peak_stages", "framework", "job"),
     *ABOUT,
     *MEASURES,
 )
@@ -359,8 +359,8 @@ class _RowReader:
 
 
 def _left_bytes(capacity: Capacity, framework: FrameworkBytes | None) -> int:
-    """Return the bytes of a rank's memory that are left; a framework counts its allocator's loss itself."""
-    slack = 0 if framework is None else dict(capacity.overheads).get("allocator_slack", 0)
+    """Return the bytes of a rank's memory that are left; most frameworks count their allocator's loss themselves."""
+    slack = 0 if framework is None or framework.job else dict(capacity.overheads).get("allocator_slack", 0)
     return capacity.left + slack
 
 

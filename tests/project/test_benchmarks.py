@@ -363,3 +363,18 @@ class TestDrill:
         assert code == 1
         del table["tiles"]  # which needs a GPU, and says so at once
         assert all(cells[0] == "failed" and "it took longer than its" in cells[2] for cells in table.values())
+
+
+def test_fit_cases_are_predicted_or_refused_by_name(capsys):
+    main = runpy.run_path(str(BENCHMARKS / "fit_cases.py"))["main"]
+    main(["--owners", "fit-tt3b-ac"])
+    *rows, _, _, _, _, _, _ = capsys.readouterr().out.splitlines()
+    lines = [row for row in rows if row.startswith("fit-")]
+    assert len(lines) == 40
+    assert sum("refused: adapter" in row for row in lines) == 16
+    assert any(row.strip().endswith(" weights") for row in rows)
+    main(["tables"])
+    *_, vocabulary = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"vocabulary-memory: 24 peaks, median error [01]\.\d %, largest \d\.\d %", vocabulary.replace("%", " %")
+    )

@@ -278,6 +278,17 @@ def recomputed(part: Part) -> Bytes:
     return account(each for each in layer_kept(part) if (each.name not in saved) or each.owner == NORMS)
 
 
+def norm_gradients(part: Part) -> int:
+    """Return the bytes of gradients inside the backward of one norm of the stream.
+
+    Written op by op an RMSNorm has four f32 tensors at once: the gradient, its product with the root, and of the square
+    the base and its multiple (torch derivatives.yaml mul, pow). A fused one has its input's gradient.
+    """
+    elements = part.rows * part.model.hidden_size
+    fused = part.model.has_layer_norm or part.rms is RmsForm.FUSED or part.job.compiled
+    return (part.stream_item + (part.stream_item if fused else 4 * _F32)) * elements
+
+
 def backward_gradients(part: Part) -> int:
     """Return the bytes of gradients inside the backward of one layer, at its fullest.
 

@@ -10,7 +10,7 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
-    Megatron-LM      placeholders of weight gradients, and one global buffer for the gathered input of a sequence-parallel
+    Megatron-LM      placeholders of weight gradients, and one buffer for the gathered input of a sequence-parallel
             product (core/tensor_parallel/layers.py, get_global_memory_buffer)
     autocast         a copy of each weight in the compute type, until the forward's context ends
             (ATen/autocast_mode.cpp cached_cast)
@@ -21,7 +21,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ratrain.ratrainc.fit.holdings.activations import recomputed_layers
-from ratrain.ratrainc.fit.holdings.part import Part, itemsize, share
+from ratrain.ratrainc.fit.holdings.part import Part, itemsize
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
 from ratrain.ratrainc.fit.job import Checkpointing, Sharding
@@ -31,18 +31,19 @@ BUCKET = 500_000_000
 LIVE = 1_000_000_000
 PREFETCH = 50_000_000
 FSDP1_GATHERED = "buffers of FSDP1: gathered weights"
-AT_LOSS = "at the loss"
 
 
 class Phase(Enum):
-    """Parts of a step in which different buffers are held."""
+    """Moments of a step, in its order; the value is the name in an answer."""
 
-    LOSS = "loss"
-    HEAD = "backward of the head"
-    LAST = "backward of the last layer"
-    FIRST = "backward of the first layer"
-    END = "end of the backward"
-    STEP = "optimizer's step"
+    LOSS = "at the loss"
+    LOSS_BACK = "in the backward of the loss"
+    HEAD = "in the backward of the head"
+    NORM = "in the backward of the final norm"
+    LAST = "in the backward of the last layer"
+    FIRST = "in the backward of the first layer"
+    END = "at the end of the backward"
+    STEP = "in the optimizer's step"
 
 
 def buffers(part: Part, phase: Phase) -> Bytes:
@@ -78,12 +79,15 @@ def _fsdp1(part: Part, phase: Phase) -> Bytes:
     whole = not part.job.reshard_after_forward
     gathered = {
         Phase.LOSS: layers if whole else 0,
+        Phase.LOSS_BACK: layers if whole else 0,
         Phase.HEAD: layers if whole else item * unit,
+        Phase.NORM: layers if whole else item * unit,
         Phase.LAST: layers if whole else 2 * item * unit,
         Phase.FIRST: item * unit,
     }.get(phase, 0) + (0 if phase is Phase.STEP else item * root)
     gradients = {
         Phase.HEAD: head,
+        Phase.NORM: head,
         Phase.LAST: (item + copy) * unit + head,
         Phase.FIRST: (2 * item + copy) * unit + head,
         Phase.END: (item + copy) * max(root, unit),
@@ -102,13 +106,16 @@ def _fsdp2(part: Part, phase: Phase) -> Bytes:
     whole = not part.job.reshard_after_forward
     gathered = {
         Phase.LOSS: layers if whole else 0,
+        Phase.LOSS_BACK: layers if whole else 0,
         Phase.HEAD: layers if whole else 2 * item * unit,
+        Phase.NORM: layers if whole else 2 * item * unit,
         Phase.LAST: layers if whole else 3 * item * unit,
         Phase.FIRST: item * unit,
     }.get(phase, 0) + (0 if phase is Phase.STEP or (apart and phase in (Phase.FIRST, Phase.END)) else item * root)
     waiting = 0 if apart else head
     gradients = {
         Phase.HEAD: head,
+        Phase.NORM: head,
         Phase.LAST: (item + reduced) * unit + waiting + (reduced * part.head_matrix if apart else 0),
         Phase.FIRST: (item + 2 * reduced) * unit + waiting,
         Phase.END: (item + reduced) * last_group + reduced * unit,
@@ -123,7 +130,7 @@ def _ddp(part: Part) -> Bytes:
 
 
 def _zero12(part: Part, phase: Phase) -> Bytes:
-    if phase in (Phase.LOSS, Phase.STEP):
+    if phase in (Phase.LOSS, Phase.LOSS_BACK, Phase.STEP):
         return {}  # made by backward, dropped after it
     sizes = part.job.sizes
     count = 2 if sizes.get("overlap_comm") else 1
@@ -167,7 +174,13 @@ def _casts(part: Part, phase: Phase) -> Bytes:
         return {}
     layer = part.layer_parameters - part.layer_vectors
     head = part.head_matrix
-    whole = phase is Phase.LOSS or part.job.checkpointing is not Checkpointing.FULL
-    again = share(recomputed_layers(part), part.layers or 1) * part.job.checkpoint_every
-    layers = {Phase.FIRST: 1}.get(phase, part.layers if whole else again)
-    return {"buffers of autocast: cast weights": part.item * (layers * layer + (0 if phase is Phase.FIRST else head))}
+    # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
+    saved = part.layers - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)
+    again = min(part.job.checkpoint_every, part.layers - saved)
+    layers = {
+        Phase.LOSS: part.layers,
+        Phase.LAST: saved + again,
+        Phase.FIRST: 1,
+    }.get(phase, saved)
+    has_head = phase in (Phase.LOSS, Phase.LOSS_BACK, Phase.HEAD)
+    return {"buffers of autocast: cast weights": part.item * (layers * layer + (head if has_head else 0))}

@@ -32,15 +32,30 @@ def holdings(job: Job) -> tuple[RankBytes, ...]:
 
     Raises RT061 if no formula is known for the job, with `refusal`'s reason.
     """
-    reason = refusal(job)
-    if reason:
-        fail("RT061", f"bytes of this job under {job.framework} are not known: {reason}", help="correct or name it")
-    replicas = (job.devices or job.model_ranks) // job.pp
+    _check(job)
+    replicas = _ranks_of_a_stage(job)
     kinds = {
         1: [("each rank", 0, 1)],
         2: [("first stage", 0, 1), ("last stage", 1, 1)],
     }.get(job.pp, [("first stage", 0, 1), ("middle stages", 1, job.pp - 2), ("last stage", job.pp - 1, 1)])
     return tuple(_rank(Part(job, stage), name, replicas * stages) for name, stage, stages in kinds)
+
+
+def stage_holdings(job: Job) -> tuple[RankBytes, ...]:
+    """Return the bytes of a rank of each pipeline stage; raises as `holdings` does."""
+    _check(job)
+    return tuple(_rank(Part(job, stage), f"stage {stage}", _ranks_of_a_stage(job)) for stage in range(job.pp))
+
+
+def _check(job: Job) -> None:
+    reason = refusal(job)
+    if reason:
+        way = "change that setting, or give what it leaves open"
+        fail("RT061", f"bytes of this job under {job.framework} are not known: {reason}", help=way)
+
+
+def _ranks_of_a_stage(job: Job) -> int:
+    return (job.devices or job.model_ranks) // job.pp
 
 
 def _rank(part: Part, name: str, ranks: int) -> RankBytes:

@@ -2,16 +2,18 @@
 
 In bytes a logit, c the item size of the compute type:
 
-    upcast           forward c + 4 + 4: logits, f32 copy, log_softmax; backward 4 + 4 + 4: log_softmax, the gradients
-                     of its result and of its input (transformers loss/loss_utils.py ForCausalLMLoss, torchtitan
-                     components/loss.py; torch derivatives.yaml _log_softmax, nll_loss_forward)
-    Megatron-LM      c + 4: exponentials and gradient in place of the f32 copy (core/tensor_parallel/cross_entropy.py)
-    nanotron         c + 4 + 4: the maximum is subtracted out of place (parallel/tensor_parallel/functional.py
-                     _ShardedCrossEntropy)
-    compiled         c + c: logits and their gradient; softmax is computed again in the backward kernel (assumed)
-    whole            3 c
-    chunked          c + 4 + 8 / n: log_softmax of all n chunks is saved, one chunk is upcast
-    chunked, litgpt  3 c: utils.py chunked_cross_entropy keeps logits, log_softmax, and gathers the gradients
+                     forward       backward
+    upcast           c + 4 + 4     4 + 4 + 4   logits, f32 copy, log_softmax; log_softmax, gradients of its result and
+                                               of its input (transformers loss/loss_utils.py ForCausalLMLoss, torchtitan
+                                               components/loss.py; derivatives.yaml _log_softmax, nll_loss_forward)
+    Megatron-LM      c + 4         4 + c       exponentials and gradient in place of the f32 copy
+                                               (core/tensor_parallel/cross_entropy.py)
+    nanotron         c + 4 + 4     4 + c       the maximum is subtracted out of place (parallel/tensor_parallel/
+                                               functional.py _ShardedCrossEntropy)
+    compiled         c             c + c       softmax is computed again in the backward kernel (assumed)
+    whole            2 c           3 c
+    chunked          c + 4 + 4/n   c + 4 + 8/n log_softmax of all n chunks is saved, one chunk is upcast
+    chunked, litgpt  2 c           3 c         utils.py chunked_cross_entropy keeps logits, and gathers the gradients
     fused            never whole: gradients of the head's input and matrix, made in the forward, and one chunk of logits
                      (linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py)
 """
@@ -43,31 +45,33 @@ def _logits(part: Part) -> int:
     return part.tokens * (part.vocabulary if shared else part.model.vocab_size)
 
 
-def loss_bytes(part: Part) -> Bytes:
-    """Return the bytes at the loss's fullest moment; nothing on stages without the head."""
+def loss_bytes(part: Part, *, backward: bool) -> Bytes:
+    """Return the bytes of the loss at the end of its forward or in its backward; nothing on stages without the head."""
     if not part.last:
         return {}
     if part.job.loss is Loss.FUSED:
         return {LOGITS: _fused(part)}
     count = _logits(part)
     capped = part.item * count if part.model.logit_softcap is not None else 0  # tanh keeps its result
-    return {LOGITS: _per_logit(part, count) + capped}
+    return {LOGITS: _of_logits(part, count)[backward] + capped}
 
 
-def _per_logit(part: Part, count: int) -> int:
+def _of_logits(part: Part, count: int) -> tuple[int, int]:
+    """Return the bytes of `count` logits and of what is made of them: forward, backward."""
     item, loss, framework = part.item, part.job.loss, part.job.framework
     if framework in MEGATRON:
-        return (item + _F32) * count
+        return (item + _F32) * count, (item + _F32) * count
     if framework == "nanotron":
-        return (item + 2 * _F32) * count
+        return (item + 2 * _F32) * count, (item + _F32) * count
     if compiled_loss(part):
-        return 2 * item * count
+        return item * count, 2 * item * count
     if loss is Loss.WHOLE or framework == "litgpt":
-        return 3 * item * count
+        return 2 * item * count, 3 * item * count
     if loss is Loss.CHUNKED:
         chunks = part.job.loss_chunks or _DEFAULT_CHUNKS
-        return (item + _F32) * count + share(2 * _F32 * count, chunks)
-    return max(item + 2 * _F32, 3 * _F32) * count
+        saved, chunk = (item + _F32) * count, share(_F32 * count, chunks)
+        return saved + chunk, saved + 2 * chunk
+    return (item + 2 * _F32) * count, 3 * _F32 * count
 
 
 def compiled_loss(part: Part) -> bool:

@@ -15,9 +15,10 @@ from ratrain.ratrainc.fit.holdings.activations import (
     backward_gradients,
     head_kept,
     kept_activations,
+    norm_gradients,
     recomputed,
 )
-from ratrain.ratrainc.fit.holdings.buffers import AT_LOSS, Phase, buffers
+from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers
 from ratrain.ratrainc.fit.holdings.logits import logit_gradient, loss_bytes
 from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
@@ -32,20 +33,13 @@ from ratrain.ratrainc.fit.holdings.state import (
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, Moment, owners_of, together
 
-NAMES = {
-    Phase.LOSS: AT_LOSS,
-    Phase.HEAD: "in the backward of the head",
-    Phase.LAST: "in the backward of the last layer",
-    Phase.FIRST: "in the backward of the first layer",
-    Phase.END: "at the end of the backward",
-    Phase.STEP: "in the optimizer's step",
-}
+_OF_THE_HEAD = (Phase.LOSS, Phase.LOSS_BACK, Phase.HEAD, Phase.NORM)
 
 
 def moments_of(part: Part) -> tuple[Moment, ...]:
     """Return the moments of a rank's step in their order; those of the head on the stage that has it alone."""
-    phases = [phase for phase in Phase if part.last or phase not in (Phase.LOSS, Phase.HEAD)]
-    return tuple(Moment(NAMES[phase], owners_of(_account(part, phase))) for phase in phases)
+    phases = [phase for phase in Phase if part.last or phase not in _OF_THE_HEAD]
+    return tuple(Moment(phase.value, owners_of(_account(part, phase))) for phase in phases)
 
 
 def _account(part: Part, phase: Phase) -> Bytes:
@@ -65,7 +59,7 @@ def _account(part: Part, phase: Phase) -> Bytes:
 def _gradients(part: Part, phase: Phase) -> int:
     """Return the bytes of held gradients, and of the one that waits to be added to them."""
     everything = all_gradients(part)
-    if phase is Phase.LOSS:
+    if phase in (Phase.LOSS, Phase.LOSS_BACK):
         return everything if gradients_stay(part) else 0
     if phase is Phase.STEP:
         return 0 if part.job.optimizer_in_backward else everything
@@ -84,12 +78,19 @@ def _activations(part: Part, phase: Phase) -> Bytes:
     if phase is Phase.STEP:
         return {}
     flying, chunk = part.layers_in_flight, part.layers // part.job.virtual_stages
-    if phase is Phase.LOSS:
-        return together([kept_activations(part, flying), head_kept(part), loss_bytes(part)])
-    if phase is Phase.HEAD:
-        return together([kept_activations(part, flying), head_kept(part), logit_gradient(part)])
+    if phase in _OF_THE_HEAD:
+        return together([kept_activations(part, flying), head_kept(part), _of_the_head(part, phase)])
     if phase is Phase.END:
         return kept_activations(part, flying - chunk)
     left = flying if phase is Phase.LAST else flying - chunk + 1
     inside = {IN_BACKWARD: backward_gradients(part)}
     return together([kept_activations(part, left), recomputed(part), inside])
+
+
+def _of_the_head(part: Part, phase: Phase) -> Bytes:
+    """Return what loss, head or final norm hold in addition to what was saved for them."""
+    if phase is Phase.HEAD:
+        return logit_gradient(part)
+    if phase is Phase.NORM:
+        return {IN_BACKWARD: norm_gradients(part)}
+    return loss_bytes(part, backward=phase is Phase.LOSS_BACK)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc.fit.holdings.buffers import AT_LOSS, FSDP1_GATHERED, gather_pool
+from ratrain.ratrainc.fit.holdings.buffers import FSDP1_GATHERED, Phase, gather_pool
 from ratrain.ratrainc.fit.holdings.logits import freed_logits
 from ratrain.ratrainc.fit.holdings.state import GRADIENTS
 from ratrain.ratrainc.fit.holdings.terms import Owner
@@ -52,7 +52,7 @@ def overhead(part: Part, moments: Sequence[Moment], fullest: Moment) -> tuple[Ow
     return (
         Owner("allocator: rounding and fragmentation", int(fullest.bytes * FRAGMENTATION)),
         Owner("allocator: pools of other streams", pools),
-        Owner("allocator: free blocks of logits", freed_logits(part) if fullest.name == AT_LOSS else 0),
+        Owner("allocator: free blocks of logits", freed_logits(part) if fullest.name == Phase.LOSS_BACK.value else 0),
         Owner("communication: NCCL buffers", sum(COMMUNICATOR[ranks == 2] for ranks in groups)),
         Owner("CUDA context", CONTEXT),
     )

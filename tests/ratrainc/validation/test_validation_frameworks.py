@@ -229,3 +229,39 @@ def test_rows_that_name_no_framework_need_what_the_program_has() -> None:
     rows = [row for row in published("torchtitan-a100-out-of-memory") if row.framework is None]
     assert rows
     assert all(row.task is not None and not row.task.apportioned and row.left_bytes > 0 for row in rows)
+
+
+def test_megatron_core_gives_the_b200_peaks_of_llamas_with_tensor_parallel_ranks() -> None:
+    """The peaks are bytes of tensors alone, to four digits. No constant is fitted."""
+    for row in published("b200-memory"):
+        assert row.task is not None
+        held = framework_bytes(FRAMEWORKS["megatron-core"], row.task, [0] * row.task.plan.pp)
+        assert max(sum(each.values()) for each in held) == pytest.approx(row.measured, rel=0.004), row.id
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+def test_a_row_of_a_llama_is_compared_with_its_frameworks_bytes(folder: Path, framework: str) -> None:
+    zero, dp = {"megatron-core": (1, 2), "torchtitan": (3, 2)}[framework]
+    strategy = {"megatron-core": "full-save", "torchtitan": '"insert-prefetch,recompute{policy=full},allocate-ddr"'}[
+        framework
+    ]
+    reduce = {"megatron-core": "last", "torchtitan": "each-micro-batch"}[framework]
+    row = f"a,memory,held-out,tinyllama-1.1b,mt3000,1,{dp},{zero},1,2,256,{reduce},fused,whole,{strategy},{framework}"
+    (found,) = outcomes(folder, f"{HEAD},peak_bytes", f"{row},1")
+    (account,) = found.accounts
+    assert account["weights"] > 0
+    assert found.peak_bytes == sum(account.values())
+    assert found.program_peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (f"1,1,0,{KEYS},baseline-1f1b,megatron-core", "with zero = 1"),
+        (f"1,2,1,{KEYS},recompute{{policy=mlp}},megatron-core", "with one of recompute"),
+        ("1,2,1,2,4,16,last,scores-kept,chunked,baseline-1f1b,megatron-core", "logits = whole"),
+    ],
+)
+def test_plans_without_a_job_are_refused_by_the_condition(folder: Path, row: str, said: str) -> None:
+    with pytest.raises(DiagnosticError, match=said):
+        read_validation_table(table(folder, f"{HEAD},peak_bytes", f"a,memory,held-out,m.json,mt3000,{row},1"))

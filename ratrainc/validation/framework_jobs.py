@@ -1,0 +1,123 @@
+"""Plans of measured rows as jobs of a framework, whose bytes the formulas of `ratrainc/fit/holdings` give.
+
+They serve what the formulas of 2021 (`frameworks.py`) do not: families other than GPT-2, tensor-parallel ranks,
+interleaved pipelines, FSDP2. A plan says nothing of dropout, so none is counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.placed_by import placed_by
+from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrainc.fit.holdings.holdings import stage_holdings
+from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.planner.search.plan_evaluation import Task
+
+JOBS = {
+    # megatron/core, with the distributed optimizer: bf16 weights, f32 masters
+    "megatron-lm": Job(
+        "megatron-lm",
+        None,
+        None,
+        None,
+        None,
+        None,
+        sharding=Sharding.DISTRIBUTED_OPTIMIZER,
+        master_dtype="f32",
+        loss=Loss.VOCAB_PARALLEL,
+    ),
+    # torchtitan, torchtitan/distributed/fsdp.py: f32 weights, gathered in the compute type, reduced in f32
+    "torchtitan": Job("torchtitan", None, None, None, None, None, sharding=Sharding.FSDP2, loss=Loss.UPCAST),
+}
+"""Settings that a row's plan does not have, by the framework of the job."""
+_POLICIES = {
+    "none": Checkpointing.NONE,
+    "full": Checkpointing.FULL,
+    "attention": Checkpointing.ATTENTION,
+}
+
+
+def job_refusal(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> str:
+    """Return the condition that a plan does not meet, or why its job's bytes are not known; empty if they are."""
+    policies = {each.policy for each in parse_pipeline(pipeline) if isinstance(each, RecomputePass)} or {"none"}
+    level = 1 if JOBS[framework].sharding is Sharding.DISTRIBUTED_OPTIMIZER else 3
+    wrong = {
+        f"with zero = {level}": plan.zero == level,
+        "with f16 or bf16 views and logits = whole": plan.view_dtype in ("f16", "bf16") and plan.holds_logits,
+        "with one of recompute{policy=full}, {policy=none}, {policy=attention}": len(policies) == 1
+        and policies <= _POLICIES.keys(),
+        "with as many layers on each stage but the first and the last": _middle_layers(model, plan) is not None,
+        "without slices": not plan.slices,
+        "with the chunks of a stage in a loop": plan.layout == "loop",
+    }
+    reason = next((text for text, right in wrong.items() if not right), "")
+    return reason or _unknown(refusal(job_of(framework, model, plan, pipeline)))
+
+
+def _unknown(reason: str) -> str:
+    return f"whose bytes are known ({reason})" if reason else ""
+
+
+def job_of(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> Job:
+    """Return the job that a plan is under a framework."""
+    policies = [each.policy for each in parse_pipeline(pipeline) if isinstance(each, RecomputePass)] or ["none"]
+    base = JOBS[framework]
+    shards_weights = base.sharding is Sharding.FSDP2
+    return evolve(
+        base,
+        model_name=model.name,
+        model=model,
+        seq_len=plan.seq_len,
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation=plan.micro_batches,
+        devices=plan.dp * plan.pp * plan.tp,
+        tp=plan.tp,
+        pp=plan.pp,
+        virtual_stages=plan.chunks,
+        schedule=placed_by(pipeline) or plan.schedule or default_schedule(plan.shape),
+        sequence_sharding=plan.sequence_sharding and plan.tp > 1,
+        shard_size=plan.shard_group,
+        weight_dtype="f32" if shards_weights else plan.view_dtype,
+        compute_dtype=plan.view_dtype,
+        gradient_dtype=plan.grad_dtype,
+        reduce_dtype=plan.grad_dtype,
+        optimizer="adamw-fused",
+        checkpointing=_POLICIES.get(policies[0], Checkpointing.NONE),
+        attention=Attention.EAGER if plan.attention == "scores-kept" else Attention.FLASH,
+        sizes=_split(model, plan),
+    )
+
+
+def _middle_layers(model: ModelConfig, plan: Plan) -> int | None:
+    """Return the layers of each stage between the first and the last (0 if there is none); None if they differ."""
+    counts = {len(plan.chunk_layers(stage, model)) for stage in range(1, plan.pp - 1)} if plan.chunks == 1 else {0}
+    return max(counts, default=0) if len(counts) <= 1 else None
+
+
+def _split(model: ModelConfig, plan: Plan) -> dict[str, int]:
+    """Return the layers of the first and the last stage, by Megatron-LM's names."""
+    if plan.pp == 1 or plan.chunks > 1:
+        return {}
+    return {
+        "decoder_first_pipeline_num_layers": len(plan.chunk_layers(0, model)),
+        "decoder_last_pipeline_num_layers": len(plan.chunk_layers(plan.pp - 1, model)),
+    }
+
+
+def job_bytes(framework: str, task: Task) -> list[dict[str, int]]:
+    """Return the bytes of a rank of each stage at its fullest moment, by owner.
+
+    Allocated by tensors alone: what an allocator loses is the machine's, as for our own programs.
+    """
+    job = job_of(framework, task.model, task.plan, task.pipeline)
+    return [{each.name: each.bytes for each in rank.owners} for rank in stage_holdings(job)]
