@@ -177,7 +177,21 @@ class Result(FilePath):
         return path
 
 
-_ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin", ".pickle"}
+_ENDINGS = {
+    ".md",
+    ".rtir",
+    ".rtx",
+    ".toml",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".html",
+    ".svg",
+    ".png",
+    ".safetensors",
+    ".bin",
+    ".pickle",
+}
 """Endings that identify the kind of a file."""
 
 

@@ -18,7 +18,7 @@ PLAN = "[parallel]\npp = 2\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches
 
 def read(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
-        return pickle.load(stream)  # noqa: S301 - the test wrote it
+        return pickle.load(stream)
 
 
 def most_live(trace: list[dict[str, Any]]) -> int:

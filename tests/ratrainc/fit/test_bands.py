@@ -1,0 +1,36 @@
+"""The error that answers state is that of the published peaks."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from ratrain.ratrainc.fit.bands import HELD, MANY
+from ratrain.ratrainc.fit.holdings.holdings import holdings
+from ratrain.ratrainc.fit.holdings.refusals import refusal
+
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "fit_cases.py"))
+
+
+def errors() -> dict[str, list[float]]:
+    """Errors of predicted peaks by framework, ascending; a run that two tables have counts once."""
+    found: dict[str, set[tuple[int, float]]] = defaultdict(set)
+    for case in (*BENCHMARK["cases"](), *BENCHMARK["tables"]()):
+        if case.peak_bytes and not refusal(case.job):
+            error = abs(case.predicted(holdings(case.job)) / case.peak_bytes - 1)
+            found[case.job.framework].add((case.peak_bytes, error))
+    return {name: sorted(error for _, error in pairs) for name, pairs in found.items()}
+
+
+def test_every_framework_with_a_published_peak_has_its_error() -> None:
+    found = errors()
+    assert found.keys() == HELD.keys()
+    for name, ascending in found.items():
+        count, error = HELD[name]
+        assert count == len(ascending), name
+        last = math.ceil(0.9 * count) - 1 if count >= MANY else count - 1
+        assert error == pytest.approx(ascending[last], abs=0.001), name
