@@ -200,20 +200,18 @@ OPTIONS = {
         "--model m.json --memory 10GB",
         {
             "--beside": Option("a further file of the run", "--beside acc.yaml", _TRL, idle=(_NO_FILE,)),
-            "--format": Option(
-                "the framework whose settings the file has", "--format axolotl", _TRL, idle=(_NO_FILE,)
-            ),
+            "--format": Option("the framework whose settings the file has", "--format axolotl", _TRL, idle=(_NO_FILE,)),
             "--model": Option("the model", "--model m2.json"),
             "--devices": Option("devices, where the file does not say", "--devices 4"),
             "--memory": Option("what a device has", "--memory 2GB"),
-            "--machine": Option("what a device has, and the speeds by which ways out are priced", "--machine h100-node"),
+            "--machine": Option(
+                "what a device has, and the speeds by which ways out are priced", "--machine h100-node"
+            ),
             "--seq-len": Option("tokens of a sequence, where the file does not say", "--seq-len 16"),
             "--micro-batch-size": Option(
                 "sequences of a micro-batch, where the file does not say", "--micro-batch-size 4"
             ),
-            "--set": Option(
-                "a variable of a launch script", "--set BATCH=2", "gpt.sh --memory 10GB", idle=(_NO_FILE,)
-            ),
+            "--set": Option("a variable of a launch script", "--set BATCH=2", "gpt.sh --memory 10GB", idle=(_NO_FILE,)),
             "--snapshot": Option("the allocations of a step, for PyTorch's memory viewer", "--snapshot s.pickle"),
             "--check": Option("exits with 1 unless it fits for sure", "--check", "--model m.json --memory 1GB"),
             "--json": _JSON,
