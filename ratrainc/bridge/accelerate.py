@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, engine_type, put_deepspeed
 from ratrain.ratrainc.bridge.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
 from ratrain.ratrainc.bridge.hf_reader import ACCELERATE, HfReader, Said, settings_of
-from ratrain.ratrainc.bridge.hf_rules import PREPARED, put_types
+from ratrain.ratrainc.bridge.hf_rules import PREPARED, put_asked_model, put_types
 from ratrain.ratrainc.bridge.hf_words import phrase_of_accelerate
 from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting
@@ -179,8 +179,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     reader.settle("seq_len", "seq_len", "--seq-len")
     put_accelerate(reader, Arguments(Said(micro, "--micro-batch-size"), nothing, nothing, mixed, fills=False))
     mixed = (engine_type(reader) if reader.engine else None) or mixed
-    if asked.model is not None:
-        reader.assume("model", asked.model, "--model", "the command line")
+    put_asked_model(reader)
     put_types(reader, Said("f32", "weights", PREPARED), mixed)
     if not reader.engine and reader.values.get("sharding") not in (Sharding.FSDP1, Sharding.FSDP2):
         reader.doubt("weights", None, "the training script loads the model, and its type; counted as f32")

@@ -215,12 +215,19 @@ def put_model(reader: HfReader, key: str) -> str | None:
     published = hub_model(name) if name else None
     model = _model_at(reader.path.parent, name) if name else None
     if reader.asked.model is not None:
-        reader.values["model"] = reader.asked.model
-        reader.origins["model"] = Origin("--model", COMMAND_LINE)
+        put_asked_model(reader)
     elif model is not None or published is not None:
         reader.put("model", model or load_model(published.preset) if published else model, key)
     _put_dropout(reader, key)
     return published.dtype if published else None
+
+
+def put_asked_model(reader: HfReader) -> None:
+    """Set the model that the command gives; nothing happens without one."""
+    if reader.asked.model is not None:
+        reader.values["model"] = reader.asked.model
+        reader.origins["model"] = Origin("--model", COMMAND_LINE)
+        _put_dropout(reader, "--model")
 
 
 def _model_at(folder: Path, name: str) -> ModelConfig | None:

@@ -19,6 +19,7 @@ from ratrain.ratrainc.bridge.hf_rules import (
     TYPE_WORDS,
     TrainingDefaults,
     put_adapter,
+    put_asked_model,
     put_attention,
     put_model,
     put_types,
@@ -228,8 +229,7 @@ def _read_arguments(path: Path, text: str, asked: Asked) -> Job:
     what = "training arguments of transformers"
     source = Source(str(path), text)
     reader = HfReader("transformers", settings_of(path, text, what), source.top(), path=path, asked=asked)
-    if asked.model is not None:
-        reader.assume("model", asked.model, "--model", "the command line")
+    put_asked_model(reader)
     reader.settle("seq_len", "", "--seq-len")
     arguments = take_arguments(reader)
     put_loss(reader)

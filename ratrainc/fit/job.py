@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
 class Sharding(Enum):
-    """Which state the data-parallel ranks share out, by the mechanism that does it."""
+    """State that the data-parallel ranks share out, by the mechanism that does it."""
 
     NONE = "none"
     """one device, no wrapper: gradients are the optimizer's own"""
@@ -55,7 +55,7 @@ class Attention(Enum):
 
 
 class Loss(Enum):
-    """How logits become a loss, as far as its bytes differ."""
+    """Loss from logits, as far as its bytes differ."""
 
     UPCAST = "upcast"
     """whole logits, with a copy in f32"""
@@ -71,7 +71,7 @@ class Loss(Enum):
 
 @frozen
 class Origin:
-    """Where a field's value stands: a key of the file, or a default in the framework's source."""
+    """Origin of a field's value: a key of the file, or a default in the framework's source."""
 
     key: str
     """key in the file's own words; the framework's name of it for a default"""
@@ -106,7 +106,7 @@ class Adapter:
 
 @frozen
 class Training:
-    """What is trained with, as far as memory does not depend on it: for `import-plan`, and shown with `--json`."""
+    """Settings of training that memory does not depend on: for `import-plan`, and shown with `--json`."""
 
     lr: float | None = None
     betas: tuple[float, float] | None = None

@@ -97,7 +97,7 @@ def presets_text() -> str:
     lines = ["## Presets", "", "| preset | family | parameters | also read as |", "|---|---|---|---|"]
     for name in preset_names():
         model = load_model(name)
-        named = ", ".join(f"`{each}`" for each in hub_names(name)[:2])
+        named = ", ".join(f"`{each}`" for each in hub_names(name)[:1])
         lines.append(f"| {name} | {model.family} | {model.parameters:,} | {named} |")
     return "\n".join(lines) + "\n"
 
