@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.hf_export import rotary_share
 from ratrain.ratrain_ir.config.rope_scaling import RopeScaling, parse_scaling
-from ratrain.ratrainc.bridge.job_common import dense, model_of_name
+from ratrain.ratrainc.bridge.jobs.job_common import dense, model_of_name
 from ratrain.ratrainc.bridge.settings import Missing
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-    from ratrain.ratrainc.bridge.job_reader import JobReader
+    from ratrain.ratrainc.bridge.jobs.job_reader import JobReader
 
 _WHY_NOT = {
     "norm_placement": "a block norms its input there",

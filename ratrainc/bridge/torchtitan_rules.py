@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc.bridge.job_common import dense
+from ratrain.ratrainc.bridge.jobs.job_common import dense
 from ratrain.ratrainc.bridge.settings import Rule
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Origin, Sharding
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.bridge.job_reader import Asked
+    from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 
 FRAMEWORK = "pytorch"
 ASSUMED = "assumed: no file says it"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import misuse
-from ratrain.ratrainc.bridge.formats import format_named, read_job
-from ratrain.ratrainc.bridge.job_reader import Asked
+from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.compiling.building import chosen_machine
 from ratrain.ratrainc.fit import answer
 from ratrain.ratrainc.fit.option_job import option_job, option_phrase

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import hjson
 import yaml
 
-from ratrain.ratrainc.bridge.formats import read_job
-from ratrain.ratrainc.bridge.job_reader import Asked
+from ratrain.ratrainc.bridge.jobs.formats import read_job
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.fit.job import Job

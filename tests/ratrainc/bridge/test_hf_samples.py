@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrainc.bridge.formats import FORMATS, read_job
-from ratrain.ratrainc.bridge.job_reader import Asked
+from ratrain.ratrainc.bridge.jobs.formats import FORMATS, read_job
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.fit.job import Checkpointing, Job, Sharding
 
 SAMPLES = next(

@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.bridge.other_formats import OTHER_FORMATS
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.other_formats import OTHER_FORMATS
 from ratrain.ratrainc.fit.job import Job
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge" / "jobs"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.job_common import (
+from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     in_own_words,
     one_word,
@@ -23,7 +23,7 @@ from ratrain.ratrainc.bridge.job_common import (
     take_options,
     toml_said,
 )
-from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN, take_old_names

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.accelerate import INERT as INERT_ACCELERATE
-from ratrain.ratrainc.bridge.accelerate import bring_accelerate, put_devices
-from ratrain.ratrainc.bridge.hf_arguments import put_sharding
-from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, Arguments
-from ratrain.ratrainc.bridge.hf_fsdp import FsdpDefaults, put_fsdp
-from ratrain.ratrainc.bridge.hf_reader import HfReader, Said, settings_of
-from ratrain.ratrainc.bridge.hf_rules import (
+from ratrain.ratrainc.bridge.jobs.accelerate import INERT as INERT_ACCELERATE
+from ratrain.ratrainc.bridge.jobs.accelerate import bring_accelerate, put_devices
+from ratrain.ratrainc.bridge.jobs.hf_arguments import put_sharding
+from ratrain.ratrainc.bridge.jobs.hf_deepspeed import INERT_DEEPSPEED, Arguments
+from ratrain.ratrainc.bridge.jobs.hf_fsdp import FsdpDefaults, put_fsdp
+from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
+from ratrain.ratrainc.bridge.jobs.hf_rules import (
     LOSS_SOURCE,
     OPTIMIZERS,
     Names,
@@ -31,9 +31,9 @@ from ratrain.ratrainc.bridge.hf_rules import (
     put_types,
     targets_of,
 )
-from ratrain.ratrainc.bridge.hf_trainer import top_keys
-from ratrain.ratrainc.bridge.hf_words import TYPES, Words, attention_word, phrase
-from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
+from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 

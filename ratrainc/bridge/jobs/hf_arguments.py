@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.accelerate import INERT as INERT_ACCELERATE
-from ratrain.ratrainc.bridge.accelerate import bring_accelerate, mixed_precision, put_accelerate, put_devices
-from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, put_deepspeed
-from ratrain.ratrainc.bridge.hf_fsdp import ARGUMENTS_DEFAULTS, STRATEGIES, put_fsdp
-from ratrain.ratrainc.bridge.hf_reader import HfReader, Said
-from ratrain.ratrainc.bridge.hf_rules import (
+from ratrain.ratrainc.bridge.jobs.accelerate import INERT as INERT_ACCELERATE
+from ratrain.ratrainc.bridge.jobs.accelerate import bring_accelerate, mixed_precision, put_accelerate, put_devices
+from ratrain.ratrainc.bridge.jobs.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, put_deepspeed
+from ratrain.ratrainc.bridge.jobs.hf_fsdp import ARGUMENTS_DEFAULTS, STRATEGIES, put_fsdp
+from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said
+from ratrain.ratrainc.bridge.jobs.hf_rules import (
     ARGUMENTS,
     LOSS_SOURCE,
     OF_TRANSFORMERS,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.job_common import check_devices, put_accumulation, put_model, take_options
-from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.job_common import check_devices, put_accumulation, put_model, take_options
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
 from ratrain.ratrainc.bridge.megatron_model import described_model

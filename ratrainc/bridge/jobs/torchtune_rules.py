@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrainc.bridge.job_common import dense
+from ratrain.ratrainc.bridge.jobs.job_common import dense
 from ratrain.ratrainc.fit.job import Loss
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.hf_arguments import INERT, Defaults, put_loss, take_arguments
-from ratrain.ratrainc.bridge.hf_reader import HfReader, Said, settings_of
-from ratrain.ratrainc.bridge.hf_rules import (
+from ratrain.ratrainc.bridge.jobs.hf_arguments import INERT, Defaults, put_loss, take_arguments
+from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
+from ratrain.ratrainc.bridge.jobs.hf_rules import (
     OPTIMIZERS,
     put_adapter,
     put_attention,
@@ -24,9 +24,9 @@ from ratrain.ratrainc.bridge.hf_rules import (
     put_types,
     targets_of,
 )
-from ratrain.ratrainc.bridge.hf_trainer import top_keys
-from ratrain.ratrainc.bridge.hf_words import Words, liger, phrase
-from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
+from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Sharding
 
 _HPARAMS = "llama-factory src/llamafactory/hparams"

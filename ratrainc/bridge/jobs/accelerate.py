@@ -13,12 +13,12 @@ from typing import Any
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, engine_type, put_deepspeed
-from ratrain.ratrainc.bridge.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
-from ratrain.ratrainc.bridge.hf_reader import ACCELERATE, HfReader, Said, settings_of
-from ratrain.ratrainc.bridge.hf_rules import PREPARED, put_asked_model, put_types
-from ratrain.ratrainc.bridge.hf_words import phrase_of_accelerate
-from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, engine_type, put_deepspeed
+from ratrain.ratrainc.bridge.jobs.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
+from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, HfReader, Said, settings_of
+from ratrain.ratrainc.bridge.jobs.hf_rules import PREPARED, put_asked_model, put_types
+from ratrain.ratrainc.bridge.jobs.hf_words import phrase_of_accelerate
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.fit.job import Job, Sharding
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.job_common import (
+from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
     ignore_used,
@@ -20,9 +20,9 @@ from ratrain.ratrainc.bridge.job_common import (
     take_options,
     yaml_said,
 )
-from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
-from ratrain.ratrainc.bridge.omegaconf_text import interpolated
-from ratrain.ratrainc.bridge.yaml_text import yaml_settings
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.omegaconf_text import interpolated
+from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 
 if TYPE_CHECKING:

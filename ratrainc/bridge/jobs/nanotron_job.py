@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.job_common import (
+from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
     in_own_words,
@@ -20,8 +20,8 @@ from ratrain.ratrainc.bridge.job_common import (
     take_options,
     yaml_said,
 )
-from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
-from ratrain.ratrainc.bridge.yaml_text import yaml_settings
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _CONFIG = "huggingface/nanotron: src/nanotron/config/config.py"

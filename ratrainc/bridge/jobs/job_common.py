@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.fit.job import Job, Note, Origin
@@ -18,15 +17,13 @@ from ratrain.ratrainc.fit.job import Job, Note, Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from ratrain.ratrainc.bridge.job_reader import Asked, JobReader
+    from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 
-HUB_NAMES = "ratrain.ratrain_ir.config.hub_names"
-"""Module with `model_of_hub_name(name) -> ModelConfig | None`."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
 ON_THE_COMMAND_LINE = "the command line"
 _OPTIONS = {
     "devices": "--devices",
-    "device_bytes": "--device-bytes",
+    "device_bytes": "--memory",
     "seq_len": "--seq-len",
     "micro_batch_size": "--micro-batch-size",
 }
@@ -35,10 +32,7 @@ _OPTIONS = {
 
 def model_of_name(name: str | None) -> ModelConfig | None:
     """Return the model that a hub name stands for; None if the name is not known here."""
-    if name is None or importlib.util.find_spec(HUB_NAMES) is None:
-        return None
-    found: ModelConfig | None = importlib.import_module(HUB_NAMES).model_of_hub_name(name)
-    return found
+    return None if name is None else model_of_hub_name(name)
 
 
 def put_model(reader: JobReader, asked: Asked, name: str | None, key: str, described: ModelConfig | None) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ratrain.ratrainc.bridge.hf_deepspeed import STAGES
-from ratrain.ratrainc.bridge.hf_rules import ATTENTION_WORDS, OPTIMIZERS
+from ratrain.ratrainc.bridge.jobs.hf_deepspeed import STAGES
+from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS
 from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]

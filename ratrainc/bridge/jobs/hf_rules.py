@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.hf_reader import COMMAND_LINE, HfReader, Said
+from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
 from ratrain.ratrainc.bridge.settings import product
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Origin, Sharding
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.hf_reader import HfReader, Said
+from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said
 from ratrain.ratrainc.fit.job import Checkpointing, Sharding
 
 PLUGIN = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin"

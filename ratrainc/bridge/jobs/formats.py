@@ -12,13 +12,13 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import fail, nearest
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge import accelerate, axolotl, llama_factory
-from ratrain.ratrainc.bridge.hf_trainer import TRANSFORMERS, TRL
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
-from ratrain.ratrainc.bridge.other_formats import OTHER_FORMATS
+from ratrain.ratrainc.bridge.jobs import accelerate, axolotl, llama_factory
+from ratrain.ratrainc.bridge.jobs.hf_trainer import TRANSFORMERS, TRL
+from ratrain.ratrainc.bridge.jobs.other_formats import OTHER_FORMATS
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+    from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
     from ratrain.ratrainc.fit.job import Job
 
 FORMATS: tuple[SettingsFormat, ...] = (

@@ -30,7 +30,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     WHOLE,
     ZERO,
 )
-from ratrain.ratrainc.bridge.hf_reader import DEEPSPEED, HfReader, Said
+from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
 from ratrain.ratrainc.fit.job import Origin, Sharding
 
 WHAT = "a ds_config of DeepSpeed"

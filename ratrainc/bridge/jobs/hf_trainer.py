@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.hf_arguments import INERT, Defaults, put_loss, take_arguments
-from ratrain.ratrainc.bridge.hf_reader import HfReader, Said, settings_of
-from ratrain.ratrainc.bridge.hf_rules import (
+from ratrain.ratrainc.bridge.jobs.hf_arguments import INERT, Defaults, put_loss, take_arguments
+from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
+from ratrain.ratrainc.bridge.jobs.hf_rules import (
     LOADING,
     TYPE_WORDS,
     TrainingDefaults,
@@ -26,8 +26,8 @@ from ratrain.ratrainc.bridge.hf_rules import (
     targets_of,
     type_of,
 )
-from ratrain.ratrainc.bridge.hf_words import Words, attention_word, liger, phrase
-from ratrain.ratrainc.bridge.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.fit.job import Adapter, Attention, Job, Loss
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"

@@ -19,7 +19,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge.job_common import (
+from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     model_of_name,
     put_accumulation,
@@ -27,12 +27,12 @@ from ratrain.ratrainc.bridge.job_common import (
     take_options,
     yaml_said,
 )
-from ratrain.ratrainc.bridge.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.megatron_job import put_recomputation
+from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.launchers import NotSaid, started
-from ratrain.ratrainc.bridge.megatron_job import put_recomputation
 from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.bridge.shell.following import follow
-from ratrain.ratrainc.bridge.yaml_text import yaml_settings
 from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 
 if TYPE_CHECKING:
