@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields, frozen
 
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 if TYPE_CHECKING:
     from enum import Enum

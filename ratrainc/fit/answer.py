@@ -18,12 +18,12 @@ from attrs import asdict, fields_dict, frozen
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.quantities import size_text
 from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.fit.bands import Band, band_of
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
-from ratrain.ratrainc.fit.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
 from ratrain.ratrainc.fit.predicted_snapshot import predicted_memory
 from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, ways_out
@@ -37,7 +37,7 @@ _MOST_WAYS = 10
 
 
 class Verdict(Enum):
-    """Whether a job fits, as far as the error of the formulas tells."""
+    """Answers to the question of a job's fit, as far as the error of the formulas tells."""
 
     FITS = "fits"
     FAILS = "does not fit"

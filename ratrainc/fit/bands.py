@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.bridge.jobs.job import Job
 
 LEAST = 0.05
 """Least error that an answer admits, however near the few published peaks are."""

@@ -18,10 +18,10 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrainc.fit.job import Checkpointing, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.bridge.jobs.job import Job
     from ratrain.targets.machine.machine import Machine
 
 HOST_LINK = 25e9

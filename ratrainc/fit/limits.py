@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.refusals import refusal
-from ratrain.ratrainc.fit.job import Sharding
 from ratrain.ratrainc.fit.ways_out import Phrase, most_bytes
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.bridge.jobs.job import Job
 
 _STEP = 64
 """Tokens of which a proposed sequence is a multiple."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Loss, Sharding
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.bridge.jobs.job import Job
     from ratrain.targets.machine.machine import Machine
 
 Phrase = Callable[["Job", str, Any], str | None]

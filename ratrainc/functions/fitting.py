@@ -11,9 +11,9 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
+from ratrain.ratrainc.bridge.jobs.option_job import option_job, option_phrase
 from ratrain.ratrainc.compiling.building import chosen_machine
 from ratrain.ratrainc.fit import answer
-from ratrain.ratrainc.fit.option_job import option_job, option_phrase
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

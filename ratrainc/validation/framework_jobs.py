@@ -14,9 +14,9 @@ from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import stage_holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

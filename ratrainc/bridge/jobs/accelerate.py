@@ -18,9 +18,9 @@ from ratrain.ratrainc.bridge.jobs.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
 from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import PREPARED, put_asked_model, put_types
 from ratrain.ratrainc.bridge.jobs.hf_words import phrase_of_accelerate
+from ratrain.ratrainc.bridge.jobs.job import Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting
-from ratrain.ratrainc.fit.job import Job, Sharding
 
 FILE = "a configuration of accelerate"
 CLUSTER = "accelerate src/accelerate/commands/config/config_args.py, ClusterConfig"

@@ -48,12 +48,12 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import Setting, SettingsReader
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _ENGINE = "deepspeedai/DeepSpeed: deepspeed/runtime/engine.py, DeepSpeedEngine"
 _INTEGRATION = "huggingface/transformers: src/transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig"

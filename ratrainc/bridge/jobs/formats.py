@@ -14,17 +14,29 @@ from ratrain.ratrain_ir.support.diagnostics import fail, nearest
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
 from ratrain.ratrainc.bridge.jobs import accelerate, axolotl, llama_factory
+from ratrain.ratrainc.bridge.jobs.deepspeed_job import DEEPSPEED_JOB
 from ratrain.ratrainc.bridge.jobs.hf_trainer import TRANSFORMERS, TRL
-from ratrain.ratrainc.bridge.jobs.other_formats import OTHER_FORMATS
+from ratrain.ratrainc.bridge.jobs.llm_foundry_job import LLM_FOUNDRY
+from ratrain.ratrainc.bridge.jobs.megatron_bridge_job import MEGATRON_BRIDGE
+from ratrain.ratrainc.bridge.jobs.megatron_job import MEGATRON_JOB
+from ratrain.ratrainc.bridge.jobs.nanotron_job import NANOTRON
+from ratrain.ratrainc.bridge.jobs.torchtitan_job import TORCHTITAN_JOB
+from ratrain.ratrainc.bridge.jobs.torchtune_job import TORCHTUNE
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.bridge.jobs.job import Job
     from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
-    from ratrain.ratrainc.fit.job import Job
 
 FORMATS: tuple[SettingsFormat, ...] = (
     axolotl.FORMAT,
     llama_factory.FORMAT,
-    *OTHER_FORMATS,
+    TORCHTUNE,
+    NANOTRON,
+    TORCHTITAN_JOB,
+    MEGATRON_JOB,
+    MEGATRON_BRIDGE,
+    DEEPSPEED_JOB,
+    LLM_FOUNDRY,
     accelerate.FORMAT,
     TRL,
     TRANSFORMERS,

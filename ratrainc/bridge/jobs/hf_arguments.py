@@ -22,8 +22,8 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_training,
     put_whole_or_ddp,
 )
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Loss
 from ratrain.ratrainc.bridge.settings import Setting
-from ratrain.ratrainc.fit.job import Checkpointing, Loss
 
 MICRO_KEY, TIMES_KEY = "per_device_train_batch_size", "gradient_accumulation_steps"
 NEW_CHECKPOINTING, OLD_CHECKPOINTING = "activation_checkpointing", "gradient_checkpointing"

@@ -31,7 +31,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO,
 )
 from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
-from ratrain.ratrainc.fit.job import Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Origin, Sharding
 
 WHAT = "a ds_config of DeepSpeed"
 ZERO_CONFIG = "deepspeed deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig"

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said
-from ratrain.ratrainc.fit.job import Checkpointing, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
 
 PLUGIN = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin"
 LAUNCH = "accelerate src/accelerate/commands/launch.py, launch_command_parser"

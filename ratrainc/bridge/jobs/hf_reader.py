@@ -16,10 +16,10 @@ from attrs import define, evolve, field, frozen
 from ratrain.ratrain_ir.support.files import is_there
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
+from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.settings import Setting, flat
-from ratrain.ratrainc.fit.job import Job, Note, Origin
 
 T = TypeVar("T")
 ACCELERATE, DEEPSPEED = "accelerate.", "deepspeed."

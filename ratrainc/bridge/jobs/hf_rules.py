@@ -28,8 +28,8 @@ from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Origin, Sharding
 from ratrain.ratrainc.bridge.settings import product
-from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Origin, Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

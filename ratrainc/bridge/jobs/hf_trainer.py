@@ -27,8 +27,8 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     type_of,
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.fit.job import Adapter, Attention, Job, Loss
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"
 SFT_CONFIG = "trl trl/trainer/sft_config.py, SFTConfig"

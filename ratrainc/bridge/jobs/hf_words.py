@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from ratrain.ratrainc.bridge.jobs.hf_deepspeed import STAGES
 from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS
-from ratrain.ratrainc.fit.job import Checkpointing, Job, Loss, Note, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.fit.job import Job, Note, Origin
+from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

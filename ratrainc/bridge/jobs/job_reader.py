@@ -22,8 +22,8 @@ from attrs import define, field, fields_dict, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
+from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin, Training
 from ratrain.ratrainc.bridge.settings import EXPECTED, MOST, Setting, as_flag, as_integer, as_number
-from ratrain.ratrainc.fit.job import Job, Note, Origin, Training
 
 T = TypeVar("T")
 _CONVERT: Mapping[type, Callable[[Any], Any]] = {

@@ -26,8 +26,8 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Sharding
 
 _HPARAMS = "llama-factory src/llamafactory/hparams"
 CAST = "llama-factory src/llamafactory/model/adapter.py, init_adapter (cast_trainable_params_to_fp32)"

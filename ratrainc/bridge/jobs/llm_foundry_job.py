@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
@@ -23,7 +24,6 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.omegaconf_text import interpolated
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
-from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -19,6 +19,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     model_of_name,
@@ -33,7 +34,6 @@ from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.launchers import NotSaid, started
 from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.bridge.shell.following import follow
-from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.shell.shell_text import Text

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, put_accumulation, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.megatron_shape import described_model
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_model import described_model
 from ratrain.ratrainc.bridge.megatron_reasons import reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import Setting
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _ARGUMENTS = "NVIDIA/Megatron-LM: megatron/training/arguments.py"
 _TRANSFORMER = "NVIDIA/Megatron-LM: megatron/core/transformer/transformer_config.py, TransformerConfig"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
@@ -22,7 +23,6 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
 )
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _CONFIG = "huggingface/nanotron: src/nanotron/config/config.py"
 _PARALLEL = "huggingface/nanotron: src/nanotron/config/parallelism_config.py, ParallelismArgs"

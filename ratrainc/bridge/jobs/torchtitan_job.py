@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     in_own_words,
@@ -60,7 +61,6 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     WHOLE,
     flavor_model,
 )
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 _REPO = "pytorch/torchtitan@v0.2.2"
 _EARLY = "pytorch/torchtitan@cca0702: torchtitan/config_manager.py"

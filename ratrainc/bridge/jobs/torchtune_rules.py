@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ratrain.ratrainc.bridge.jobs.job import Loss
 from ratrain.ratrainc.bridge.jobs.job_common import dense
-from ratrain.ratrainc.fit.job import Loss
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator
 
 from attrs import frozen
 
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS, RmsForm
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
-from ratrain.ratrainc.fit.job import Attention, Checkpointing
 
 ATTENTION = "activations: attention"
 MLP = "activations: mlp"

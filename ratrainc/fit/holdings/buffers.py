@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
 from ratrain.ratrainc.fit.holdings.activations import recomputed_layers
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
-from ratrain.ratrainc.fit.job import Checkpointing, Sharding
 
 BUCKET = 500_000_000
 """Default of reduce_bucket_size in elements, deepspeed runtime/zero/config.py; so the next two."""

@@ -22,7 +22,7 @@ from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.bridge.jobs.job import Job
 
 
 def holdings(job: Job) -> tuple[RankBytes, ...]:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.bridge.jobs.job import Loss
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
-from ratrain.ratrainc.fit.job import Loss
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.fit.holdings.terms import Bytes

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.buffers import FSDP1_GATHERED, Phase, gather_pool
 from ratrain.ratrainc.fit.holdings.logits import freed_logits
 from ratrain.ratrainc.fit.holdings.state import GRADIENTS
 from ratrain.ratrainc.fit.holdings.terms import Owner
-from ratrain.ratrainc.fit.job import Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.fit.holdings.part import Part

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.bridge.jobs.job import Job, Sharding
 from ratrain.ratrainc.fit.holdings.styles import (
     JOINED_FAMILIES,
     MEGATRON,
@@ -21,7 +22,6 @@ from ratrain.ratrainc.fit.holdings.styles import (
     RmsForm,
     Style,
 )
-from ratrain.ratrainc.fit.job import Job, Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

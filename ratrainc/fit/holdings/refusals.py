@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
 from ratrain.ratrainc.fit.holdings.part import stage_layers
 from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, STYLES
-from ratrain.ratrainc.fit.job import Checkpointing, Job, Sharding
 
 _SCHEDULES = ("1f1b", "gpipe", "interleaved")
 _WHOLE = (Sharding.NONE, Sharding.DDP)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
-from ratrain.ratrainc.fit.job import Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.fit.holdings.terms import Bytes

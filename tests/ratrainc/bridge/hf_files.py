@@ -22,7 +22,7 @@ from ratrain.ratrainc.bridge.jobs.formats import read_job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.job import Job
+    from ratrain.ratrainc.bridge.jobs.job import Job
 
 ZERO3 = """{
   "bf16": {"enabled": "auto"},

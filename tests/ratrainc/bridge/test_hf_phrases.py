@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ratrain.ratrainc.bridge.jobs.formats import FORMATS
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from tests.ratrainc.bridge.hf_files import CASES, changed, job_of
 
 VALUES: dict[str, tuple[Any, ...]] = {

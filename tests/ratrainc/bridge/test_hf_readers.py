@@ -18,8 +18,8 @@ from ratrain.ratrain_ir.config.hub_names import hub_model, hub_names, model_of_h
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.formats import FORMATS, read_job, recognised
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Loss, Sharding
 from tests.ratrainc.bridge.hf_files import (
     ACCELERATE_DDP,
     ACCELERATE_FILE,

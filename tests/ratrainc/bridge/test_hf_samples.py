@@ -13,8 +13,8 @@ import pytest
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrainc.bridge.jobs.formats import FORMATS, read_job
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
-from ratrain.ratrainc.fit.job import Checkpointing, Job, Sharding
 
 SAMPLES = next(
     (each / "shared" / "settings" for each in Path(__file__).parents if (each / "shared" / "settings").is_dir()),

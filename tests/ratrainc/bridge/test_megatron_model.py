@@ -124,7 +124,7 @@ def check(model: ModelConfig, plan: Plan) -> None:
     missing = {each.key for each in exported.missing}
     assert said.keys() <= GROUPS.keys() | {"WORLD_SIZE"}
     differ = {name for name, _, _ in rounded(model).differences(rounded(model_of(said, plan.tp)))}
-    assert differ == {each for each in missing if hasattr(model, each)}
+    assert differ == {each for each in missing if hasattr(model, each)} - {"padding_token"}  # of no mathematics
     made = back(exported)
     found, wanted = plan_words(made.plan), plan_words(plan)
     idle = {"schedule", "layout", "zero", "max_norm"}

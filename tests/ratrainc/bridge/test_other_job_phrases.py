@@ -11,9 +11,9 @@ import attrs
 import pytest
 import yaml
 
+from ratrain.ratrainc.bridge.jobs.formats import FORMATS
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.bridge.jobs.other_formats import OTHER_FORMATS
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge" / "jobs"
 FULL, NONE, CORE, OPS = Checkpointing.FULL, Checkpointing.NONE, Checkpointing.ATTENTION, Checkpointing.OPS
@@ -186,7 +186,7 @@ NEVER = [
 
 
 def format_of(path: Path, text: str) -> SettingsFormat:
-    (found,) = [each for each in OTHER_FORMATS if each.recognises(path, text)]
+    (found,) = [each for each in FORMATS if each.recognises(path, text)]
     return found
 
 

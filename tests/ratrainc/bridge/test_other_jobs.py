@@ -10,9 +10,9 @@ import attrs
 import pytest
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.jobs.formats import FORMATS
+from ratrain.ratrainc.bridge.jobs.job import Job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.bridge.jobs.other_formats import OTHER_FORMATS
-from ratrain.ratrainc.fit.job import Job
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge" / "jobs"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "expected.json").read_text())
@@ -25,11 +25,11 @@ ASKED = {
     "bridge_pretrain.yaml": Asked(devices=32),
     "foundry_mpt.yaml": Asked(devices=8),
 }
-FORMATS = {each.name: each for each in OTHER_FORMATS}
+FORMATS = {each.name: each for each in FORMATS}
 
 
 def format_of(path: Path, text: str) -> SettingsFormat:
-    (found,) = [each for each in OTHER_FORMATS if each.recognises(path, text)]
+    (found,) = [each for each in FORMATS if each.recognises(path, text)]
     return found
 
 
@@ -99,14 +99,14 @@ def test_no_sample_is_of_two_formats() -> None:
     files = [each for each in FOLDER.iterdir() if each.name in EXPECTED]
     files += [each for each in (SHARED.rglob("*") if SHARED else []) if each.is_file() and each.suffix != ".md"]
     for path in files:
-        names = [each.name for each in OTHER_FORMATS if each.recognises(path, path.read_text())]
+        names = [each.name for each in FORMATS if each.recognises(path, path.read_text())]
         assert len(names) <= 1, (path, names)
 
 
 @pytest.mark.parametrize("text", ["", "{", "model:\n  a: [", "\0", "a: 1\n", "[training]\n", "--x\n", "{}\n"])
 @pytest.mark.parametrize("name", ["x.yaml", "x.toml", "x.json", "x.sh", "x"])
 def test_recognition_never_raises(name: str, text: str) -> None:
-    for each in OTHER_FORMATS:
+    for each in FORMATS:
         each.recognises(Path(name), text)
 
 

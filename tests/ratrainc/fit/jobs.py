@@ -6,7 +6,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrainc.fit.job import Attention, Job, Loss
+from ratrain.ratrainc.bridge.jobs.job import Attention, Job, Loss
 
 SIZES = {
     "vocab_size": 96,

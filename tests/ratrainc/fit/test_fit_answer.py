@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.option_job import option_phrase
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.fit.answer import Fit, Verdict
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.fit.limits import limits
-from ratrain.ratrainc.fit.option_job import option_phrase
 from ratrain.ratrainc.fit.ways_out import most_bytes, ways_out
 from ratrain.targets.machine.machine import load_machine
 

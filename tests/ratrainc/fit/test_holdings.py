@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import holdings, stage_holdings
 from ratrain.ratrainc.fit.holdings.part import Part
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.holdings.state import moments
 from ratrain.ratrainc.fit.holdings.styles import STYLES
-from ratrain.ratrainc.fit.job import Adapter, Attention, Checkpointing, Loss, Sharding
 
 sys.path.insert(0, str(Path(__file__).parent))
 from jobs import gpt, job_of, megatron, model_of

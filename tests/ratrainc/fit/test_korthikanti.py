@@ -13,9 +13,9 @@ import pytest
 
 from ratrain.ratrain_ir.schedules.named import most_held
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing
 from ratrain.ratrainc.fit.holdings.activations import ROW_STATISTICS, kept_activations, kept_by_policy, layer_kept
 from ratrain.ratrainc.fit.holdings.part import Part
-from ratrain.ratrainc.fit.job import Attention, Checkpointing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from jobs import gpt, megatron

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ratrain.ratrainc.bridge.jobs.job import Attention
 from ratrain.ratrainc.fit.holdings.activations import layer_kept
 from ratrain.ratrainc.fit.holdings.part import Part
-from ratrain.ratrainc.fit.job import Attention
 
 sys.path.insert(0, str(Path(__file__).parent))
 from jobs import job_of, model_of

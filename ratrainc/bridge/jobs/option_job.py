@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrainc.fit.job import Attention, Checkpointing, Job, Loss, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Origin, Sharding
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job_reader import Asked
