@@ -7,18 +7,14 @@ small ops decides, within 4 %. FSDP2 runs as rank 0 of eight in a process group 
 
 from __future__ import annotations
 
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
 from ratrain.ratrainc.fit.job import Attention, Checkpointing, Sharding
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import job_of, model_of
+from tests.ratrainc.fit.jobs import job_of, model_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
