@@ -4,9 +4,10 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
 
     FSDP1   R c stays gathered. Backward: two layers gathered (prefetch), the gradients of one and of the one that is
             reduced, and a copy of it if r differs (torch distributed/fsdp/_runtime_utils.py _reduce_grad)
-    FSDP2   R c stays gathered. Backward: a layer, and the next one in the gather's buffer and in its parameters; its
-            gradients, and the input of a reduce-scatter in r (fully_shard/_fsdp_collectives.py foreach_all_gather,
-            foreach_reduce). torchtitan has groups of their own for the embedding and the head (distributed/fsdp.py)
+    FSDP2   R c stays gathered until its own gradients are reduced. Forward: the buffer of the last gather stays.
+            Backward: a layer, and the buffer of the next one; its gradients, and the input of the reduce-scatter of the
+            layer before, in r (fully_shard/_fsdp_param_group.py wait_for_unshard, post_backward; _fsdp_collectives.py
+            foreach_reduce). torchtitan has groups of their own for embedding and head (distributed/fsdp.py)
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
@@ -21,7 +22,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
-from ratrain.ratrainc.fit.holdings.activations import recomputed_layers
+from ratrain.ratrainc.fit.holdings.activations import kept_by_policy, recomputed_layers
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -88,11 +89,20 @@ def _fsdp1(part: Part, phase: Phase) -> Bytes:
     gradients = {
         Phase.HEAD: head,
         Phase.NORM: head,
-        Phase.LAST: (item + copy) * unit + head,
+        Phase.LAST: item * unit + _of_the_layer_before(part, item + copy) + head,
         Phase.FIRST: (2 * item + copy) * unit + head,
         Phase.END: (item + copy) * max(root, unit),
     }.get(phase, 0)
     return {FSDP1_GATHERED: gathered, "buffers of FSDP1: whole gradients": gradients}
+
+
+def _of_the_layer_before(part: Part, item: int) -> int:
+    """Return the bytes of gradients in reduction that the second backward has more than the first keeps.
+
+    The last layer's backward has no layer before it, but everything is still kept; the next one's has, and one layer
+    less is kept. The fuller of the two is meant.
+    """
+    return max(0, item * part.layer_parameters - sum(each.bytes for each in kept_by_policy(part)))
 
 
 def _fsdp2(part: Part, phase: Phase) -> Bytes:
@@ -105,19 +115,23 @@ def _fsdp2(part: Part, phase: Phase) -> Bytes:
     layers = part.layers * item * unit
     whole = not part.job.reshard_after_forward
     gathered = {
-        Phase.LOSS: layers if whole else 0,
-        Phase.LOSS_BACK: layers if whole else 0,
-        Phase.HEAD: layers if whole else 2 * item * unit,
-        Phase.NORM: layers if whole else 2 * item * unit,
-        Phase.LAST: layers if whole else 3 * item * unit,
+        Phase.LOSS: layers if whole else item * unit,
+        Phase.LOSS_BACK: layers if whole else item * unit,
+        Phase.HEAD: layers if whole else item * unit,
+        Phase.NORM: layers if whole else item * unit,
+        Phase.LAST: layers if whole else 2 * item * unit,
         Phase.FIRST: item * unit,
-    }.get(phase, 0) + (0 if phase is Phase.STEP or (apart and phase in (Phase.FIRST, Phase.END)) else item * root)
+    }.get(phase, 0)
+    if phase not in (Phase.END, Phase.STEP) and not (apart and phase is Phase.FIRST):
+        gathered += item * root
     waiting = 0 if apart else head
     gradients = {
         Phase.HEAD: head,
         Phase.NORM: head,
-        Phase.LAST: (item + reduced) * unit + waiting + (reduced * part.head_matrix if apart else 0),
-        Phase.FIRST: (item + 2 * reduced) * unit + waiting,
+        Phase.LAST: item * unit
+        + max(_of_the_layer_before(part, reduced), reduced * part.head_matrix if apart else 0)
+        + waiting,
+        Phase.FIRST: (item + reduced) * unit + waiting,
         Phase.END: (item + reduced) * last_group + reduced * unit,
     }.get(phase, 0)
     return {"buffers of FSDP2: gathered weights": gathered, "buffers of FSDP2: whole gradients": gradients}

@@ -5,7 +5,7 @@ The workspace of cuBLAS is a tensor of PyTorch's allocator, so it counts as allo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.jobs.job import Sharding
@@ -33,32 +33,38 @@ FRAGMENTATION = 0.02
 
 22.27 GiB allocated and 22.76 reserved, when GPT-2 XL ran out of memory on 24 GB: huggingface.co/blog/pytorch-fsdp.
 """
+_STREAMS: Mapping[Sharding, tuple[str, ...]] = {
+    Sharding.FSDP1: (GRADIENTS, FSDP1_GATHERED),
+    Sharding.FSDP2: (GRADIENTS,),
+}
+"""Owners whose tensors are made on a stream apart (fully_shard/_fsdp_collectives.py foreach_reduce; FSDP1's
+_runtime_utils.py _unshard, _post_backward_hook)."""
 
 
 def overhead(part: Part, moments: Sequence[Moment], fullest: Moment) -> tuple[Owner, ...]:
-    """Return what the process takes of the device in addition to the tensors of its fullest moment.
-
-    The allocator keeps a pool a stream, and a pool never shrinks by itself: gathers and reduced gradients of FSDP are
-    made on streams of their own, so that their pools stay while the fullest moment is another's.
-    """
+    """Return what the process takes of the device in addition to the tensors of its fullest moment."""
     job = part.job
-    pools = gather_pool(part)
-    if job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
-        pools += _beyond(GRADIENTS, moments, fullest)
-    if job.sharding is Sharding.FSDP1:
-        pools += _beyond(FSDP1_GATHERED, moments, fullest)
     data = job.devices // job.model_ranks if job.devices else 1
     groups = [ranks for ranks in (data, job.tp, job.pp) if ranks > 1]
     return (
         Owner("allocator: rounding and fragmentation", int(fullest.bytes * FRAGMENTATION)),
-        Owner("allocator: pools of other streams", pools),
+        Owner("allocator: pools of other streams", _pools(part, moments, fullest)),
         Owner("allocator: free blocks of logits", freed_logits(part) if fullest.name == Phase.LOSS_BACK.value else 0),
         Owner("communication: NCCL buffers", sum(COMMUNICATOR[ranks == 2] for ranks in groups)),
         Owner("CUDA context", CONTEXT),
     )
 
 
-def _beyond(owner: str, moments: Sequence[Moment], fullest: Moment) -> int:
-    """Return by how much an owner's most bytes exceed those at the fullest moment."""
-    held = [sum(each.bytes for each in moment.owners if each.name == owner) for moment in (fullest, *moments)]
-    return max(held) - held[0]
+def _pools(part: Part, moments: Sequence[Moment], fullest: Moment) -> int:
+    """Return the bytes that the pools of all streams have in addition to the tensors of the fullest moment.
+
+    The allocator keeps a pool a stream, and none shrinks by itself (c10/cuda/CUDACachingAllocator.cpp). FSDP makes
+    reduced gradients, and gathers, on streams of their own, so that what they once took is not there for activations.
+    """
+    if part.job.sharding not in _STREAMS:
+        return 0
+    apart = _STREAMS[part.job.sharding]
+    pooled = [[sum(each.bytes for each in moment.owners if each.name == name) for name in apart] for moment in moments]
+    rest: int = max(moment.bytes - sum(own) for moment, own in zip(moments, pooled, strict=True))
+    most = sum(max(own[index] for own in pooled) for index in range(len(apart)))
+    return rest + most - fullest.bytes + gather_pool(part)

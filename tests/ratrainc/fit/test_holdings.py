@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -16,12 +14,10 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import holdings, stage_holdings
 from ratrain.ratrainc.fit.holdings.part import Part
-from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.fit.holdings.refusals import refusal, unread_sizes
 from ratrain.ratrainc.fit.holdings.state import moments
 from ratrain.ratrainc.fit.holdings.styles import STYLES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import gpt, job_of, megatron, model_of
+from tests.ratrainc.fit.jobs import gpt, job_of, megatron, model_of
 
 SHARED = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3, Sharding.FSDP1, Sharding.FSDP2)
 LLAMA = model_of("llama", layers=8, hidden_size=256, heads=8, kv_heads=4, head_dim=32, ffn_size=704, vocab_size=4096)
@@ -221,6 +217,11 @@ def test_no_formula_no_answer(fields, said):
     assert refusal(job).startswith(said)
     with pytest.raises(DiagnosticError, match="RT061"):
         holdings(job)
+
+
+def test_sizes_that_no_formula_reads_are_named():
+    job = job_of("deepspeed", LLAMA, sizes={"reduce_bucket_size": 5, "reduce_bucket": 5, "ddp_bucket_cap_mb": 1})
+    assert unread_sizes(job) == ("ddp_bucket_cap_mb", "reduce_bucket")
 
 
 def test_a_70b_on_64_devices_takes_milliseconds():

@@ -5,9 +5,7 @@ The paper leaves the statistics of rows out; so do these tests, and everything e
 
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,7 @@ from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing
 from ratrain.ratrainc.fit.holdings.activations import ROW_STATISTICS, kept_activations, kept_by_policy, layer_kept
 from ratrain.ratrainc.fit.holdings.part import Part
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import gpt, megatron
+from tests.ratrainc.fit.jobs import gpt, megatron
 
 SEQ, BATCH, HIDDEN, HEADS = 128, 2, 64, 8
 ALL_T = [1, 2, 4, 8]

@@ -5,17 +5,12 @@ The layers are those of `transformers` where it is installed, and blocks written
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from ratrain.ratrainc.bridge.jobs.job import Attention
 from ratrain.ratrainc.fit.holdings.activations import layer_kept
 from ratrain.ratrainc.fit.holdings.part import Part
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import job_of, model_of
+from tests.ratrainc.fit.jobs import job_of, model_of
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
