@@ -25,6 +25,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
     toml_said,
 )
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
+from ratrain.ratrainc.bridge.jobs.torchtitan_flavors import FUSED_FLAVORS, INERT, flavor_model
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN, take_old_names
@@ -34,8 +35,6 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     CONVERTERS,
     COUNT,
     EACH,
-    FUSED_FLAVORS,
-    INERT,
     LAYERS_EACH,
     LOCAL,
     OLD_SCHEDULES,
@@ -59,7 +58,6 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     VIEW,
     WARM_UP,
     WHOLE,
-    flavor_model,
 )
 
 _REPO = "pytorch/torchtitan@v0.2.2"

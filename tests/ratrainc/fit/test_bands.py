@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrainc.fit.bands import HELD, MANY
+from ratrain.ratrainc.fit.bands import HELD, MANY, WORST
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 
@@ -29,6 +29,7 @@ def errors() -> dict[str, list[float]]:
 def test_every_framework_with_a_published_peak_has_its_error() -> None:
     found = errors()
     assert found.keys() == HELD.keys()
+    assert max(ascending[-1] for ascending in found.values()) == pytest.approx(WORST, abs=0.001)
     for name, ascending in found.items():
         count, error = HELD[name]
         assert count == len(ascending), name
