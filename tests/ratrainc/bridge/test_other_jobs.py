@@ -25,11 +25,13 @@ ASKED = {
     "bridge_pretrain.yaml": Asked(devices=32),
     "foundry_mpt.yaml": Asked(devices=8),
 }
-FORMATS = {each.name: each for each in FORMATS}
+OF_HUGGING_FACE = {"axolotl", "llama-factory", "accelerate", "trl", "transformers"}
+OWN = [each for each in FORMATS if each.name not in OF_HUGGING_FACE]
+BY_NAME = {each.name: each for each in OWN}
 
 
 def format_of(path: Path, text: str) -> SettingsFormat:
-    (found,) = [each for each in FORMATS if each.recognises(path, text)]
+    (found,) = [each for each in OWN if each.recognises(path, text)]
     return found
 
 
@@ -99,14 +101,14 @@ def test_no_sample_is_of_two_formats() -> None:
     files = [each for each in FOLDER.iterdir() if each.name in EXPECTED]
     files += [each for each in (SHARED.rglob("*") if SHARED else []) if each.is_file() and each.suffix != ".md"]
     for path in files:
-        names = [each.name for each in FORMATS if each.recognises(path, path.read_text())]
+        names = [each.name for each in OWN if each.recognises(path, path.read_text())]
         assert len(names) <= 1, (path, names)
 
 
 @pytest.mark.parametrize("text", ["", "{", "model:\n  a: [", "\0", "a: 1\n", "[training]\n", "--x\n", "{}\n"])
 @pytest.mark.parametrize("name", ["x.yaml", "x.toml", "x.json", "x.sh", "x"])
 def test_recognition_never_raises(name: str, text: str) -> None:
-    for each in FORMATS:
+    for each in OWN:
         each.recognises(Path(name), text)
 
 
