@@ -24,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from attrs import evolve, frozen
@@ -31,12 +32,14 @@ from attrs import evolve, frozen
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.ops.base import WorkGroup
 from ratrain.ratrain_ir.ops.collectives import AllReduce
 from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.model.blocks import Block
 
 FOLDER = Path(__file__).parent
 MODEL = FOLDER / "published" / "models" / "megatron-22b.json"
