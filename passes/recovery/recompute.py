@@ -369,8 +369,15 @@ class RecomputePass(Pass):
 
     def _one_choice(self, home: KeptHome) -> LayerChoice:
         """Return the choice for all layers and micro-batches under a policy other than `auto`."""
-        (choice,) = CHOICES[self.policy]
-        return evolve(choice, home=home, checkpoint=self.checkpoint, repeat=self.repeat)
+        (choice,) = self.choices
+        return evolve(choice, home=home)
+
+    @property
+    def choices(self) -> tuple[LayerChoice, ...]:
+        """Choices for a layer and micro-batch that the policy allows, without the memories they may be kept in."""
+        if self.policy != "full":
+            return CHOICES[self.policy]
+        return tuple(evolve(each, checkpoint=self.checkpoint, repeat=self.repeat) for each in CHOICES[self.policy])
 
 
 def take_the_shorter(
