@@ -19,8 +19,9 @@ elementwise results are recomputed).
 With tensor-parallel ranks the ops of a layer stand around exchanges. `checkpoint=block` keeps their results: a layer
 has two checkpoints, and nothing is exchanged again. `checkpoint=layer` keeps the layer's input alone and repeats the
 exchange between its blocks (`passes/recovery/rewriting.py` shows the ops), as frameworks do that call a layer again.
-`repeat=all` also makes the layer's output again, which nothing reads: their reentrant checkpoints do so. Both go with
-`policy=full`; `auto` keeps results of exchanges.
+`repeat=all` also makes the layer's output again, which nothing reads, as Megatron-LM does
+(megatron/core/tensor_parallel/random.py, CheckpointFunction). Both go with `policy=full`; `auto`, `joint-order` and the
+planner keep results of exchanges.
 
 `auto` keeps, per layer and micro-batch, as much as fits the bytes left free (`passes/recovery/recompute_choice.py`). If
 bytes remain, it also keeps rows gathered from tensor-parallel ranks (`passes/recovery/keep_gathered.py`;
