@@ -18,14 +18,22 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, mark_checkpoints, rewrite, same_for_all
+from ratrain.passes.recovery.rewriting import (
+    CHOICES,
+    LAYER,
+    NOTHING,
+    LayerChoice,
+    mark_checkpoints,
+    rewrite,
+    same_for_all,
+)
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, normed_gradient_slots, pending_slots, saved_slots
 from ratrain.ratrain_ir.ops.base import Engine, Op
-from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
+from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
 from ratrain.ratrain_ir.ops.compute import BlockOp, Forward, Recompute, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.signatures import bind, signatures
@@ -157,7 +165,7 @@ def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
 
 def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
     """A step as it is lowered, and as each pass makes it that changes what ops there are."""
-    for choice in (*CHOICES["none"], *CHOICES["full"], *CHOICES["attention"], LEAN):
+    for choice in (*CHOICES["none"], *CHOICES["full"], *CHOICES["attention"], LEAN, *layer_choices(model, plan)):
         module = lower(model, plan)
         for stage in module.stages:
             mark_checkpoints(rewrite(stage, same_for_all(choice)).starts)
@@ -168,6 +176,12 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
     if plan.tp == 1:
         yield PassManager(FakeTarget(stores=STORES)).run(lower(model, plan), STORING)
         yield PassManager(FakeTarget()).run(lower(model, plan), LENDING)
+
+
+def layer_choices(model: ModelConfig, plan: Plan) -> Iterator[LayerChoice]:
+    """The recomputation of a layer from its input, where tensor-parallel ranks can repeat the sum in it."""
+    if plan.tp > 1 and not why_never_repeated(model, plan):
+        yield evolve(NOTHING, checkpoint=LAYER)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import LEAN_SLOTS, LayerChoice
+from ratrain.passes.recovery.rewriting import LAYER, LEAN_SLOTS, LayerChoice
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import (
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:
     """Tell whether a layer is recomputed from its input alone.
 
-    With tensor parallelism it never is: results of exchanges within a layer are kept, because they are small and take
-    collectives to make.
+    With tensor parallelism it is so only with `checkpoint=layer`: results of exchanges within a layer are kept
+    otherwise, because they are small and take collectives to make.
     """
-    return choice.keeps_nothing and plan.tp == 1
+    return choice.keeps_nothing and (plan.tp == 1 or choice.checkpoint == LAYER)
 
 
 def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:

@@ -1,7 +1,7 @@
 """`recompute`: drops saved tensors after forward and recomputes them before backward.
 
     recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again
-              store=nowhere|host|file|peer}
+              store=nowhere|host|file|peer checkpoint=block|layer repeat=needed|all}
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
   becomes, under `full`,
@@ -15,6 +15,13 @@ pipeline (`passes/recovery/recompute_placement.py`). If nothing of a layer is ke
 its checkpoint, the input of its attention: `recompute attention` also yields the input of `mlp`. A block keeps nothing,
 or everything, or only what is expensive to recompute (`lean`: results of products and of attention; norms and
 elementwise results are recomputed).
+
+With tensor-parallel ranks the ops of a layer stand around exchanges. `checkpoint=block` keeps their results: a layer
+has two checkpoints, and nothing is exchanged again. `checkpoint=layer` keeps the layer's input alone and repeats the
+exchange between its blocks (`passes/recovery/rewriting.py` shows the ops), as frameworks do that call a layer again.
+`repeat=all` also makes the layer's output again, which nothing reads, as Megatron-LM does
+(megatron/core/tensor_parallel/random.py, CheckpointFunction). Both go with `policy=full`; `auto`, `joint-order` and the
+planner keep results of exchanges.
 
 `auto` keeps, per layer and micro-batch, as much as fits the bytes left free (`passes/recovery/recompute_choice.py`). If
 bytes remain, it also keeps rows gathered from tensor-parallel ranks (`passes/recovery/keep_gathered.py`;
@@ -43,10 +50,16 @@ from ratrain.passes.recovery.recompute_placement import (
     why_inline,
 )
 from ratrain.passes.recovery.rewriting import (
+    BLOCK,
+    CHECKPOINTS,
     CHOICES,
+    LAYER,
+    NEEDED,
+    REPEATS,
     ChoiceOf,
     Donor,
     KeptHome,
+    LayerChoice,
     Recovery,
     Rewriting,
     mark_checkpoints,
@@ -54,9 +67,11 @@ from ratrain.passes.recovery.rewriting import (
 )
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import Trials
+from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import STORES, Home
 from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops.collectives import why_never_repeated
 from ratrain.ratrain_ir.ops.compute import Recompute
 from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.schedules.action import Work
@@ -103,6 +118,24 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan, *, by_bytes: bool 
     if policy != "auto" and not (moves or by_bytes):
         why = f"with policy={policy} and recovery inline nothing is chosen by its bytes"
         yield Idle("budget", why, "leave it out, or use policy=auto")
+
+
+def _idle_of_layers(policy: str, checkpoint: str, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+    """Yield `checkpoint` and `repeat` where no layer is recomputed as a whole, or there is but one way to do it."""
+    never = why_never_repeated(model, plan) if plan.tp > 1 else ""
+    if policy != "full":
+        why = f"a layer is recomputed as a whole by policy=full alone; the policy is '{policy}'"
+        yield Idle("checkpoint", why, "leave it out, or use policy=full")
+        yield Idle("repeat", why, "leave it out, or use policy=full")
+    elif plan.tp == 1:
+        why = "without tensor-parallel ranks (tp = 1) a layer has one checkpoint, its input"
+        yield Idle("checkpoint", why, "leave it out, or use a plan with tensor-parallel ranks")
+    elif model.parallel_residual:
+        why = f"attention and mlp of {model.name} read one input, which is the layer's checkpoint"
+        yield Idle("checkpoint", why, "leave it out")
+    if policy == "full" and plan.tp > 1 and (never or checkpoint == BLOCK):
+        why = never or "results of exchanges are kept with checkpoint=block, and nothing makes a layer's output again"
+        yield Idle("repeat", why, "leave it out" if never else "leave it out, or use checkpoint=layer")
 
 
 class Storing(Protocol):
@@ -184,11 +217,15 @@ class RecomputePass(Pass):
 
     `again`: never.
     """
+    checkpoint: str = field(default=BLOCK, metadata={"choices": CHECKPOINTS})
+    """Unit that is recomputed from its input, under policy=full with tensor-parallel ranks."""
+    repeat: str = field(default=NEEDED, metadata={"choices": REPEATS})
+    """`all`: under policy=full the recomputation of a layer makes the layer's output again too."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """Yield the options that `idle_of_recovery` finds without effect."""
-        del model
-        return idle_of_recovery(self.policy, self.placement, plan)
+        """Yield the options that `idle_of_recovery` and `_idle_of_layers` find without effect."""
+        yield from idle_of_recovery(self.policy, self.placement, plan)
+        yield from _idle_of_layers(self.policy, self.checkpoint, plan, model)
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
@@ -198,6 +235,7 @@ class RecomputePass(Pass):
         """
         refuse_second_recovery(module)
         refuse_missing_memory(self.store, module, context)
+        self._refuse_layers(module.model, module.plan)
         if self.store != NOWHERE and self.policy != "auto" and self.placement == "forward-side":
             text = (
                 f"with policy={self.policy} all that recovery reads is stored, and comes back where it is needed inline"
@@ -243,6 +281,12 @@ class RecomputePass(Pass):
         if kept := sum(len(each.kept) for each in found):
             context.statistics["gathers kept for the backward"] = kept
         return [tensor for each in found for tensor in each.recovery.starts]
+
+    def _refuse_layers(self, model: ModelConfig, plan: Plan) -> None:
+        """Raise `DiagnosticError` RT071 where `checkpoint=layer` would have to repeat sums that are always kept."""
+        if self.policy == "full" and self.checkpoint == LAYER and adds_branches_apart(model, plan):
+            text = f"'checkpoint=layer' is not built for this model: {why_never_repeated(model, plan)}"
+            fail("RT071", text, help="use checkpoint=block, which recomputes each block from its own input")
 
     def _with_donors(
         self, module: Module, context: PassContext, windows: list[list[Work]], reorder: Reorder
@@ -300,8 +344,7 @@ class RecomputePass(Pass):
         """Choose what to keep of each layer and micro-batch of a stage on its own."""
         home = _HOMES.get(self.store, Home.DDR)
         if self.policy != "auto":
-            (choice,) = CHOICES[self.policy]
-            return _StageChoice(same_for_all(evolve(choice, home=home)))
+            return _StageChoice(same_for_all(self._one_choice(home)))
         chosen = choose(rewriting, trials, self.budget_within(trials), home)
         return _StageChoice(chosen.choice_of, chosen.summary)
 
@@ -317,14 +360,25 @@ class RecomputePass(Pass):
                 index: _StageChoice(chosen.choice_of, chosen.summary, chosen.stores)
                 for index, chosen in enumerate(every)
             }
-        (choice,) = CHOICES[self.policy]
         found = {}
         for stage in module.stages:
             donor = module.topology.mirror_image(stage.index)
             # Under 1F1B the later stage of the pair has fewer micro-batches in flight, so it is the one with room.
             home = Donor(donor) if donor > stage.index else Home.DDR
-            found[stage.index] = _StageChoice(same_for_all(evolve(choice, home=home)), borrows=home is not Home.DDR)
+            found[stage.index] = _StageChoice(same_for_all(self._one_choice(home)), borrows=home is not Home.DDR)
         return found
+
+    def _one_choice(self, home: KeptHome) -> LayerChoice:
+        """Return the choice for all layers and micro-batches under a policy other than `auto`."""
+        (choice,) = self.choices
+        return evolve(choice, home=home)
+
+    @property
+    def choices(self) -> tuple[LayerChoice, ...]:
+        """Choices for a layer and micro-batch that the policy allows, without the memories they may be kept in."""
+        if self.policy != "full":
+            return CHOICES[self.policy]
+        return tuple(evolve(each, checkpoint=self.checkpoint, repeat=self.repeat) for each in CHOICES[self.policy])
 
 
 def take_the_shorter(

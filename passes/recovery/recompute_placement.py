@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.analysis.unit_run import gradient_waits
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.collectives import repeats_sum
 from ratrain.ratrain_ir.ops.compute import InputGradientOp, Recompute
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.messages import PeerReload
@@ -106,16 +107,17 @@ class _BackwardOps:
     first: int
     """Position of its first op that makes a gradient."""
     recoveries: list[tuple[int, Op]] = field(factory=list)
-    """Recompute ops after that, with their positions."""
+    """Recompute ops after that, and the sums over ranks between them, with their positions."""
 
 
 def _backwards_of(stage: Stage, module: Module, wanted: Container[Work]) -> dict[Work, _BackwardOps]:
     chunk_of = module.topology.chunk_of
     found: dict[Work, _BackwardOps] = {}
     for position, op in enumerate(stage.ops):
-        if not isinstance(op, InputGradientOp | Recompute):
+        if not (isinstance(op, InputGradientOp | Recompute) or repeats_sum(op)):
             continue
-        work = chunk_of[op.block], op.micro_batch, op.slice or 0
+        (served,) = op.served_blocks(module.model)
+        work = chunk_of[served], op.micro_batch, op.slice or 0
         if work not in wanted:
             continue
         if isinstance(op, InputGradientOp):

@@ -1,13 +1,23 @@
 """Recomputation written into a stage's lists: what a layer's forward keeps, and the ops that make the rest again.
 
 Only lists change. Ops and tensors that others may share stay unchanged, so a choice can be tried on a draft of a stage.
+
+With tensor-parallel ranks an exchange stands between the two blocks of a layer. `checkpoint=block` keeps its result and
+recomputes each block from its own input; `checkpoint=layer` keeps the layer's input alone and repeats the exchange:
+
+    %s.attention.0.m0.*, %r_part.mlp.0.m0 = recompute attention.0 m0 (%x.attention.0.m0, %w.attention.0)
+    %r.mlp.0.m0 = reduce_rows activation mlp.0 m0 backward (%r_part.mlp.0.m0, %x.attention.0.m0)
+    %s.mlp.0.m0.* = recompute mlp.0 m0 (%r.mlp.0.m0, %w.mlp.0)
+    %dx_part.mlp.0.m0, %g.mlp.0 = backward mlp.0 m0 (%dx.attention.1.m0, %r.mlp.0.m0, %s.mlp.0.m0.*, %w.mlp.0)
+
+If ranks share rows, a `gather_rows` for the backward stands before each of the two recomputations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import product
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 from attrs import define, field, frozen
@@ -16,8 +26,8 @@ from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model import blocks
 from ratrain.ratrain_ir.model.blocks import SQUARES, Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.base import Op, Phase, Piece, piece_fields, piece_name
-from ratrain.ratrain_ir.ops.collectives import AllGather
+from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceRows
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -45,6 +55,12 @@ KeptHome = Home | Donor
 """Place where kept tensors wait for their backward; `Home.DDR` is the stage's own."""
 
 
+BLOCK, LAYER = CHECKPOINTS = ("block", "layer")
+"""Units that are recomputed from their input under tensor parallelism, where nothing of a layer is kept."""
+NEEDED, ALL = REPEATS = ("needed", "all")
+"""Extent of a layer's recomputation: up to the last tensor that its backward reads, or its output too."""
+
+
 @frozen
 class LayerChoice:
     """Choice of what a layer's attention and mlp keep: `none`, `lean` or `all`."""
@@ -53,6 +69,10 @@ class LayerChoice:
     mlp: str
     home: KeptHome = Home.DDR
     """Place where kept tensors wait for the backward."""
+    checkpoint: str = BLOCK
+    """`LAYER`: under tensor parallelism too, a layer of which nothing is kept is recomputed from its input alone."""
+    repeat: str = NEEDED
+    """`ALL`: a layer that is recomputed as a whole makes its output again too, which nothing reads."""
 
     @property
     def keeps_nothing(self) -> bool:
@@ -130,8 +150,8 @@ class _Made:
     operands: frozenset[Tensor]
     added: tuple[Tensor, ...] = ()
     """Tensors that only this replacement needs."""
-    view: Tensor | None = None
-    """View that must be gathered before it."""
+    gathered: Tensors = ()
+    """Views, and inputs of which ranks share the rows, that must be gathered before it."""
     start: Tensor | None = None
     """Input of a layer that is recomputed as a whole."""
     recovered: int = 0
@@ -154,6 +174,10 @@ class Rewriting:
     """Input that each backward reads, which its recomputation reads too."""
     gathers: dict[Tensor, AllGather] = field(factory=dict, init=False)
     """Gathers of views for backwards, where views are sharded within the step."""
+    row_gathers: dict[Tensor, GatherRows] = field(factory=dict, init=False)
+    """Gathers of inputs for backwards, where tensor-parallel ranks share rows."""
+    sums: dict[Tensor, ReduceRows] = field(factory=dict, init=False)
+    """By partial activation: the sum over tensor-parallel ranks that it goes into."""
     seen_later: set[Tensor] = field(factory=set, init=False)
     """Keys and values that other slices of their micro-batch read: a forward always keeps them."""
     _layers: list[tuple[int, Piece]] = field(factory=list, init=False)
@@ -167,7 +191,7 @@ class Rewriting:
         numbers: dict[tuple[int, Piece], int] = {}
         for position, op in enumerate(self.stage.ops):
             self._note(op)
-            if isinstance(op, Forward | Project | InputGradientOp | BackwardHeads) and op.block.layer is not None:
+            if _depends_on_choice(op) and op.block.layer is not None:
                 number = numbers.setdefault((op.block.layer, piece_of(op)), len(numbers))
                 self._steps.append((position, number, {}))
             else:
@@ -189,12 +213,19 @@ class Rewriting:
                     self.views[op.block, piece_of(op)] = tensor
         elif type(op) is AllGather and op.phase is Phase.BACKWARD:
             self.gathers[op.writes[0]] = op
+        elif type(op) is GatherRows and op.phase is Phase.BACKWARD:
+            self.row_gathers[op.writes[0]] = op
+        elif type(op) is ReduceRows and op.payload is Payload.ACTIVATION:
+            self.sums[op.reads[0]] = op
 
     def under(self, choice_of: ChoiceOf) -> tuple[Stage, Recovery]:
         """Return a draft of the stage under a choice, and a summary of its recomputation."""
         choices = [choice_of(layer, piece) for layer, piece in self._layers]
         base = self.stage.ops
-        gathers = dict(self.gathers)  # those not in the new list yet
+        waiting: _Gathers = {**self.gathers}  # those that may move and are not in the new list yet
+        if any(choice.checkpoint == LAYER for choice in choices):
+            waiting |= self.row_gathers
+        movable = {*waiting}
         ops: list[Op] = []
         made_of_ops: list[_Made] = []
         copied = 0
@@ -204,12 +235,11 @@ class Rewriting:
             if made is None:
                 made = known[choice] = self._made(base[position], choice)
             made_of_ops.append(made)
-            self._copy(copied, position, gathers, ops)
+            ops += _without_pulled(base[copied:position], movable, waiting)
             copied = position + 1
-            if made.view is not None and (gather := gathers.pop(made.view, None)) is not None:
-                ops.append(gather)
+            ops += [gather for each in made.gathered if (gather := waiting.pop(each, None)) is not None]
             ops += made.ops
-        self._copy(copied, len(base), gathers, ops)
+        ops += _without_pulled(base[copied:], movable, waiting)
         # Tensors that no op touches any more are dropped; replacements add theirs.
         used = self._others.union(*(made.operands for made in made_of_ops))
         tensors = {name: tensor for name, tensor in self.stage.tensors.items() if tensor in used}
@@ -218,17 +248,10 @@ class Rewriting:
         recovery = Recovery(sum(made.recovered for made in made_of_ops), starts)
         return Stage(self.stage.index, tensors, ops, self.stage.line), recovery
 
-    def _copy(self, start: int, stop: int, gathers: dict[Tensor, AllGather], ops: list[Op]) -> None:
-        """Append the ops from `start` to `stop`, exclusive, without gathers that a recomputation has pulled forward."""
-        if not self.gathers:
-            ops += self.stage.ops[start:stop]
-            return
-        for op in self.stage.ops[start:stop]:
-            if type(op) is AllGather and op.phase is Phase.BACKWARD and gathers.pop(op.writes[0], None) is None:
-                continue
-            ops.append(op)
-
     def _made(self, op: Op, choice: LayerChoice) -> _Made:
+        if type(op) is GatherRows:
+            # Its rows are recomputed: the recovery of the layer gathers them.
+            return _made(() if self.repeats_sum(op.block, piece_of(op), choice) else (op,))
         if type(op) is Forward:
             return _made((self.without_dropped(op, choice),))
         if type(op) is Project:
@@ -277,12 +300,14 @@ class Rewriting:
         m = piece_of(op)
         if (op.block, m) in self.projects and not isinstance(op, BackwardHeads):
             return _made((op,))  # recomputed already, before its `backward_heads`
-        # Results of exchanges between tensor-parallel ranks within a layer are small and kept: each block is recomputed
-        # from its own input.
+        # With `checkpoint=block` results of exchanges between tensor-parallel ranks within a layer are kept: each
+        # block is recomputed from its own input.
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
-        if choice.keeps_nothing and not in_parts:
-            assert not isinstance(op, BackwardHeads)  # only under tensor parallelism
-            return self.with_whole_layer(op, choice) if op.block.kind == "mlp" else _made((op,))
+        if choice.keeps_nothing and (not in_parts or self.repeats_sum(op.block, m, choice)):
+            if op.block.kind != "mlp":
+                return _made((op,))
+            assert not isinstance(op, BackwardHeads)  # of attention alone
+            return self.with_exchanges(op, choice) if in_parts else self.with_whole_layer(op, choice)
         if not self.dropped(op.block, m, choice):
             return _made((op,))
         return _made((self.recompute(op.block, m, choice), op), recovered=1)
@@ -297,16 +322,76 @@ class Rewriting:
         attention_block = blocks.block("attention", op.block.layer)
         attention = self.recompute(attention_block, m, choice)
         source = self.forwards[op.block, m].reads[0]
-        again = Tensor(self.stage.free_name(f"r.{op.block}.{piece_name(m)}"), StateKind.ACTIVATION, source.type)
+        again = self.again(f"r.{op.block}", m, source)
         attention.writes = (*attention.writes, again)
         attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m])
         mlp = self.recompute(op.block, m, choice)
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
+        added: Tensors = (again,)
+        if choice.repeat == ALL:
+            output = self.again(f"r_output.{op.block}", m, self.forwards[op.block, m].writes[0])
+            mlp.writes, added = (*mlp.writes, output), (again, output)
         ops = (attention, mlp, attrs.evolve(op, reads=reads))
         # The attention's view must be gathered now, ahead of the attention's own backward.
         view = self.views[attention_block, m]
-        return _made(ops, added=(again,), view=view, start=attention.reads[0], recovered=2)
+        return _made(ops, added=added, gathered=(view,), start=attention.reads[0], recovered=2)
+
+    def repeats_sum(self, block: Block, m: Piece, choice: LayerChoice) -> bool:
+        """Tell whether the recovery of a layer sums the output of its attention over tensor-parallel ranks again.
+
+        A parallel mlp has no such sum before it.
+        """
+        attention = self.forwards[blocks.block("attention", block.layer), m]
+        return choice.keeps_nothing and choice.checkpoint == LAYER and attention.writes[0] in self.sums
+
+    def with_exchanges(self, op: InputGradientOp, choice: LayerChoice) -> _Made:
+        """Return an mlp's backward, preceded by the recomputation of its layer and of the exchanges in it.
+
+        The recompute of attention yields a partial sum; the mlp reads the sum over tensor-parallel ranks, gathered if
+        they share rows. Under `ALL` the mlp's output is made and summed again too.
+        """
+        m = piece_of(op)
+        attention_block = blocks.block("attention", op.block.layer)
+        attention, mlp = (self.recompute(block, m, choice) for block in (attention_block, op.block))
+        sum_of_attention, part, again = self.sum_again(attention, m)
+        ops: list[Op] = [attention, sum_of_attention]
+        added = [part, again]
+        source = mlp.reads[0]
+        if (gather := self.row_gathers.get(source)) is not None:
+            ops.append(attrs.evolve(gather, reads=(again,)))
+        else:
+            mlp.reads = (again, *mlp.reads[1:])
+            op = attrs.evolve(op, reads=tuple(again if t is source else t for t in op.reads))
+        ops.append(mlp)
+        if choice.repeat == ALL:
+            sum_of_mlp, *outputs = self.sum_again(mlp, m)
+            sum_of_mlp.reads = (outputs[0], again)
+            ops.append(sum_of_mlp)
+            added += outputs
+        # The attention's view and input must be gathered now, ahead of the attention's own backward.
+        gathered = (self.views[attention_block, m], self.inputs[attention_block, m])
+        start = sum_of_attention.reads[1]
+        return _made((*ops, op), added=tuple(added), gathered=gathered, start=start, recovered=2)
+
+    def sum_again(self, op: Recompute, m: Piece) -> tuple[ReduceRows, Tensor, Tensor]:
+        """Let a recompute op make its block's partial output again; return the op that sums it, the part and the sum.
+
+        The residual stream of the sum is the one of the forward.
+        """
+        forward = self.forwards[op.block, m]
+        summed = self.sums[forward.writes[0]]
+        part = self.again(f"r_part.{summed.block}", m, forward.writes[0])
+        total = self.again(f"r.{summed.block}", m, summed.writes[0])
+        op.writes = (*op.writes, part)
+        op.reads = with_what_it_sees(op, forward, self.projects.get((op.block, m)))
+        again = attrs.evolve(summed, reads=(part, *summed.reads[1:]), writes=(total,), phase=Phase.BACKWARD)
+        return again, part, total
+
+    def again(self, name: str, m: Piece, tensor: Tensor) -> Tensor:
+        """Return a new tensor for the values of an activation, or of a part of one, that a recovery makes again."""
+        kind = StateKind.PARTIAL if tensor.kind is StateKind.PARTIAL else StateKind.ACTIVATION
+        return Tensor(self.stage.free_name(f"{name}.{piece_name(m)}"), kind, tensor.type)
 
     def recompute(self, block: Block, m: Piece, choice: LayerChoice) -> Recompute:
         """Return the op that recomputes a block's dropped slots from its input and its kept slots."""
@@ -314,6 +399,32 @@ class Rewriting:
         dropped = self.dropped(block, m, choice)
         kept = tuple(t for t in self.saved(block, m) if t not in dropped)
         return recovery_op(forward, self.inputs[block, m], kept, view, dropped, self.projects.get((block, m)))
+
+
+_Gathers = dict[Tensor, AllGather | GatherRows]
+"""Gathers for backwards, by what they write."""
+
+
+def _without_pulled(ops: list[Op], movable: Container[Tensor], waiting: _Gathers) -> list[Op]:
+    """Return ops without the gathers that a recomputation has pulled forward; the others wait no longer."""
+    if not movable:
+        return ops
+    kept = []
+    for op in ops:
+        moves = isinstance(op, AllGather | GatherRows) and op.writes[0] in movable
+        if not moves or waiting.pop(op.writes[0], None) is not None:
+            kept.append(op)
+    return kept
+
+
+_OfLayer = Forward | Project | InputGradientOp | BackwardHeads | GatherRows
+
+
+def _depends_on_choice(op: Op) -> TypeGuard[_OfLayer]:
+    """Tell whether a choice may replace an op, if it is of a layer: an op of a block, or a gather of an mlp's input."""
+    if type(op) is GatherRows:
+        return op.phase is Phase.BACKWARD and op.block.kind == "mlp"
+    return isinstance(op, _OfLayer)
 
 
 def _made(ops: tuple[Op, ...], **more: Any) -> _Made:

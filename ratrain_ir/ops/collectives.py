@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, final, get_args
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks
+from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import (
     PRODUCTS,
@@ -203,11 +203,34 @@ class ReduceRows(TensorPieceOp):
     block before, or the gradient of its output. Each rank gets its own rows, or all rows if rows are not sharded. In
     models that apply a norm to the output of each block before adding it, it sums that output alone, without the
     stream.
+
+    `phase` is `backward` if it repeats, in the backward, the sum of an activation whose parts a `recompute` has made
+    again.
     """
 
     keyword = "reduce_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
+    phase: Phase | None = _phase_field()
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The pass of the payload; the backward if an activation is summed again."""
+        if self.payload is Payload.ACTIVATION and self.phase is None:
+            return WorkGroup.FORWARD
+        return WorkGroup.BACKWARD
+
+    def missing(self, model: ModelConfig, plan: Plan) -> str | None:
+        """Explain why the plan sums no such rows; None if it does.
+
+        It sums none if nothing is exchanged, if `phase` does not fit the payload, or if no recovery makes the parts
+        again.
+        """
+        if (wrong := _missing_input(model, plan, self.block)) is not None or self.phase is None:
+            return wrong
+        if self.payload is Payload.GRADIENT or self.phase is Phase.FORWARD:
+            return "only the sum of an activation is repeated, for the backward"
+        return why_never_repeated(model, plan) or None
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -365,6 +388,20 @@ COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *TENSOR_OPS)
 
 TensorCollective = ReduceScatter | AllReduce | AllGather
 """Collectives on whole tensors; only these can be blocking"""
+
+
+def why_never_repeated(model: ModelConfig, plan: Plan) -> str:
+    """Return why a backward never repeats the sums of activations over tensor-parallel ranks; empty if it may."""
+    if model.parallel_residual:
+        return f"in {model.name} attention and mlp read one input, so no sum stands between them"
+    if adds_branches_apart(model, plan):
+        return f"{model.name} norms the output of each block, and keeps its sum over tensor-parallel ranks"
+    return ""
+
+
+def repeats_sum(op: Op) -> TypeGuard[ReduceRows]:
+    """Tell whether an op repeats, for a recovery, the sum of an activation over tensor-parallel ranks."""
+    return type(op) is ReduceRows and op.phase is Phase.BACKWARD
 
 
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:

@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.model.blocks import (
     projected_slots,
     row_sum_slots,
 )
-from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp
+from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
@@ -115,7 +115,8 @@ class Recompute(BlockPieceOp):
     """Activation recovery: recomputes the saved slots that a block's forward did not keep for its backward.
 
     It reads the saved slots that were kept and writes the others. It may write the block's output too: where nothing of
-    a layer was kept, the recovery of the MLP needs the output of the attention.
+    a layer was kept, the recovery of the MLP needs the output of the attention. With tensor-parallel ranks the output
+    is a partial sum again, which a `reduce_rows` for the backward sums.
     """
 
     keyword = "recompute"
@@ -371,10 +372,9 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     reads = (input_role(model, plan, block), *given, view_role(model, plan, block), *documents, *seen)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
-    # With tensor-parallel ranks a block's output is a partial sum. The reduced sum is kept instead: recomputing it
-    # would repeat the collective.
-    writes = saved if plan.tp > 1 else (*saved, output_role("y", model, plan, block, optional=True))
-    return [(False, Signature(reads, writes))]
+    if plan.tp > 1 and (model.parallel_residual or adds_branch_apart(model, plan, block)):
+        return [(False, Signature(reads, saved))]  # no sum over the ranks is repeated (`why_never_repeated`)
+    return [(False, Signature(reads, (*saved, output_role("y", model, plan, block, optional=True))))]
 
 
 @cache

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_name
-from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter, repeats_sum
 from ratrain.ratrain_ir.ops.compute import Forward, InputGradientOp, Recompute, Release, WeightGradientOp
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.messages import Recv, Send
@@ -325,7 +325,7 @@ def mathematics(module: Module) -> list[Counter[tuple[str, ...]]]:
 
 
 def _work(op: Op) -> list[tuple[str, ...]]:
-    if isinstance(op, Release | Recompute):
+    if isinstance(op, Release | Recompute) or repeats_sum(op):
         return []
     if isinstance(op, InputGradientOp | WeightGradientOp):  # two halves have the results of the whole
         results = [t.name for t in op.writes + op.updates if t.kind is not StateKind.SAVED]

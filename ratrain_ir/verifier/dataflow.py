@@ -203,6 +203,9 @@ class SymbolicRun(SymbolicUpdates):
             self.expect_made_forward("RT033", op, op.reads[0])
         self.set(op.writes[0], f"whole {what}", owner, m)
         self.row_gathers[op.writes[0]] = op
+        if op.phase is Phase.BACKWARD:
+            # An evaluation gathers nothing for a backward, and what is gathered may come from a recovery.
+            self.recover(op.writes[0], op)
 
     def reduce_rows(self, op: ReduceRows) -> None:
         """Sum the parts of all ranks and, once, the residual stream around the block that made them.
@@ -211,7 +214,7 @@ class SymbolicRun(SymbolicUpdates):
         block.
         """
         what, m, block = _EXCHANGED[op.payload], piece_of(op), op.block
-        self.once(op, "RT033", "reduce_rows", op.payload, block, m)
+        self.once(op, "RT033", "reduce_rows", op.payload, block, m, op.phase)
         roles = self.roles(op)
         # The sum of a branch, which `add_branch` norms and adds to the stream; it is saved for the backward.
         if roles["sum"].kind is StateKind.SAVED:
@@ -221,14 +224,19 @@ class SymbolicRun(SymbolicUpdates):
             self.set(roles["sum"], "saved", before, m, roles["sum"].slot)
             return
         self.expect("RT033", op, roles["part"], f"part of {what}", block, m)
+        forward = op.payload is Payload.ACTIVATION
+        if forward and op.phase is None:
+            for tensor in op.reads:
+                self.expect_made_forward("RT033", op, tensor)
         if "stream" in roles:
             model, plan = self.module.model, self.module.plan
-            forward = op.payload is Payload.ACTIVATION
             around = (
                 source_block(model, plan, previous_block(block, model)) if forward else sum_block(model, plan, block)
             )
             self.expect("RT033", op, roles["stream"], what, around, m)
         self.set(roles["sum"], what, block, m)
+        if op.phase is not None:
+            self.recover(roles["sum"], op)
 
     def adds_apart(self, block: Block) -> bool:
         """Tell whether a block's output is normed, and added to the stream, by an op of its own."""
@@ -390,7 +398,7 @@ class SymbolicRun(SymbolicUpdates):
         if attends(op):
             self.see_keys(op, roles, block, m)
         if "y" in roles:
-            self.set(roles["y"], "x", next_block(self.module.model, block), m)
+            self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
             self.recover(roles["y"], op)
         self.set_saved(op, roles, block, m)
         for name in _ROLES_OF_PROJECT if self.norms_over_ranks(block) else ():

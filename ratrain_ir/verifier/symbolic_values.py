@@ -38,7 +38,7 @@ class SymbolicValues:
     owned: dict[Tensor, Value] = field(factory=dict)
     """Thing that a carried tensor belongs to: its value without the step. It never changes in a run."""
     recovered: dict[Tensor, Op] = field(factory=dict)
-    """Recovery that made the value of a tensor, where one did."""
+    """Recovery, or gather for a backward, that made the value of a tensor, where one did."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)
     """Op that last gathered a view."""
     row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
@@ -117,13 +117,15 @@ class SymbolicValues:
             self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a separate tensor")
 
     def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
-        """Report a tensor that a forward needs and a recovery made.
+        """Report a tensor that a forward needs and a recovery, or a gather for the backward, made.
 
         The values of a forward come from forwards, because an evaluation runs forwards without recoveries.
         """
         if tensor in self.recovered:
-            text = f"'{op!r}' takes %{tensor.name} from a recovery, which is for the backward"
-            note = self.report.note("recovered here", self.recovered[tensor])
+            maker = self.recovered[tensor]
+            source, done = ("gather", "gathered") if isinstance(maker, GatherRows) else ("recovery", "recovered")
+            text = f"'{op!r}' takes %{tensor.name} from a {source}, which is for the backward"
+            note = self.report.note(f"{done} here", maker)
             way_out = "take what the forward before it wrote"
             self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
 

@@ -60,6 +60,7 @@ def sound(base: str) -> str:
         "parallel": (PARALLEL, PEERS, ""),
         "over-heads": (OVER_HEADS, PEERS, ""),
         "clipped": (MODEL, CLIPPED, ""),
+        "layers": (MODEL, PEERS, "place-1f1b,recompute{policy=full checkpoint=layer}"),
         "placed": (MODEL, PLAN, "place-1f1b"),
         "three": (DEEP, THREE, "place-1f1b"),
         "released": (MODEL, PLAN, "insert-release"),

@@ -199,6 +199,11 @@ SUBJECTS: dict[str, Subject] = {
             "place-1f1b,recompute{policy=full},allocate-ddr",
             OLMO2,
         ),
+        Subject(
+            "p2-d1-t2-layer-checkpoints",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2},
+            "place-1f1b,recompute{policy=full checkpoint=layer repeat=all},allocate-ddr",
+        ),
         Subject("p2-d2-t2-slices-placed", {"micro_batches": 2, "tp": 2, "slices": (8, 8)}, "place-schedule", GEMMA2),
         Subject(
             "p2-d2-zero1-host-memory",

@@ -120,6 +120,8 @@ def test_what_is_not_shown_is_named(tmp_path):
         "store=file",
         "store=peer",
         "gathered=again",
+        "checkpoint=layer",
+        "repeat=all",
     ]
 
 

@@ -144,6 +144,15 @@ def test_attention(capsys):
     assert all(0 < float(error) < 2 for error in errors.groups())
 
 
+def test_a_layer_recomputed_in_five_ways_takes_about_what_was_published(capsys):
+    runpy.run_path(str(BENCHMARKS / "layer_recomputation.py"))["main"]([], standalone_mode=False)
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    errors = {cells[1]: float(cells[4].removesuffix(" %")) for row in rows if (cells := re.split(r" *\| *", row))}
+    assert {"baseline", "sequence sharding", "full", "selective", "selective, sequence sharding"} < {*errors}
+    assert all(abs(error) < 8 for name, error in errors.items() if "checkpoint=" not in name)
+    assert errors["full, checkpoint=block"] < errors["full, checkpoint=layer"] < errors["full"]
+
+
 @pytest.mark.parametrize("name", ["training_step", "attention"])
 def test_cpu_time_is_for_one_thread(capsys, name):
     with pytest.raises(SystemExit):

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
-from ratrain.ratrain_ir.ops.base import Engine, Group
-from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.base import Engine, Group, Phase
+from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar, ReduceRows, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,
     AddBranch,
@@ -47,6 +47,7 @@ REFUSED = {
     (AllReduceScalar, "group", Group.SHARDS),
     *((cls, "group", group) for cls in (AllReduce, AllReduceScalar) for group in (Group.VIEWS, Group.PARTS)),
     (AllReduceScalar, "group", Group.ENDS),  # what one end alone knows is nothing that a step needs
+    (ReduceRows, "phase", Phase.FORWARD),  # a sum of the forward names no phase
     (AllReduceScalar, "group", Group.TENSOR),  # nor what the peers of one stage and replica know
     *((Update, "placement", engine) for engine in Engine if engine not in (Engine.COMPUTE, Engine.HOST)),
 }

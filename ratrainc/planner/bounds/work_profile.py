@@ -12,7 +12,7 @@ from attrs import frozen
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.recovery.kept_bytes import kept_bytes
-from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, rewritten, same_for_all
+from ratrain.passes.recovery.rewriting import LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
@@ -113,7 +113,7 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     # one stage for each choice of recovery, with its recomputation written out
-    chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
+    chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in setting.choices]
     apart = _in_halves(module)
     # with tensor-parallel ranks a pass may split backwards under any schedule, so the lesser of both forms counts
     halves = apart if tp > 1 else None

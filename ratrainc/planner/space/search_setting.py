@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -32,9 +33,10 @@ class SearchSetting:
         return [p for p in parse_pipeline(self.passes) if isinstance(p, RecomputePass | JointOrderPass)]
 
     @property
-    def policy(self) -> str:
-        """Recompute policy of the pipeline; `none` if no pass recovers."""
-        return next((p.policy for p in self._recovering), "none")
+    def choices(self) -> tuple[LayerChoice, ...]:
+        """Choices of recovery for a layer that the pipeline allows; everything is kept if no pass recovers."""
+        passes = (p.recovery if isinstance(p, JointOrderPass) else p for p in self._recovering)
+        return next((p.choices for p in passes), CHOICES["none"])
 
     @property
     def may_keep_gathered(self) -> bool:

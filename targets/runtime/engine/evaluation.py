@@ -53,6 +53,7 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
         **dict.fromkeys((ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *OFFLOAD_OPS), _never),
         **dict.fromkeys((Send, Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
+        # A sum that is repeated for a recovery has the variant `activation.backward`.
         **dict.fromkeys((ReduceRows, ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
         AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.end_to_end.edited_texts import Broken, change, insert, move
+from tests.end_to_end.edited_texts import Broken, change, drop, insert, move
 
 PEERS = [
     Broken(
@@ -285,5 +285,106 @@ PEERS = [
         ),
         "%again.squares = reduce_sums",
         "norms no queries and keys over all heads of a token",
+    ),
+    Broken(
+        "RT033",
+        "a repeated sum with the stream of another block",
+        "layers",
+        (change("%r.mlp.1.m0 = reduce_rows", "%x.attention.1.m0)", "%x.mlp.1.m0)"),),
+        "%r.mlp.1.m0 = reduce_rows",
+        "needs the input of attention.1 m0 in %x.mlp.1.m0, which holds the input of mlp.1 m0",
+        underlined="%x.mlp.1.m0",
+    ),
+    Broken(
+        "RT033",
+        "a repeated sum of the parts of another micro-batch",
+        "layers",
+        (change("%r.mlp.1.m1 = reduce_rows", "%r_part.mlp.1.m1,", "%r_part.mlp.1.m0,"),),
+        "%r.mlp.1.m1 = reduce_rows",
+        "needs one rank's part of the input of mlp.1 m1 in %r_part.mlp.1.m0",
+        underlined="%r_part.mlp.1.m0",
+    ),
+    Broken(
+        "RT033",
+        "a sum of the forward that takes its stream from a recovery",
+        "layers",
+        (
+            move("%x_whole.attention.1.m0.backward = gather_rows", after="%x_part.head.m0 = forward"),
+            move("%s.attention.1.m0.*, %r_part", after="%x_whole.attention.1.m0.backward = gather_rows"),
+            move("%r.mlp.1.m0 = reduce_rows", after="%s.attention.1.m0.*, %r_part"),
+            change("%x.head.m0 = reduce_rows", "%x.mlp.1.m0)", "%r.mlp.1.m0)"),
+        ),
+        "%x.head.m0 = reduce_rows",
+        "takes %r.mlp.1.m0 from a recovery, which is for the backward",
+        underlined="%r.mlp.1.m0",
+        note="recovered here",
+    ),
+    Broken(
+        "RT030",
+        "a forward on rows gathered for the backward",
+        "layers",
+        (
+            move("%x_whole.attention.1.m0.backward = gather", after="%x_whole.attention.1.m0.forward = gather"),
+            change("%x_part.mlp.1.m0 = forward", "m0.forward", "m0.backward"),
+        ),
+        "%x_part.mlp.1.m0 = forward",
+        "takes %x_whole.attention.1.m0.backward from a gather, which is for the backward",
+        underlined="%x_whole.attention.1.m0.backward",
+        note="gathered here",
+    ),
+    Broken(
+        "RT020",
+        "a repeated sum before its parts",
+        "layers",
+        (move("%r.mlp.1.m0 = reduce_rows", after="%x_whole.attention.1.m0.backward = gather_rows"),),
+        "%r.mlp.1.m0 = reduce_rows",
+        "%r_part.mlp.1.m0 is used before it is defined",
+        underlined="%r_part.mlp.1.m0",
+    ),
+    Broken(
+        "RT020",
+        "a recovery without the sum in it",
+        "layers",
+        (drop("%r.mlp.1.m0 = reduce_rows"),),
+        "%x_whole.mlp.1.m0.backward = gather_rows",
+        "%r.mlp.1.m0 is used before it is defined",
+        underlined="%r.mlp.1.m0",
+    ),
+    Broken(
+        "RT033",
+        "a sum repeated twice",
+        "layers",
+        (
+            insert("activation %again : f16[2, 8]", after="activation %r.mlp.1.m0"),
+            insert(
+                "%again = reduce_rows activation mlp.1 m0 backward (%r_part.mlp.1.m0, %x.attention.1.m0)",
+                after="%r.mlp.1.m0 = reduce_rows",
+            ),
+        ),
+        "%again = reduce_rows",
+        "happens twice",
+        note="first done here",
+    ),
+    Broken(
+        "RT026",
+        "a sum of the forward that names its pass",
+        "peers",
+        (change("%x.mlp.0.m0 = reduce_rows activation", "mlp.0 m0 (", "mlp.0 m0 forward ("),),
+        "%x.mlp.0.m0 = reduce_rows activation",
+        "only the sum of an activation is repeated, for the backward",
+    ),
+    Broken(
+        "RT026",
+        "a repeated sum of what a norm takes",
+        "normed",
+        (
+            insert("saved %again.branch : f16[2, 8]", after="activation %x.mlp.0.m0"),
+            insert(
+                "%again.branch = reduce_rows activation mlp.0 m0 backward (%branch_part.attention.0.m0)",
+                after="%b.attention.0.m0.branch = reduce_rows",
+            ),
+        ),
+        "%again.branch = reduce_rows",
+        "norms the output of each block, and keeps its sum over tensor-parallel ranks",
     ),
 ]

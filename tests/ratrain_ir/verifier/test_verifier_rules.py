@@ -67,6 +67,7 @@ BASES = (
     "normed",
     "parallel",
     "over-heads",
+    "layers",
     "placed",
     "three",
     "released",
