@@ -147,7 +147,7 @@ class ReferenceKernels(
             np.matmul(left, right, out=product)
         else:
             product.fill(0)
-            for rows in row_blocks(*out.shape, HALF_RUN_ELEMENTS):
+            for rows in row_blocks(len(out), out.shape[1], HALF_RUN_ELEMENTS):
                 add_half_runs(left[rows], right, product[rows], half_run)
         for rows in row_blocks(*out.shape):
             value = product[rows]
