@@ -10,7 +10,8 @@ that all such operands of a call share.
 
 Arithmetic and accumulation are float32, with one rounding to storage; only `gemm` with a `half_run` sums in float16.
 Infinities and NaNs propagate: an overflow of a half is stored as infinity. Results depend on values, shapes and options
-only, never on addresses, timing or previous calls. T stands for tokens (rows), h for the hidden size, V for the vocabulary.
+only, never on addresses, timing or previous calls. T stands for tokens (rows), h for the hidden size, V for the
+vocabulary.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The processor has no such instruction on float16, so it is done in float32 and rounded twice, the first time to odd. A
 sum that is rounded to an odd last bit wherever it is not exact, with at least two bits more than float16, rounds to
-float16 as the exact one would (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-rounding to odd", 2008). With 4 bits for float32 and 2 for float16:
+float16 as the exact one would (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+using rounding to odd", 2008). With 4 bits for float32 and 2 for float16:
 
     exact 1.0100001   nearest in 4 bits 1.010, to odd 1.011   then in 2 bits: 1.0 (a tie, wrong), 1.1 (right)
 

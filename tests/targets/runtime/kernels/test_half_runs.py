@@ -124,14 +124,20 @@ def test_a_product_is_added_with_one_rounding(drawn: list[tuple[int, int, int]])
     fast, reference = (two_terms(name, first, left, right) for name in HOST_SETS)
     for s, a, b, mine, other in zip(first, left, right, fast, reference, strict=True):
         if np.isfinite([s, a, b]).all():
-            assert mine == other == nearest_half(Fraction(float(s)) + Fraction(float(a)) * Fraction(float(b))), (s, a, b)
+            assert mine == other == nearest_half(Fraction(float(s)) + Fraction(float(a)) * Fraction(float(b))), (
+                s,
+                a,
+                b,
+            )
         else:
             with np.errstate(all="ignore"):
                 wanted = np.float64(s) + np.float64(a) * np.float64(b)
             assert np.array_equal([mine, other], [wanted, wanted], equal_nan=True), (s, a, b)
 
 
-@pytest.mark.parametrize(("s", "a", "b"), [(1.0, 2.0**-11, 1.0009765625), (65504.0, 16.0, 0.9995), (2.0**-24, 0.5, 2.0**-24)])
+@pytest.mark.parametrize(
+    ("s", "a", "b"), [(1.0, 2.0**-11, 1.0009765625), (65504.0, 16.0, 0.9995), (2.0**-24, 0.5, 2.0**-24)]
+)
 def test_ties_that_two_roundings_would_miss(s: float, a: float, b: float) -> None:
     given = [np.array([value], np.float16) for value in (s, a, b)]
     exactly = Fraction(float(given[0][0])) + Fraction(float(given[1][0])) * Fraction(float(given[2][0]))
