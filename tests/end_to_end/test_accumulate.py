@@ -81,6 +81,12 @@ def test_a_schedule_says_it_and_is_read_back() -> None:
     assert "sums f16-runs" in module.plan.summary
 
 
+def test_the_time_report_says_what_was_priced() -> None:
+    said = "products with weights are summed in f16, 512 at a time, and priced so; all others in f32"
+    assert said in [*api.explain_time(api.simulate(make_program(**RUNS))).parts()]
+    assert said not in [*api.explain_time(api.simulate(make_program())).parts()]
+
+
 def test_a_run_goes_on_and_another_sum_is_stated(tmp_path: Path) -> None:
     program = make_program(**RUNS)
     expected = train(program, 4)
