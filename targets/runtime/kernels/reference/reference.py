@@ -245,7 +245,9 @@ class ReferenceKernels(
         check_tokens(tokens, table.shape[0])
         for rows in row_blocks(*y.shape):
             held = (tokens[rows] >= 0)[:, None]
-            put(y[rows], np.where(held, f32(table[tokens[rows]]) * np.float32(scale), np.float32(0)))
+            # a word of another rank is negative: any row of the table will do in its place
+            found = f32(table[np.maximum(tokens[rows], 0)])
+            put(y[rows], np.where(held, found * np.float32(scale), np.float32(0)))
 
     @quiet
     def embedding_backward(self, tokens, dy, dtable, *, scratch, accumulate, scale=1.0, padding_token=None):
