@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from hypothesis import strategies as st
 
 from ratrain.passes.idle_options import without_idle_options
+from ratrain.ratrain_ir.config.accumulation import HALF_RUNS
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
@@ -161,6 +162,7 @@ def _choices(model: ModelConfig, plan: Plan) -> dict[str, st.SearchStrategy[Any]
         "view_group": st.just(2),
         "gather_quantised": st.sampled_from(sorted(FORMATS)),
         "reduce_quantised": st.just("int8-block"),
+        "accumulate": st.just(HALF_RUNS),
         "loss_scale": st.sampled_from((1.0, 1024.0)),
         "optimizer": st.just(evolve(plan.optimizer, clip="global", max_norm=0.5)),
     }

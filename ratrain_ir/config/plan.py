@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, fields, frozen
 
+from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS, F32_SUMS, HALF_RUN, HALF_RUNS
 from ratrain.ratrain_ir.config.plan_keys import (
     flag,
     integer,
@@ -490,6 +491,18 @@ class Plan:
         ),
     )
     """Packing of each replica's part of a gradient before it is summed into a shard. None: exact."""
+    accumulate: str = field(
+        default=F32_SUMS,
+        metadata=key(
+            "numerics",
+            f"how products with weights, and their gradients, are summed: `f32`, or `f16-runs`: {HALF_RUN} products at "
+            "a time in f16, these runs in f32; attention and head sum in f32",
+            word(ACCUMULATIONS),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.accumulate == F32_SUMS,
+        ),
+    )
+    """Sums of products with weights: see `accumulation.py`. `f16-runs` needs f16 views."""
 
     @property
     def whole(self) -> Plan:
@@ -527,6 +540,11 @@ class Plan:
         return self.attention_mask == "document"
 
     @property
+    def half_run(self) -> int | None:
+        """Number of products with weights that are summed in float16 at a time; None: sums are float32."""
+        return HALF_RUN if self.accumulate == HALF_RUNS else None
+
+    @property
     def holds_logits(self) -> bool:
         """True if the head holds the logits of all rows until its backward."""
         return self.logits == "whole"
@@ -548,13 +566,14 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """Sizes, chunks, slices and ZeRO levels in a few words."""
+        """Sizes, chunks, slices, ZeRO levels and numerics in a few words."""
         packed = "".join(
             f" {what} {name}"
             for what, name in (("gather", self.gather_quantised), ("reduce", self.reduce_quantised))
             if name is not None
         )
-        return f"{sizes_text(self, len(self.slices))}{packed}"
+        sums = "" if self.accumulate == F32_SUMS else f" sums {self.accumulate}"
+        return f"{sizes_text(self, len(self.slices))}{packed}{sums}"
 
     @property
     def shape(self) -> PipelineShape:

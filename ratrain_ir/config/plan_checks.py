@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import problems
@@ -23,6 +24,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     `auto_cuts`: the plan's cuts are still to be chosen, so they are not checked.
     """
     _check_loss_scale(reader, plan)
+    _check_accumulate(reader, plan)
     _check_learning_rate(reader, plan.optimizer)
     if model is not None and reader.good("pp") and plan.pp > model.layers:
         reader.bad.add("pp")
@@ -152,6 +154,16 @@ def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
             "are not scaled",
             help='remove loss_scale (or write 1.0), or use view_dtype = "f16"',
         )
+
+
+def _check_accumulate(reader: FieldReader, plan: Plan) -> None:
+    """Check that products summed in f16 have f16 factors: the machine's instruction takes no others."""
+    if plan.accumulate == F32_SUMS or plan.view_dtype == "f16" or not reader.good("accumulate", "view_dtype"):
+        return
+    text = (
+        f'accumulate = "{plan.accumulate}" sums products of f16, but {plan.view_dtype} parameter views are multiplied'
+    )
+    reader.contradiction("RT064", "accumulate", text, help='leave accumulate out, or use view_dtype = "f16"')
 
 
 def _check_learning_rate(reader: FieldReader, optimizer: Optimizer) -> None:

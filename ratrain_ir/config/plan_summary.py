@@ -42,6 +42,7 @@ _MEANINGS = {
     r"\bZ\d of ": "of: replicas that share all shards",
     r"\bviews of ": "views of: replicas that share views",
     r"\((embed|head|layers|attention|mlp)\b": "(...): levels of these blocks",
+    r"\bsums f16-runs\b": "sums f16-runs: products with weights summed in f16, run by run",
     r"\beach\b": "each: gradients reduced after each micro-batch",
 }
 

@@ -143,7 +143,7 @@ def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
     Reducing it after each micro-batch would need its shards at the same time, so under ZeRO 2 it is reduced once a
     step.
     """
-    rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
+    rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize, half_sums=plan.half_run is not None)
     count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)
     lengths = even_work_lengths(model, plan.seq_len, count) if count <= plan.seq_len else (plan.seq_len,)
     return evolve(plan, slices=lengths, reduce="last" if plan.zero == 2 else plan.reduce)

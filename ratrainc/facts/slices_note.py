@@ -19,7 +19,7 @@ def slices_note(plan: Plan, machine: Machine) -> str:
     """
     if not plan.slices:
         return ""
-    least = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
+    least = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize, half_sums=plan.half_run is not None)
     short = [tokens for tokens in plan.slices if tokens * plan.micro_batch_size < least]
     if not short:
         return ""

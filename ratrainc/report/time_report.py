@@ -92,6 +92,9 @@ def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator
     bubbles = Bubbles(timeline, cold=cold)
     kind = "first step, from cold" if cold else "steady step"
     yield f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}"
+    run = timeline.program.plan.half_run
+    if run is not None:
+        yield f"products with weights are summed in f16, {run} at a time, and priced so; all others in f32"
     stages = range(len(timeline.program.stages))
     yield from _idle_table(bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by cause")
     if stage is not None:

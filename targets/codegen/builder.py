@@ -207,7 +207,9 @@ class Builder:
         return {"documents": "documents"} if self.has("documents") else {}
 
     def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
-        """Add a kernel call."""
+        """Add a kernel call; products with weights get the plan's way to sum."""
+        if kernel == "gemm" and self.plan.half_run is not None:
+            options["half_run"] = self.plan.half_run
         self.steps.append(Step(kernel, operands, options))
 
     def step_of(self, half: str, kernel: str, operands: dict[str, str], **options: Any) -> None:

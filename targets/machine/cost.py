@@ -1,8 +1,8 @@
 """Costs of kernels, messages and updates on a machine.
 
 A machine file says by its `cost` which model prices kernels (`KERNEL_COSTS`). By the roofline a kernel takes the longer
-of its arithmetic, at a fraction of the FP16 peak that the machine file gives, and of its DDR traffic, every operand
-once.
+of its arithmetic, at a fraction of the machine's peak for products that are summed as its are, and of its DDR traffic,
+every operand once.
 """
 
 from __future__ import annotations
@@ -193,9 +193,15 @@ def _kernel_cost(name: str) -> KernelCost:
 def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Return the work of a kernel call by the roofline: from its operations and its operands' bytes alone."""
     work = _ARITHMETIC[step.kernel]
-    seconds = work.flops(routine, step) / (machine["fp16_peak"] * work.efficiency(routine, step, machine))
+    peak = machine.product_peak(half_sums=sums_halves(step))
+    seconds = work.flops(routine, step) / (peak * work.efficiency(routine, step, machine))
     ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
     return ResourceWork(machine["launch"] + max(seconds, copy_seconds(ddr, machine)), ddr)
+
+
+def sums_halves(step: Step) -> bool:
+    """Return whether a kernel call sums products in float16."""
+    return step.options.get("half_run") is not None
 
 
 def kernel_flops(routine: Routine, step: Step) -> float:
@@ -203,13 +209,13 @@ def kernel_flops(routine: Routine, step: Step) -> float:
     return _ARITHMETIC[step.kernel].flops(routine, step)
 
 
-def weight_bound_rows(machine: Machine, itemsize: int) -> float:
+def weight_bound_rows(machine: Machine, itemsize: int, *, half_sums: bool = False) -> float:
     """Return the rows below which a product takes longer to read its weights from DDR than to compute.
 
-    `itemsize` is bytes of a weight. A row takes two operations of each weight: 2 * rows / rate = itemsize / bandwidth.
-    On the MT-3000 these are 189 rows of f16.
+    `itemsize` is bytes of a weight; `half_sums` is whether products are summed in float16. A row takes two operations
+    of each weight: 2 * rows / rate = itemsize / bandwidth. On the MT-3000 these are 189 rows of f16.
     """
-    rate = machine["fp16_peak"] * machine["gemm_efficiency"]
+    rate = machine.product_peak(half_sums=half_sums) * machine["gemm_efficiency"]
     return rate * itemsize / (2 * machine["ddr_bandwidth"])
 
 

@@ -79,6 +79,7 @@ STORE_UNITS = {
 """Constants of each memory other than DDR: its bytes for a rank, its bytes a second in both directions, its seconds for
 each transfer."""
 _OPTIONAL_UNITS = {
+    "fp32_sum_peak": "flop/s",
     "host_bandwidth": "bytes/s",
     "host_handover": "s",
     "clusters_per_chip": "clusters",
@@ -247,6 +248,13 @@ class Machine:
     def gemm_half_extent(self) -> float:
         """Elements of an extent at which a product runs at half its efficiency; 0 by default: full at any."""
         return self._optional("gemm_half_extent", 0.0)
+
+    def product_peak(self, *, half_sums: bool) -> float:
+        """Return the peak of products that are summed in float16, or in float32.
+
+        A machine without `fp32_sum_peak` does both at `fp16_peak`.
+        """
+        return self["fp16_peak"] if half_sums else self._optional("fp32_sum_peak", self["fp16_peak"])
 
     @property
     def head_efficiency(self) -> float:

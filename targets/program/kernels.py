@@ -8,9 +8,10 @@ read first, `~` where it is updated, then `?` where it may be left out, or `...`
 storage type. A dimension is a symbol, equal wherever it stands, a number, or a product of options; `[...]` is any shape
 that all such operands of a call share.
 
-Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of a
-half is stored as infinity. Results depend on values, shapes and options only, never on addresses, timing or previous
-calls. T stands for tokens (rows), h for the hidden size, V for the vocabulary.
+Arithmetic and accumulation are float32, with one rounding to storage; only `gemm` with a `half_run` sums in float16.
+Infinities and NaNs propagate: an overflow of a half is stored as infinity. Results depend on values, shapes and options
+only, never on addresses, timing or previous calls. T stands for tokens (rows), h for the hidden size, V for the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -219,6 +220,7 @@ _ADDS = {"accumulate": _FLAG}
 _SCALES = KernelOption("float", _is_positive, default=1.0)
 _TOKEN = KernelOption("int | None", _is_position, default=None)
 _POSITIVE_OR_NONE = KernelOption("float | None", _is_positive, default=None)
+_HALF_RUN = KernelOption("int | None", _is_count, default=None)
 _OFFSETS = {"unit_offset": _UNLESS_GIVEN}
 _OF_FIELD = {
     "float | None": _POSITIVE_OR_NONE,
@@ -248,6 +250,8 @@ def _product_rule(options: Mapping[str, Any], types: Types) -> str | None:
     depth, columns = reversed(b) if options.get("trans_b") else b
     if inner != depth or out != (rows, columns):
         return f"'gemm' of {list(a)} and {list(b)} does not give {list(out)}"
+    if "half_run" in options and {types[name][0] for name in ("a", "b")} != {Dtype.F16}:
+        return "'gemm' sums products of f16 alone in f16"
     return None
 
 
@@ -323,9 +327,10 @@ _DECLARED = (
     Kernel(
         "gemm",
         "out = [out +] op(a) @ op(b) [+ bias, one per column] [+ residual], rounded once; `a` and `b` must not "
-        "overlap `residual`.",
+        "overlap `residual`. With `half_run` factors are float16, and so are sums of so many products; these runs, all "
+        "from the first, are added in float32, in order (`ratrain_ir/config/accumulation.py`).",
         "a:*[A,B] b:*[C,D] out:*[M,N]+ bias:*[N]? residual:*[M,N]?",
-        dict.fromkeys(("trans_a", "trans_b", "accumulate"), _UNLESS_GIVEN),
+        {**dict.fromkeys(("trans_a", "trans_b", "accumulate"), _UNLESS_GIVEN), "half_run": _HALF_RUN},
         in_place=(("out", "residual"),),
         rule=_product_rule,
     ),

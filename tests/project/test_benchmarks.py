@@ -54,6 +54,16 @@ def test_collectives(capsys):
     assert {row[6].lstrip("+-") for row in cells} == {"0.0 %"}
 
 
+def test_accumulate(capsys):
+    benchmark = runpy.run_path(str(BENCHMARKS / "accumulate.py"))
+    tiny = benchmark["Case"](str(EXAMPLES / "tiny.json"), "tiny.toml", "ratrain")
+    benchmark["main"].__globals__["CASES"] = {"tiny": (tiny,)}
+    benchmark["main"](["tiny"])
+    titles, _, row = capsys.readouterr().out.splitlines()
+    assert "mt3000-two-peaks, f16-runs" in titles
+    assert all(float(cell) >= 0 for cell in row.split("|")[3:-1])
+
+
 def test_constants_are_fitted_to_the_rows_of_split_fit_alone(monkeypatch):
     constants = runpy.run_path(str(BENCHMARKS / "constants.py"))
     fit, seen = constants["fit"], []

@@ -106,7 +106,21 @@ class Tiled(Fast):
         TiledMemory(schedule, present, place_of, memories, self.late).run()
 
     @quiet
-    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
+    def gemm(
+        self,
+        a,
+        b,
+        out,
+        *,
+        scratch,
+        trans_a=False,
+        trans_b=False,
+        accumulate=False,
+        half_run=None,
+        bias=None,
+        residual=None,
+    ):
+        # its schedule, which is verified against the step, has the transpositions and the runs
         operands = {"a": a, "b": b, "out": out, "bias": bias, "residual": residual}
         self.execute("gemm", operands, scratch)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.targets.runtime.kernels.reference.reference_common import f32, put
+from ratrain.targets.runtime.kernels.reference.reference_common import add_half_runs, f32, put
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
@@ -68,6 +68,12 @@ def add_product(place: TilePosition, out: Array, scalars: Array, vectors: Array)
     """Add scalars @ vectors to out."""
     del place
     out += f32(scalars) @ f32(vectors)
+
+
+def add_run(place: TilePosition, out: F32, scalars: Array, vectors: Array) -> None:
+    """Add scalars @ vectors to out, summed in float16 first."""
+    del place
+    add_half_runs(scalars, vectors, out, scalars.shape[1])
 
 
 def transpose(place: TilePosition, out: Array, source: Array) -> None:

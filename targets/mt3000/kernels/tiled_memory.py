@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ratrain.targets.mt3000.kernels import tiled_compute
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS, PRODUCTS
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Memories,
@@ -150,7 +150,7 @@ class TiledMemory:
             if argument.mode == "=":
                 self.held[self.key(core, self.buffers[name], event.copies[name])] = event.ranges
         tiles = [self.tile(core, name, event.copies[name], event.ranges) for name in names]
-        if compute.kernel in ("product", "add_product"):
+        if compute.kernel in PRODUCTS:
             tiles = self.factors(compute.writes[0], compute.reads, tiles)
         keys_first = any(self.buffers[name].axes[0] == ("k",) for name in compute.reads[:1])
         getattr(tiled_compute, compute.kernel)(self.place_of(event.ranges, keys_first), *tiles)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.targets.mt3000.tiles.tile_schedule import TileLoad, TileSchedule, statements
+from ratrain.targets.mt3000.tiles.micro_kernels import ADD_RUN, PRODUCTS
+from ratrain.targets.mt3000.tiles.tile_schedule import Compute, Loop, Statement, TileLoad, TileSchedule, statements
 from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
 from ratrain.targets.program.per_kernel import PerKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ratrain.targets.mt3000.tiles.tile_schedule import Axes
     from ratrain.targets.program.kernels import Types
@@ -142,4 +143,35 @@ def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
         or adds != bool(step.options.get("accumulate"))
     ):
         return "they are for another product"
+    return _sums_problem(schedule, step.options.get("half_run"))
+
+
+def _sums_problem(schedule: TileSchedule, run: int | None) -> str | None:
+    """Return why a product's micro-kernels do not sum by runs of `run` products (None: in float32), or None.
+
+    A micro-kernel that sums in float16 takes the range of k as one run. So loops must cut k into pieces of `run`:
+
+        loop k by 2048 { loop k by 512 { add_run } }      sound for runs of 512
+        loop k by 768  { loop k by 512 { add_run } }      not: the second piece of each 768 is short
+    """
+    products = {s.kernel for s in statements(schedule.body) if isinstance(s, Compute) and s.kernel in PRODUCTS}
+    if run is None or products != {ADD_RUN}:
+        return None if run is None and ADD_RUN not in products else "they sum products in another way"
+    whole = schedule.extent("k")
+    for tiles in _cuts_around_runs(schedule.body, ()):
+        inner = tiles[-1] if tiles else whole
+        if inner != run and not (inner >= whole <= run):
+            return f"they sum runs of {inner} products in f16, not of {run}"
+        if any(tile % run and tile < whole for tile in tiles):
+            return f"their loops over k cut runs of {run} products short"
     return None
+
+
+def _cuts_around_runs(body: tuple[Statement, ...], tiles: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield, for each micro-kernel that sums a run, the tiles of the loops over k around it, from the outside in."""
+    for statement in body:
+        if isinstance(statement, Compute) and statement.kernel == ADD_RUN:
+            yield tiles
+        elif isinstance(statement, Loop):
+            inner = (*tiles, statement.tile) if statement.dim == "k" else tiles
+            yield from _cuts_around_runs(statement.body, inner)

@@ -135,7 +135,7 @@ class _Meaning:
                 self.terms |= dict.fromkeys(names, "")
             case "product", (out,):
                 self.terms[out] = "·".join(sources)
-            case "add_product", (out,):
+            case "add_product" | "add_run", (out,):  # which of the two a step has, and the runs: see `calls`
                 held = self.term(out)
                 factors = "·".join(sources)
                 # A sum that has a term already is one that a softmax has scaled before.

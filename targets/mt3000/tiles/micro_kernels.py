@@ -59,6 +59,7 @@ MICRO_KERNELS: dict[str, MicroKernel] = {
     "zero": _kernel("out:a="),
     "product": _kernel("out:a= scalars:s vectors:a"),
     "add_product": _kernel("out:a~ scalars:s vectors:a"),
+    "add_run": _kernel("out:a~ scalars:s vectors:a"),
     "transpose": _kernel("out:a= source:a"),
     "round_sum": _kernel("out:a= total:a added:a*"),
     "start_softmax": _kernel("total:a= peak:a= out:a="),
@@ -70,3 +71,9 @@ MICRO_KERNELS: dict[str, MicroKernel] = {
     "scale_turned": _kernel("result:a= out:a"),
     "round_turned": _kernel("result:a= out:a"),
 }
+"""Micro-kernels by name."""
+
+ADD_RUN = "add_run"
+"""Micro-kernel that sums its products in float16, as one run, and adds the run to float32 sums."""
+PRODUCTS = ("product", "add_product", ADD_RUN)
+"""Micro-kernels that multiply scalars by vectors; all but `add_run` sum in float32 or float64."""

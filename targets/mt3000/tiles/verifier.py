@@ -27,7 +27,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.hazards import check_hazards
 from ratrain.targets.mt3000.tiles.meaning import check_meaning
-from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.micro_kernels import ADD_RUN, MICRO_KERNELS, PRODUCTS
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     COPY_ALIGNMENT,
     Axes,
@@ -50,7 +50,7 @@ _MOST_CORES = 1024
 _MOST_COPIES = 4
 _MOST_CHANNELS = 1024
 """Bound of channel numbers, far above any machine's."""
-_SUMS = {"zero": 1, "product": 1, "add_product": 1, "start_softmax": 3, "softmax": 3}
+_SUMS = {"zero": 1, **dict.fromkeys(PRODUCTS, 1), "start_softmax": 3, "softmax": 3}
 """Number of the buffers a micro-kernel writes, from the first on, that hold sums."""
 
 
@@ -223,7 +223,7 @@ class _Structure:
         for name in compute.writes[: _SUMS.get(compute.kernel, 0)]:
             if self.buffers[name].dtype not in (Dtype.F32, Dtype.F64):
                 return f"'{compute.kernel}' sums in '{name}', which is {self.buffers[name].dtype.value}: sums are f32"
-        if compute.kernel in ("product", "add_product"):
+        if compute.kernel in PRODUCTS:
             return self.product(compute)
         return None if compute.micro == (0, 0) else f"'{compute.kernel}' has no register tile: {compute}"
 
@@ -235,6 +235,9 @@ class _Structure:
         inner, last = vectors  # vectors lie along the columns
         if last != column or {*scalars} != {row, inner} or len({row, column, inner}) < 3:
             return f"the dimensions of {', '.join((*compute.writes, *compute.reads))} make no product"
+        types = {self.buffers[name].dtype for name in compute.reads}
+        if compute.kernel == ADD_RUN and types != {Dtype.F16}:
+            return f"'{ADD_RUN}' sums products of f16 in f16, not of {', '.join(sorted(item.value for item in types))}"
         return None
 
     def sources(self) -> None:

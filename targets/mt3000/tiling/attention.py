@@ -400,7 +400,10 @@ def attention_bound_seconds(part: _Part, shape: AttentionShape, tiles: Attention
     turns = -(-shape.kv_heads // tiles.heads) * shape.batch * shape.group
     vectors = -(-tiles.held // lanes(shape.dtype))
     calls = -(-d // tiles.micro[0]) * -(-vectors // tiles.micro[1])
-    cycles = calls * (step_cycles(tiles.micro) + cluster.micro_kernel_start / tiles.strip)
+    cycles = calls * (
+        step_cycles(tiles.micro) * cluster.sum_factor(shape.dtype, half_sums=False)
+        + cluster.micro_kernel_start / tiles.strip
+    )
     rows = _of_busiest(met, tiles.blocks) if tiles.resident else float(met.sum())
     arithmetic = turns * rows * products * cycles / cluster.clock
     streamed = 2 * shape.batch * d * size * (shape.heads if part.groups_inside else shape.kv_heads)

@@ -30,16 +30,28 @@ def lanes(dtype: Dtype) -> int:
     return LANE_BYTES // dtype.itemsize
 
 
-def registers(micro: tuple[int, int], dtype: Dtype) -> int:
-    """Return the vector registers a micro-kernel holds: one step's operands, and accumulators of at least float32."""
+def registers(micro: tuple[int, int], dtype: Dtype, *, half_sums: bool = False) -> int:
+    """Return the vector registers a micro-kernel holds: one step's operands, and accumulators.
+
+    These are at least float32, or, with `half_sums`, float16.
+    """
     rows, vectors = micro
-    return rows + vectors + rows * vectors * max(1, Dtype.F32.itemsize // dtype.itemsize)
+    return rows + vectors + rows * vectors * (1 if half_sums else max(1, Dtype.F32.itemsize // dtype.itemsize))
 
 
 def step_cycles(micro: tuple[int, int]) -> int:
     """Return the cycles of one step along k."""
     rows, vectors = micro
     return max(_LEAST_CYCLES, -(-rows * vectors // MULTIPLY_ADD_UNITS))
+
+
+def run_end_cycles(micro: tuple[int, int]) -> int:
+    """Return the cycles in which a micro-kernel adds its float16 sums to float32 sums in AM.
+
+    Assumed: each register of halves is converted to two of floats, and each of these is added, on three units.
+    """
+    rows, vectors = micro
+    return -(-4 * rows * vectors // MULTIPLY_ADD_UNITS)
 
 
 @frozen
@@ -60,6 +72,15 @@ class Cluster:
     """elements a cycle, of each core"""
     exp_operations: float
     """vector operations of an exponential"""
+    half_sum_speed: float = 1.0
+    """times that products of halves are faster with float16 sums than with float32 sums"""
+
+    def sum_factor(self, dtype: Dtype, *, half_sums: bool) -> float:
+        """Return the factor of a product's cycles, which are those of vectors as wide as its operands of type `dtype`.
+
+        Only float32 sums of halves have one: an instruction then multiplies a part of a vector.
+        """
+        return self.half_sum_speed if dtype.itemsize < Dtype.F32.itemsize and not half_sums else 1.0
 
     @property
     def cores(self) -> int:
@@ -94,4 +115,11 @@ def cluster_of(machine: Constants) -> Cluster:
 
     Raises KeyError where the file has no memory levels.
     """
-    return _cluster(tuple(machine[name] for name in _ORDER))
+    return _cluster((*(machine[name] for name in _ORDER), _half_sum_speed(machine)))
+
+
+def _half_sum_speed(machine: Constants) -> float:
+    try:
+        return machine["fp16_peak"] / machine["fp32_sum_peak"]
+    except KeyError:  # a machine that has one peak for both
+        return 1.0

@@ -19,6 +19,7 @@ from math import prod
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.targets.mt3000.tiles.micro_kernels import ADD_RUN
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
@@ -35,7 +36,7 @@ from ratrain.targets.mt3000.tiles.tile_schedule import (
     Wait,
 )
 from ratrain.targets.mt3000.tiling.buffer_layout import BufferLayout
-from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
+from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, run_end_cycles, step_cycles
 
 
 @frozen
@@ -54,6 +55,8 @@ class GemmShape:
     trans_a: bool = False
     trans_b: bool = False
     added: tuple[tuple[str, Dtype], ...] = ()
+    half_run: int | None = None
+    """products that are summed in float16 at a time; None: sums are float32"""
 
     @property
     def arithmetic(self) -> Dtype:
@@ -140,7 +143,7 @@ def _nest(shape: GemmShape, tiles: GemmTiles) -> tuple[Statement, ...]:
     panels = ["a_panel", "b_panel"] if shares_b else ["a_panel"]
     sources = {"a_panel": "a", "b_panel": "b"}
     turned = "b_turned" if shape.trans_b else "b_tile"
-    factors = Compute("add_product", ("sum",), ("a_strip", turned), tiles.micro)
+    factors = Compute("add_product" if shape.half_run is None else ADD_RUN, ("sum",), ("a_strip", turned), tiles.micro)
     turn = (Compute("transpose", ("b_turned",), ("b_tile",)),) if shape.trans_b else ()
     stream = Loop(
         "k",
@@ -205,13 +208,16 @@ _COLUMN_ROUNDS = 4
 def gemm_candidates(shape: GemmShape, memories: Memories) -> Iterator[GemmTiles]:
     """Yield tiles worth timing: for every grid, width, depth and micro-kernel the tallest C tile that fits."""
     width = lanes(shape.arithmetic)
-    micros = [micro for micro in MICRO_TILES if registers(micro, shape.arithmetic) <= 64]
+    half_sums = shape.half_run is not None
+    micros = [micro for micro in MICRO_TILES if registers(micro, shape.arithmetic, half_sums=half_sums) <= 64]
+    # a micro-kernel takes one run at a time
+    depths = _DEPTHS if shape.half_run is None else (shape.half_run,)
     for columns in (c for c in range(1, memories.cores + 1) if memories.cores % c == 0):
         # Widths that spread the columns evenly over one to four rounds, in whole vectors.
         even = {_up(-(-shape.n // (columns * rounds)), width) for rounds in range(1, _COLUMN_ROUNDS + 1)}
         widths = {min(n, shape.n) for n in even}
         for n in sorted(widths):
-            for depth in sorted({min(depth, shape.k) for depth in _DEPTHS}):
+            for depth in sorted({min(depth, shape.k) for depth in depths}):
                 for micro in micros:
                     yield from _tallest(shape, memories, columns, n, depth, micro)
 
@@ -260,7 +266,10 @@ def gemm_bound_seconds(shape: GemmShape, tiles: GemmTiles, cluster: Cluster) -> 
     depths = -(-shape.k // tiles.k)
     strips = -(-height // tiles.strip_m)
     blocks = strips * -(-min(height, tiles.strip_m) // tiles.micro[0]) * -(-vectors // tiles.micro[1])
-    cycles = blocks * (shape.k * step_cycles(tiles.micro) + depths * cluster.micro_kernel_start)
+    half_sums = shape.half_run is not None
+    start = cluster.micro_kernel_start + (run_end_cycles(tiles.micro) if half_sums else 0)
+    step = step_cycles(tiles.micro) * cluster.sum_factor(shape.arithmetic, half_sums=half_sums)
+    cycles = blocks * (shape.k * step + depths * start)
     cycles += depths * (strips + 1) * cluster.dma_start
     if shape.trans_b:
         cycles += shape.k * width / cluster.transpose_rate

@@ -77,7 +77,9 @@ def gemm_shape(routine: Routine, step: Step) -> GemmShape:
     added: list[tuple[str, Dtype]] = [(name, routine.operand(step.operands[name])[0]) for name in names]
     if step.options.get("accumulate"):
         added.append(("out", out))
-    return GemmShape(m, n, a_shape[0 if trans_a else 1], a, b, out, trans_a, trans_b, tuple(added))
+    return GemmShape(
+        m, n, a_shape[0 if trans_a else 1], a, b, out, trans_a, trans_b, tuple(added), step.options.get("half_run")
+    )
 
 
 def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:

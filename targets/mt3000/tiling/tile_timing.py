@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.targets.mt3000.tiles.micro_kernels import ADD_RUN, PRODUCTS
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
@@ -35,7 +36,14 @@ from ratrain.targets.mt3000.tiles.tile_schedule import (
     Wait,
     statements,
 )
-from ratrain.targets.mt3000.tiling.core import LANE_BYTES, MULTIPLY_ADD_UNITS, Cluster, lanes, step_cycles
+from ratrain.targets.mt3000.tiling.core import (
+    LANE_BYTES,
+    MULTIPLY_ADD_UNITS,
+    Cluster,
+    lanes,
+    run_end_cycles,
+    step_cycles,
+)
 
 PerCore: TypeAlias = NDArray[np.float64]
 """One number for each core."""
@@ -314,7 +322,7 @@ class _Walk:
 
     def compute(self, compute: Compute, spans: _Spans, times: PerCore) -> None:
         self.open.computes = True
-        if compute.kernel in ("product", "add_product"):
+        if compute.kernel in PRODUCTS:
             core, am = self.product(compute, spans)
         else:
             core, am = self.elementwise(compute, spans)
@@ -332,7 +340,10 @@ class _Walk:
         row_tiles = -(-np.asarray(height) // rows)
         registers = -(-np.asarray(width) // lanes(dtype))
         calls = row_tiles * -(-registers // columns)
-        cycles = calls * (depth * step_cycles(compute.micro) + self.cluster.micro_kernel_start * (depth > 0))
+        half_sums = compute.kernel == ADD_RUN
+        start = self.cluster.micro_kernel_start + (run_end_cycles(compute.micro) if half_sums else 0)
+        step = step_cycles(compute.micro) * self.cluster.sum_factor(dtype, half_sums=half_sums)
+        cycles = calls * (depth * step + start * (depth > 0))
         # For every row of register tiles all vectors are loaded again; the sums are loaded and stored once.
         nbytes = row_tiles * depth * width * vectors.dtype.itemsize + 2 * height * width * out.dtype.itemsize
         return cycles, nbytes
@@ -365,7 +376,7 @@ def _fill_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
     nbytes = 0.0
     for statement in statements(schedule.body):
-        if isinstance(statement, Compute) and statement.kernel in ("product", "add_product"):
+        if isinstance(statement, Compute) and statement.kernel in PRODUCTS:
             break
         if isinstance(statement, TileLoad) and statement.source not in buffers and statement.ahead:
             nbytes += _first_bytes(schedule, buffers[statement.buffer], cluster)

@@ -134,7 +134,21 @@ class DeviceProducts:
     halves: bool
     """True if 16-bit factors are multiplied without conversion."""
 
-    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
+    def gemm(
+        self,
+        a,
+        b,
+        out,
+        *,
+        scratch,
+        trans_a=False,
+        trans_b=False,
+        accumulate=False,
+        half_run=None,
+        bias=None,
+        residual=None,
+    ):
+        assert half_run is None, "refused where scratch is sized"
         options: dict[str, Any] = {
             "trans_a": trans_a,
             "trans_b": trans_b,

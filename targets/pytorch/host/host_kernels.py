@@ -58,9 +58,24 @@ class TorchOnHost(Fast):
     """`KernelSet` of PyTorch's bfloat16 products, on top of `Fast`."""
 
     name = "torch"
+    sums_halves = False
     plans = PerKernel("scratch in 'torch'", _PLANS, never=[name for name in KERNELS if name not in _PLANS])
 
-    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
+    def gemm(
+        self,
+        a,
+        b,
+        out,
+        *,
+        scratch,
+        trans_a=False,
+        trans_b=False,
+        accumulate=False,
+        half_run=None,
+        bias=None,
+        residual=None,
+    ):
+        assert half_run is None, "refused where scratch is sized"
         if not are_multiplied_here(a, b):
             super().gemm(
                 a,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ratrain.ratrain_ir.model.rotary import rope_frequencies
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS, OTHER_RANKS
 from ratrain.targets.runtime.arena.kernel_memory import HOST, Memory
 from ratrain.targets.runtime.arena.scratch import Plan, plan_bytes
@@ -162,6 +163,8 @@ class KernelSetBase:
     """True if several threads share the work of a kernel."""
     on_devices: ClassVar[bool] = False
     """True if a set is made for a PyTorch device, given by name, and works on its tensors."""
+    sums_halves: ClassVar[bool] = False
+    """True if its `gemm` can sum in float16 (`half_run`)."""
     scalar_bytes: ClassVar[int] = 0
     """Bytes of scratch that `scalars` take, in addition to the kernels'."""
     plans: ClassVar[PerKernel[Callable[..., Plan]]]
@@ -219,8 +222,15 @@ class KernelSetBase:
         return {"threads": self.team.threads}
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
-        """Return the bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`."""
+        """Return the bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`.
+
+        Raises `DiagnosticError` RT093 for products that are to be summed in float16 by a set that cannot do it.
+        """
         if kernel not in KERNELS:
             raise ValueError(f"there is no kernel {kernel!r}")
+        if arguments.get("half_run") is not None and not self.sums_halves:
+            text = f"the kernel set '{self.name}' sums products in f32, but this program's plan says to sum runs in f16"
+            way_out = 'run it with --kernels fast or reference, or compile a plan with accumulate = "f32"'
+            fail("RT093", text, help=way_out)
         plan = self.plans.get(kernel)
         return plan_bytes(plan(**arguments, **self.plan_options())) if plan else 0

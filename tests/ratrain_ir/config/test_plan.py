@@ -11,6 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
 from ratrain.ratrain_ir.config.balance import balance_cuts, head_flops, layer_flops
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -401,6 +402,16 @@ REFUSED = [
         "with zero = 3 and dp = 1 nothing is sharded",
         10,
     ),
+    (BASE + '[numerics]\naccumulate = "f16"\n', "RT063", "'numerics.accumulate' is \"f16\"", 10),
+    *(
+        (
+            BASE + f'[numerics]\naccumulate = "f16-runs"\n[state]\nview_dtype = "{dtype}"\n',
+            "RT064",
+            f"sums products of f16, but {dtype} parameter views are multiplied",
+            10,
+        )
+        for dtype in ("bf16", "f32")
+    ),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = 2.0\n', "RT064", "loss scale is 2.0", 11),
     (BASE + '[state]\nview_dtype = "f32"\nloss_scale = "dynamic"\n', "RT064", "loss scale is dynamic", 11),
     (BASE + '[state]\nview_dtype = "bf16"\nloss_scale = 2.0\n', "RT064", "but bf16 parameter views are not scaled", 11),
@@ -540,6 +551,7 @@ def plans(draw) -> Plan:
         shard_group=draw(st.sampled_from([None, *(g for g in range(2, dp) if dp % g == 0 and zero)])),
         gather_quantised=draw(st.sampled_from([None, *FORMATS])) if zero and dp > 1 else None,
         reduce_quantised=draw(st.sampled_from([None, "int8-block"])) if zero and dp > 1 else None,
+        accumulate=draw(st.sampled_from(ACCUMULATIONS)) if view_dtype == "f16" else "f32",
         view_dtype=view_dtype,
         grad_dtype=grad_dtype,
         grad_shard_dtype=draw(st.sampled_from(DTYPES)) if zero and dp > 1 else grad_dtype,

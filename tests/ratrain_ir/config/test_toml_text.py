@@ -11,6 +11,7 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.plan import (
     ATTENTION_MASKS,
@@ -113,6 +114,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "view_group": st.none() | st.integers(2, 1 << 16),
     "gather_quantised": st.none() | st.sampled_from(tuple(FORMATS)),
     "reduce_quantised": st.none() | st.just("int8-block"),
+    "accumulate": st.sampled_from(ACCUMULATIONS),
 }
 """Values that each key of a plan may hold."""
 

@@ -84,7 +84,7 @@ def test_bash_completes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     program = tmp_path / "ratrainc"
     program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m ratrain \"$@\"\n")
     program.chmod(0o755)
-    asked = "COMP_WORDS=(ratrainc simulate x.rtx --machine mt3000-t); COMP_CWORD=4; compopt() { :; }\n"
+    asked = "COMP_WORDS=(ratrainc simulate x.rtx --machine mt3000-ti); COMP_CWORD=4; compopt() { :; }\n"
     script = f'{capsys.readouterr().out}\n{asked}_ratrainc_completion ratrainc\necho "${{COMPREPLY[@]}}"\n'
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

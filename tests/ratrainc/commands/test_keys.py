@@ -195,6 +195,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "view_group",
         "gather_quantised",
         "reduce_quantised",
+        "accumulate",
     }
 
 

@@ -1324,3 +1324,19 @@ def test_questions_that_contradict_each_other_are_refused(words):
 def test_a_strategy_that_places_goes_with_no_schedules(capsys):
     assert main(["plan", *QUICK, "--quick", "--strategy", "zb-v", "--schedules", "1f1b"]) == 1
     assert "places zb-v" in capsys.readouterr().err
+
+
+def test_plans_are_priced_by_their_sums() -> None:
+    """By bounds and by simulation: with two peaks, f16 sums are faster, and a certificate holds for them as for f32."""
+    two = with_constants(load_machine("mt3000-two-peaks"), {"fp32_sum_peak": SLOW["fp16_peak"] / 2, **SLOW})
+    request = evolve(small_request(clusters=4, batch=16), machine=two, peers=(1,))
+    template = evolve(request.setting.template, accumulate="f16-runs")
+    plain, runs = (Search(each).run() for each in (request, evolve(request, plan_template=template)))
+    assert (plain.best.plan.accumulate, runs.best.plan.accumulate) == ("f32", "f16-runs")
+    assert runs.best.seconds < plain.best.seconds
+    for answer in (plain, runs):
+        assert answer.proven
+        assert answer.best.bound_seconds <= answer.best.seconds
+    text = plan_file(runs, runs.best, "small.json")
+    assert 'accumulate = "f16-runs"' in text
+    assert parse_plan(text, file="P.toml", model=request.model) == runs.best.plan

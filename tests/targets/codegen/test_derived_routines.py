@@ -190,6 +190,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "zero_blocks": ZeroLevels.parse("mlp.* 0"),
     "shard_group": 3,
     "view_group": 3,
+    "accumulate": "f16-runs",
 }
 
 

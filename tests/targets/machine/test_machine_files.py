@@ -9,13 +9,17 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner
 
+from ratrain.ratrain_ir.config.accumulation import HALF_RUN
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.commands.disasm import command
-from ratrain.targets.machine.machine import NO_SOURCE, TILE_UNITS, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.cost import kernel_work
+from ratrain.targets.machine.machine import NO_SOURCE, TILE_UNITS, Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.record import machine_digest
 from ratrain.targets.machine.registry import machine_files
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.mt3000.tiling.core import cluster_of
+from ratrain.targets.program.routine import Formal, Routine, Step
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.tiny_runs import make_program
 
@@ -28,7 +32,7 @@ TEXT = (MACHINES / "mt3000.toml").read_text(encoding="utf-8").replace('cost = "r
 def test_the_clock_makes_the_peak(name: str) -> None:
     machine = load_machine(name)
     assert machine.name == name
-    assert machine.cost == ("roofline" if name in ("mt3000", "mt3000-shared-port") else "tiles")
+    assert machine.cost == ("roofline" if name in ("mt3000", "mt3000-shared-port", "mt3000-two-peaks") else "tiles")
     cluster = cluster_of(machine)
     assert cluster.cores * cluster.clock * 384 == pytest.approx(machine["fp16_peak"], rel=0.01)
     assert all(machine.constants[key].source for key in TILE_UNITS)
@@ -205,3 +209,34 @@ def test_a_built_in_machine_says_how_sure_each_figure_is_and_where_it_comes_from
     assert not machine.unsaid
     assert all(len(constant.source) > 5 and constant.source != NO_SOURCE for constant in machine.constants.values())
     assert machine_files()[name].read_text(encoding="utf-8").startswith("#")
+
+
+def test_a_machine_with_one_peak_prices_both_sums_alike() -> None:
+    plain, two = load_machine("mt3000"), load_machine("mt3000-two-peaks")
+    assert plain.product_peak(half_sums=True) == plain.product_peak(half_sums=False) == plain["fp16_peak"] == 8.1e12
+    assert (two.product_peak(half_sums=True), two.product_peak(half_sums=False)) == (8.1e12, 4.05e12)
+    assert two.constants["fp32_sum_peak"].certainty == "assumed"
+    assert evolve(two, name="mt3000", constants=plain.constants) == plain
+    assert {key for key in two.constants if two.constants[key] != plain.constants.get(key)} == {"fp32_sum_peak"}
+
+
+@pytest.mark.parametrize("cost", ["roofline", "tiles"])
+def test_sums_decide_what_products_cost(cost: str) -> None:
+    """Of routines of a large model: with one peak only what a run's end costs a tile; with two, products in f32 twice as much."""
+    text = f'base = "mt3000-two-peaks"\nname = "m"\ncost = "{cost}"\nlaunch = {{ value = 0, unit = "s" }}\n'
+    two = parse_machine(text, file="m.toml")
+    one = evolve(two, constants={key: value for key, value in two.constants.items() if key != "fp32_sum_peak"})
+    formals = tuple(Formal(name, Dtype.F16, (4096, 4096)) for name in ("a", "b", "out"))
+
+    def seconds(machine: Machine, **options: int) -> float:
+        step = Step("gemm", {formal.name: formal.name for formal in formals}, options)
+        return kernel_work(Routine("r", formals, (), (), 0, (step,)), step, machine).seconds
+
+    in_f32, in_f16 = seconds(one), seconds(one, half_run=HALF_RUN)
+    assert seconds(two, half_run=HALF_RUN) == in_f16
+    if cost == "roofline":
+        assert in_f16 == in_f32 == 2 * 4096**3 / (0.7 * 8.1e12)
+        assert seconds(two) == 2 * in_f32
+    else:
+        assert in_f32 < in_f16 < 1.2 * in_f32
+        assert 1.7 * in_f32 < seconds(two) < 2.1 * in_f32

@@ -11,6 +11,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import TiledMemory, memory_plan
+from ratrain.targets.mt3000.tiles.calls import tiles_problem
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Claim,
@@ -29,8 +30,9 @@ from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles
+from ratrain.targets.program.routine import Step
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
-from tests.targets.mt3000.tile_shapes import SMALL
+from tests.targets.mt3000.tile_shapes import MT3000, SMALL
 
 HALF = Dtype.F16
 PRODUCT = GemmShape(200, 300, 150, HALF, HALF, HALF, trans_b=True, added=(("residual", HALF), ("out", HALF)))
@@ -256,3 +258,45 @@ def test_sums_are_not_kept_in_halves() -> None:
                 buffers = list(schedule.buffers)
                 buffers[number] = evolve(buffer, dtype=Dtype.F16)
                 assert "sums are f32" in (schedule_problem(evolve(schedule, buffers=tuple(buffers))) or "")
+
+
+# Sums in float16, by runs.
+
+RUN_STEP = Step("gemm", {"a": "a", "b": "b", "out": "out"}, {"half_run": 16})
+RUN_TYPES = {"a": (HALF, (40, 100)), "b": (HALF, (100, 30)), "out": (HALF, (40, 30))}
+
+
+def runs_of(run: int | None) -> TileSchedule:
+    return gemm_tiles(GemmShape(40, 30, 100, HALF, HALF, HALF, half_run=run), MT3000)
+
+
+def problem_of(schedule: TileSchedule, **options: int) -> str | None:
+    return tiles_problem(evolve(RUN_STEP, options=options, on_chip={"gemm": schedule}), RUN_TYPES)
+
+
+def test_tiles_sum_by_the_runs_of_their_step() -> None:
+    assert problem_of(runs_of(16), half_run=16) is None
+    assert problem_of(runs_of(512), half_run=512) is None, "one run, shorter than 512"
+    assert problem_of(runs_of(None)) is None
+    assert problem_of(runs_of(16)) == "tiles of gemm: they sum products in another way"
+    assert problem_of(runs_of(None), half_run=16) == "tiles of gemm: they sum products in another way"
+    assert problem_of(runs_of(16), half_run=32) == "tiles of gemm: they sum runs of 16 products in f16, not of 32"
+    assert problem_of(runs_of(512), half_run=16) == "tiles of gemm: they sum runs of 100 products in f16, not of 16"
+
+
+def test_runs_are_not_cut_short_by_a_loop_around_them() -> None:
+    schedule = runs_of(16)
+    panel = max(s.tile for s in statements(schedule.body) if isinstance(s, Loop) and s.dim == "k")
+    assert 16 < panel < 100
+
+    def shorter(statement: Statement) -> tuple[Statement, ...]:
+        is_panel = isinstance(statement, Loop) and statement.dim == "k" and statement.tile == panel
+        return (evolve(statement, tile=panel - 8) if is_panel else statement,)
+
+    changed = evolve(schedule, body=rewritten(schedule.body, shorter))
+    assert problem_of(changed, half_run=16) == "tiles of gemm: their loops over k cut runs of 16 products short"
+
+
+def test_other_types_are_not_summed_in_float16_on_chip() -> None:
+    schedule = gemm_tiles(GemmShape(40, 30, 100, Dtype.BF16, Dtype.BF16, HALF, half_run=16), MT3000)
+    assert schedule_problem(schedule) == "'add_run' sums products of f16 in f16, not of bf16"

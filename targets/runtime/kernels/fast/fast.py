@@ -46,6 +46,7 @@ from ratrain.targets.runtime.kernels.fast.fast_scores import (
     values_backward_plan,
     values_forward_plan,
 )
+from ratrain.targets.runtime.kernels.fast.half_runs import share_half_runs
 from ratrain.targets.runtime.kernels.fast.row_sums import row_groups, store_sums, sum_groups
 from ratrain.targets.runtime.kernels.shared import (
     KernelSetBase,
@@ -69,12 +70,19 @@ def gemm_plan(
     out: Array,
     *,
     accumulate: bool = False,
+    half_run: int | None = None,
     bias: Array | None = None,
     residual: Array | None = None,
+    threads: int = 1,
     **_: object,
 ) -> Plan:
-    """Plan the operands in float32, then the product; each only if it is not float32, or cannot be stored directly."""
+    """Plan the operands in float32, then the product; each only if it is not float32, or cannot be stored directly.
+
+    For sums in float16 the operands are op(b) in float32, and the sums of a run of one row for each thread.
+    """
     operands = [Buffer(x.shape) for x in (a, b) if x.dtype != np.float32]
+    if half_run is not None:
+        operands = [Buffer((b.size // out.shape[1], out.shape[1])), Buffer((threads, out.shape[1]))]
     direct = out.dtype == np.float32 and not accumulate and bias is None and residual is None
     return operands if direct else [*operands, Buffer(out.shape)]
 
@@ -99,6 +107,7 @@ class Fast(
 
     name = "fast"
     threaded = True
+    sums_halves = True
     plans = PerKernel(
         "scratch in 'fast'",
         {
@@ -139,16 +148,44 @@ class Fast(
         ),
     )
 
-    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
-        buffers = scratch.take_all(gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
-        operands = []
-        for x in (a, b):
-            operand = x
-            if x.dtype != np.float32:
-                operand = buffers.pop(0)
-                self._cast(x, operand)
-            operands.append(operand)
-        left, right = operands
+    def gemm(
+        self,
+        a,
+        b,
+        out,
+        *,
+        scratch,
+        trans_a=False,
+        trans_b=False,
+        accumulate=False,
+        half_run=None,
+        bias=None,
+        residual=None,
+    ):
+        buffers = scratch.take_all(
+            gemm_plan(
+                a,
+                b,
+                out,
+                accumulate=accumulate,
+                half_run=half_run,
+                bias=bias,
+                residual=residual,
+                threads=self.team.threads,
+            )
+        )
+        if half_run is not None:
+            right, sums = buffers.pop(0), buffers.pop(0)
+            np.copyto(right, b.T if trans_b else b)
+        else:
+            operands = []
+            for x in (a, b):
+                operand = x
+                if x.dtype != np.float32:
+                    operand = buffers.pop(0)
+                    self._cast(x, operand)
+                operands.append(operand)
+            left, right = operands
         product = buffers[0] if buffers else out
         stored = bits(out)
         added = stored[0] if bias is None else bits(bias)
@@ -159,9 +196,11 @@ class Fast(
                 product[rows], stored[rows], added, bias is not None, extra[rows], residual is not None, accumulate
             )
 
-        share_product(
-            self.team, left.T if trans_a else left, right.T if trans_b else right, product, store if buffers else None
-        )
+        then = store if buffers else None
+        if half_run is None:
+            share_product(self.team, left.T if trans_a else left, right.T if trans_b else right, product, then)
+        else:
+            share_half_runs(self.team, bits(a), trans_a, right, half_run, sums, product, then)
 
     def _cast(self, src: Array, dst: Array) -> None:
         source, stored = flat(src), flat(dst)

@@ -114,7 +114,16 @@ def narrow(_context: Any, value: Any, dtype: Any) -> Any:
 
 
 @intrinsic
-def _float_of_bits(_context: Any, _bits: Any) -> Any:
+def half_of(_context: Any, value: Any) -> Any:
+    """Round a float32 to the bits of the nearest float16."""
+    if value != types.float32:
+        return None
+    return types.uint16(value), lambda _c, builder, _s, args: _NARROW[types.uint16](builder, args[0])
+
+
+@intrinsic
+def float_of_bits(_context: Any, _bits: Any) -> Any:
+    """Return the float32 of 32 bits, an int32."""
     return types.float32(types.int32), lambda _c, b, _s, args: b.bitcast(args[0], _FLOAT)
 
 
@@ -173,7 +182,7 @@ def exp32(x: Any) -> Any:
     p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
     p = p * (r * r) + r + _ONE
     # n reaches 128, which has no float32: half of the power of two, times 2
-    half_power = _float_of_bits((np.int32(n) + np.int32(126)) << np.int32(23))
+    half_power = float_of_bits((np.int32(n) + np.int32(126)) << np.int32(23))
     value = (p + p) * half_power
     if x < _LOW:
         value = _ZERO
@@ -197,7 +206,7 @@ def power_of_two(x: Any) -> Any:
     r = x - n
     p = (((((_D0 * r + _D1) * r + _D2) * r + _D3) * r + _D4) * r + _D5) * r + _ONE
     # n + 127 in the exponent bits of a float32 is 2^n
-    value = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    value = p * float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
     if x < _LEAST_POWER:
         value = _ZERO
     return value

@@ -15,7 +15,9 @@ from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_attention import ReferenceAttention
 from ratrain.targets.runtime.kernels.reference.reference_attention_blocks import ReferenceAttentionBlocks
 from ratrain.targets.runtime.kernels.reference.reference_common import (
+    HALF_RUN_ELEMENTS,
     add_by_keys,
+    add_half_runs,
     f32,
     norm_weight,
     put,
@@ -81,6 +83,7 @@ class ReferenceKernels(
     """`KernelSet` in plain numpy."""
 
     name = "reference"
+    sums_halves = True
     plans = PerKernel(
         "scratch in 'reference'",
         {
@@ -117,7 +120,20 @@ class ReferenceKernels(
     )
 
     @quiet
-    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
+    def gemm(
+        self,
+        a,
+        b,
+        out,
+        *,
+        scratch,
+        trans_a=False,
+        trans_b=False,
+        accumulate=False,
+        half_run=None,
+        bias=None,
+        residual=None,
+    ):
         product, *buffers = scratch.take_all(_gemm_plan(a, b, out))
         left, right = a, b
         if a.dtype != np.float32:
@@ -126,7 +142,13 @@ class ReferenceKernels(
         if b.dtype != np.float32:
             right = buffers.pop(0)
             np.copyto(right, b)
-        np.matmul(left.T if trans_a else left, right.T if trans_b else right, out=product)
+        left, right = left.T if trans_a else left, right.T if trans_b else right
+        if half_run is None:
+            np.matmul(left, right, out=product)
+        else:
+            product.fill(0)
+            for rows in row_blocks(len(out), out.shape[1], HALF_RUN_ELEMENTS):
+                add_half_runs(left[rows], right, product[rows], half_run)
         for rows in row_blocks(*out.shape):
             value = product[rows]
             if accumulate:
@@ -223,7 +245,9 @@ class ReferenceKernels(
         check_tokens(tokens, table.shape[0])
         for rows in row_blocks(*y.shape):
             held = (tokens[rows] >= 0)[:, None]
-            put(y[rows], np.where(held, f32(table[tokens[rows]]) * np.float32(scale), np.float32(0)))
+            # a word of another rank is negative: any row of the table will do in its place
+            found = f32(table[np.maximum(tokens[rows], 0)])
+            put(y[rows], np.where(held, found * np.float32(scale), np.float32(0)))
 
     @quiet
     def embedding_backward(self, tokens, dy, dtable, *, scratch, accumulate, scale=1.0, padding_token=None):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements of the largest temporary: 1 MiB of float32."""
+HALF_RUN_ELEMENTS = BLOCK_ELEMENTS // 8
+"""Elements of a block of `add_half_runs`, which has several temporaries in float64."""
 
 quiet = np.errstate(all="ignore")
 """Decorator: overflow, underflow and NaNs are results here, not errors."""
@@ -27,6 +29,21 @@ def row_blocks(rows: int, columns: int, elements: int = BLOCK_ELEMENTS) -> Itera
 def f32(x: Array) -> F32:
     """Convert to float32; x itself if it is float32 already."""
     return x.astype(np.float32, copy=False)
+
+
+def add_half_runs(left: Array, right: Array, total: F32, run: int) -> None:
+    """Add left [M, K] @ right [K, N] to `total`, by runs of `run` products that are summed in float16.
+
+    Factors hold values of float16, in any type. A fused multiply-add rounds sum + product once, and so does this:
+    float64 holds sum + product exactly, unless the product is below 2^-30 of the sum and moves it in neither type, or
+    both overflow.
+    """
+    for start in range(0, left.shape[1], run):
+        held = np.zeros(total.shape, np.float16)
+        for k in range(start, min(start + run, left.shape[1])):
+            product = left[:, k, None].astype(np.float64) * right[k].astype(np.float64)
+            held = (held + product).astype(np.float16)
+        total += held
 
 
 def put(out: Array, value: F32) -> None:

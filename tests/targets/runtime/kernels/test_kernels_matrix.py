@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.quantised import packed_bytes
 from ratrain.targets.program.attention_spec import AttentionSpec
-from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.kernels import KERNELS, OTHER_RANKS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.shared import number_within
 from tests.targets.runtime.kernels.kernels_oracle import (
@@ -505,3 +505,10 @@ def test_fast_allocates_nothing_of_tensor_size(kernel):
     finally:
         tracemalloc.stop()
     assert peak < 1 << 16  # the arrays above are 1 MiB and more
+
+
+@pytest.mark.parametrize("name", HOST_SETS)
+def test_a_rank_with_one_row_of_the_table_gives_zeros_for_the_words_of_others(name):
+    y = np.empty((2, 3), np.float16)
+    call(name, "embedding_forward", tokens=np.array([OTHER_RANKS, 0], np.int32), table=np.ones((1, 3), np.float16), y=y)
+    assert y.tolist() == [[0, 0, 0], [1, 1, 1]]
