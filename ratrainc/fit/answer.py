@@ -180,7 +180,8 @@ class Fit(Shown):
             ],
             "ways_out": [
                 {
-                    "change": list(way.changes),
+                    "change": way.text,
+                    "changes": list(way.changes),
                     "peak_bytes": way.peak_bytes,
                     "fits": way.fits,
                     "slower": way.slower,
