@@ -57,7 +57,7 @@ def reduced_waits(ops: SweptOps, engines: int, compute: int, collective: int) ->
     count, tensors = len(ops.engines), len(ops.starts)
     lives = tensors + 2 * len(ops.tensors)
     segments = 2 * tensors + 3
-    as_lists = ALLOWANCE.take(2 * len(ops.tensors))
+    as_lists = ALLOWANCE.take(2 * len(ops.tensors), _is_kept)
 
     def made(size: int, value: int) -> Any:
         return [value] * size if as_lists else np.full(size, value, np.int64)
@@ -122,6 +122,15 @@ class Clocks(NamedTuple):
 @cache
 def _compiled() -> Any:
     return native(sweep)
+
+
+@cache
+def _is_kept() -> bool:
+    """Tell whether the loop was compiled before, and kept on disk."""
+    none = np.empty(0, np.int64)
+    held, taken, clocks = Lives(none, none, none), Segments(none, none, none, none), Clocks(none, none, none, none)
+    kept: bool = _compiled().is_kept(Rows(*[none] * 8), (0, 0, 0), held, taken, clocks, none, none, none)
+    return kept
 
 
 def sweep(

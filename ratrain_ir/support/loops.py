@@ -59,10 +59,15 @@ class Allowance:
     """
 
     ops: int
+    few: int = 5_000
+    """Ops that plain Python runs in the time that a kept loop takes to load, some 30 ms."""
 
-    def take(self, ops: int) -> bool:
-        """Use up `ops` of the allowance and return True; return False if fewer are left, or in `at_any_size`."""
-        if _SIZES.any or ops > self.ops:
+    def take(self, ops: int, is_kept: Callable[[], bool] | None = None) -> bool:
+        """Use up `ops` of the allowance and return True; return False if fewer are left, or in `at_any_size`.
+
+        More than a few ops also go to the compiled loop if it `is_kept` on disk, which takes milliseconds to load.
+        """
+        if _SIZES.any or ops > self.ops or (ops > self.few and is_kept is not None and is_kept()):
             return False
         self.ops -= ops
         return True

@@ -114,6 +114,23 @@ class NativeLoop:
                 self._entries[key] = entry
         return entry(arguments, values)
 
+    def is_kept(self, *arguments: Any) -> bool:
+        """Tell whether a call with arguments of these types compiles nothing: the loop is loaded, or kept on disk."""
+        forms: list[Any] = []
+        for argument in arguments:
+            _flatten(argument, forms, [])
+        if tuple(forms) in self._entries:
+            return True
+        folder = None if _is_disabled() else _folder(self.__wrapped__.__code__.co_filename)
+        return folder is not None and self._file(folder, tuple(forms)).is_file()
+
+    def _file(self, folder: Path, key: tuple[Any, ...]) -> Path:
+        return folder / f"{self._name}-{self._digest(key)}.loop"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.__wrapped__.__module__}.{self.__wrapped__.__qualname__}"
+
     def _made(self, arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Entry:
         """Load or compile the loop for arguments of these forms; fall back to numba's own loader, with a warning."""
         try:
@@ -131,14 +148,14 @@ class NativeLoop:
 
         Raises `_NotAloneError` if its machine code needs more than itself.
         """
-        name = f"{self.__wrapped__.__module__}.{self.__wrapped__.__qualname__}"
+        name = self._name
         folder = _folder(self.__wrapped__.__code__.co_filename)
         if folder is None:
             unkept()
             self.stats.cache_misses[name] = self.stats.cache_misses.get(name, 0) + 1
             return _linked(_compiled(self.__wrapped__, arguments, key), key)
         self.stats.cache_path = str(folder)
-        path = folder / f"{name}-{self._digest(key)}.loop"
+        path = self._file(folder, key)
         kept = _read(path)
         if kept is None:
             with locked(folder / f"{name}.lock"):  # one process compiles, the others wait and then read

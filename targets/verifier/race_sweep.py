@@ -18,7 +18,7 @@ engines for each segment it covers.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from attrs import frozen
@@ -109,7 +109,7 @@ def swept(stage: SweptStage) -> Swept:
         stage.lengths, stage.operand_ends, stage.tensors, stage.reads, stage.wait_ends, stage.waits, stage.starts,
         stage.stops,
     )  # fmt: skip
-    if ALLOWANCE.take(STEPS * len(stage.tensors)):
+    if ALLOWANCE.take(STEPS * len(stage.tensors), partial(_is_kept, len(given), len(sizes))):
         made: list[Any] = [[value] * size for size, value in sizes]
         found = sweep_races(*given, stage.size, *made)
     else:
@@ -127,6 +127,16 @@ def swept(stage: SweptStage) -> Swept:
 @cache
 def _compiled() -> Any:
     return native(sweep_races)
+
+
+@cache
+def _is_kept(given: int, made: int) -> bool:
+    """Tell whether the loop was compiled before, and kept on disk; it takes `given` and `made` arrays."""
+    import numpy as np
+
+    none = np.empty(0, np.int64)
+    kept: bool = _compiled().is_kept(*[none] * given, 0, *[none] * made)
+    return kept
 
 
 def sweep_races(

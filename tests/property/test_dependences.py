@@ -128,7 +128,7 @@ def test_the_compiled_sweep_finds_what_the_plain_one_finds(module):
         found = []
         for accesses in (0, 1 << 40):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(dependence_sweep, "ALLOWANCE", Allowance(accesses))
+                patch.setattr(dependence_sweep, "ALLOWANCE", Allowance(accesses, accesses))
                 found.append(stage_waits(stage))
         assert found[0] == found[1]
 

@@ -226,3 +226,15 @@ def test_loops_are_kept_where_numba_is_told_to_keep(tmp_path: Path) -> None:
     assert printed(tmp_path, NUMBA_CACHE_DIR=str(folder)) == ["7 1 True"]
     assert len(list(folder.rglob("*.loop"))) == 1
     assert printed(tmp_path, NUMBA_CACHE_DIR=str(folder)) == ["7 0 False"]
+
+
+def test_a_loop_says_whether_a_call_compiles_nothing(tmp_path: Path) -> None:
+    """By the types of its arguments, whatever their sizes; where numba is told not to compile, nothing is kept."""
+    last = 'print(total(np.arange(4)), compiled_anew(), "numba" in sys.modules)'
+    asked = "print(*(total.is_kept(each) for each in (np.arange(9), np.ones(9))), total(np.arange(4)), total.is_kept(np.arange(9)))"
+    assert last in SUMS
+    (tmp_path / "sums.py").write_text(SUMS.replace(last, asked))
+    (tmp_path / "terms.py").write_text(terms(1, 1))
+    assert printed(tmp_path) == ["False False 7 True"]
+    assert printed(tmp_path) == ["True False 7 True"]
+    assert printed(tmp_path, NUMBA_DISABLE_JIT="1") == ["False False 7 False"]

@@ -84,7 +84,7 @@ def test_the_compiled_sweep_finds_what_the_plain_one_finds(name: str, monkeypatc
         changed = program if place is None else without_waits(program, place)
         found = []
         for operands in (0, 1 << 40):
-            monkeypatch.setattr(race_sweep, "ALLOWANCE", Allowance(operands))
+            monkeypatch.setattr(race_sweep, "ALLOWANCE", Allowance(operands, operands))
             found.append([stage_races(stage) for stage in changed.stages])
         assert found[0] == found[1]
 
