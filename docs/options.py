@@ -213,6 +213,7 @@ OPTIONS = {
             ),
             "--set": Option("a variable of a launch script", "--set BATCH=2", "gpt.sh --memory 10GB", idle=(_NO_FILE,)),
             "--snapshot": Option("the allocations of a step, for PyTorch's memory viewer", "--snapshot s.pickle"),
+            "--exact": Option("adds a plan of ours, placed", "--exact"),
             "--check": Option("exits with 1 unless it fits for sure", "--check", "--model m.json --memory 1GB"),
             "--json": _JSON,
         },

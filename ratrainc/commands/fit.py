@@ -22,6 +22,7 @@ Examples:
   ratrainc fit pretrain.sh --memory 80GB --set SLURM_NNODES=4 --check
   ratrainc fit --model llama-3-8b --devices 8 --memory 79GiB --json
   ratrainc fit train.yaml --devices 8 --snapshot step.pickle  for PyTorch's memory viewer
+  ratrainc fit train.yaml --devices 8 --machine h100-node --exact
 """
 _MOST = 1 << 20
 
@@ -84,6 +85,11 @@ _MOST = 1 << 20
     metavar="OUT.pickle",
     help="Write the predicted allocations of a step, a device a kind of rank: PyTorch's memory viewer opens it.",
 )
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Also search, compile and place a plan of ours for the same devices and batch: seconds to a minute.",
+)
 @click.option("--check", is_flag=True, help="Exit with 1 unless it fits for sure: for a job's first line.")
 @json_option
 def command(
@@ -98,6 +104,7 @@ def command(
     micro_batch_size: int | None,
     given: dict[str, str],
     snapshot: str | None,
+    exact: bool,
     check: bool,
     as_json: bool,
 ) -> int:
@@ -124,6 +131,7 @@ def command(
             seq_len=seq_len,
             micro_batch_size=micro_batch_size,
             given=given,
+            exact=exact,
         )
     if snapshot is not None:
         found.write_snapshot(snapshot)

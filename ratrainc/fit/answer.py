@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.quantities import size_text
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Note, Training
+from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.fit.bands import Band, band_of
 from ratrain.ratrainc.fit.holdings.holdings import holdings
@@ -45,6 +46,22 @@ class Verdict(Enum):
     OPEN = "no capacity given"
 
 
+@frozen
+class OurPlan:
+    """Plan of this compiler for the same model, devices and batch."""
+
+    plan: str
+    """summary of its ranks and batches; empty if none fits"""
+    peak_bytes: int
+    """bytes of the fullest rank: placed, not estimated"""
+    step_seconds: float
+    """simulated"""
+    command: str
+    """command that makes the plan's file"""
+    why_none: str = ""
+    """reason, if none fits"""
+
+
 @frozen(repr=False)
 class Fit(Shown):
     """Answer about one job."""
@@ -65,6 +82,8 @@ class Fit(Shown):
     """empty without a capacity"""
     limits: Limits | None
     """None without a capacity"""
+    ours: OurPlan | None = None
+    """None unless it was asked for"""
 
     @property
     def fullest(self) -> RankBytes:
@@ -105,6 +124,7 @@ class Fit(Shown):
             yield TextTable("kinds of ranks", ("rank", "devices", "peak", "fullest"), rows)
         yield from self._ways()
         yield from self._unread()
+        yield self._our_plan()
 
     def _verdict(self) -> Iterator[str]:
         least = "at least " if self.job.not_understood else ""
@@ -147,6 +167,15 @@ class Fit(Shown):
             yield "no change that its settings can express lowers the peak"
         if self.limits is not None:
             yield f"with all else as it is: {_limits_text(self.limits, self.job)}"
+
+    def _our_plan(self) -> str:
+        ours, which = self.ours, "our own plan for the same devices and batch"
+        if ours is None:
+            return f"{which}: --exact searches, compiles and places it, in seconds to a minute"
+        if not ours.plan:
+            return f"{which}: none was found that fits: {ours.why_none}"
+        placed, seconds = size_text(ours.peak_bytes), seconds_text(ours.step_seconds)
+        return f"{which}: {ours.plan}, {placed} placed, {seconds} a step simulated on {self.machine}; {ours.command}"
 
     def _unread(self) -> Iterator[str]:
         for note in self.job.not_understood:
@@ -197,6 +226,7 @@ class Fit(Shown):
                 "longest_sequence": self.limits.longest_sequence,
                 "largest_micro_batch": self.limits.largest_micro_batch,
             },
+            "ours": None if self.ours is None else asdict(self.ours),
             "job": _job_json(self.job),
             "not_understood": [_note_json(note) for note in self.job.not_understood],
             "ignored": [_note_json(note) for note in self.job.ignored],

@@ -6,19 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
-from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.support.diagnostics import misuse
+from ratrain.ratrain_ir.config.model_files import load_model, preset_names
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.bridge.jobs.option_job import option_job, option_phrase
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.compiling.building import chosen_machine
 from ratrain.ratrainc.fit import answer
+from ratrain.ratrainc.fit.answer import OurPlan
+from ratrain.targets.machine.machine import Machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrainc.fit.answer import Fit
-    from ratrain.targets.machine.machine import Machine
 
 PRICED_ON = "a100-node"
 """Machine by which ways out are priced where none is named."""
@@ -36,14 +40,16 @@ def fit(
     seq_len: int | None = None,
     micro_batch_size: int | None = None,
     given: Mapping[str, str] | None = None,
+    exact: bool = False,
 ) -> Fit:
     """Answer whether a training run fits its devices, who holds the bytes, and what would make it fit.
 
     `file` is a settings file of the framework that would run it; without one, `model` and `devices` describe the run.
     `beside` are further files of the same run: an accelerate file, a ds_config.json. `memory` is what a device has, in
     bytes; without it, `machine` says it, which also prices ways out. The other numbers fill in what the file leaves
-    open. Raises `DiagnosticError` with everything that is wrong in the files, and RT061 if no formula is known for what
-    they ask.
+    open. With `exact` the answer also has a plan of ours for the same devices and batch: searched, compiled and placed
+    on that machine, which takes seconds to a minute. Raises `DiagnosticError` with everything that is wrong in the
+    files, and RT061 if no formula is known for what they ask.
     """
     if file is None and (beside or format or given):
         misuse("--beside, --format and --set are about a settings file, and there is none")
@@ -60,10 +66,43 @@ def fit(
         given=dict(given or {}),
     )
     if file is None:
-        return answer.answer("", "PyTorch", option_job(asked), capacity, chosen, option_phrase)
-    job = read_job(Path(file), asked, format)
-    known = format_named(job.framework)
-    return answer.answer(str(file), known.title, job, capacity, chosen, known.phrase)
+        found = answer.answer("", "PyTorch", option_job(asked), capacity, chosen, option_phrase)
+    else:
+        job = read_job(Path(file), asked, format)
+        known = format_named(job.framework)
+        found = answer.answer(str(file), known.title, job, capacity, chosen, known.phrase)
+    if not exact:
+        return found
+    assert found.job.model is not None
+    own = found.job.model.name
+    named = model if isinstance(model, str) else own if own in preset_names() else found.job.model_name or own
+    return evolve(found, ours=_our_plan(found, machine, named))
+
+
+def _our_plan(found: Fit, machine: str | Machine | None, named: str) -> OurPlan:
+    """Plan the same batch on the same devices, quickly: closed forms choose, the winner is placed and simulated.
+
+    `named` is the model's name in commands.
+    """
+    from ratrain.ratrainc.functions.planning import plan
+
+    job = found.job
+    assert job.model is not None
+    assert job.micro_batch_size is not None
+    assert job.gradient_accumulation is not None
+    assert job.seq_len is not None
+    devices = job.devices or 1
+    batch = job.micro_batch_size * job.gradient_accumulation * (job.dp or 1)
+    name = machine if isinstance(machine, str) else PRICED_ON
+    choice = MachineChoice(name, found.capacity) if not isinstance(machine, Machine) else machine
+    words = f"ratrainc plan --model {named} --clusters {devices} --global-batch {batch} --seq-len {job.seq_len}"
+    words += f" --machine {name}" + (f" --capacity {found.capacity}" if found.capacity is not None else "") + " --quick"
+    try:
+        planned = plan(job.model, devices, batch, seq_len=job.seq_len, machine=choice, quick=True)
+    except DiagnosticError as error:
+        return OurPlan("", 0, 0.0, words, error.diagnostics[0].message)
+    best = planned.best
+    return OurPlan(best.plan.summary, best.peak_bytes, best.seconds, words)
 
 
 def _model(name: str) -> ModelConfig:

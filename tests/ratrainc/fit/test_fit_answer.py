@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +173,20 @@ def test_a_band_is_between_fits_and_does_not() -> None:
     assert at(peak).verdict is Verdict.CLOSE
     assert at(peak * (1 + error) + 1).verdict is Verdict.FITS
     assert evolve(found, capacity=None).verdict is Verdict.OPEN
+
+
+def test_exact_adds_a_plan_of_ours_that_its_command_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96}
+    small |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    Path("m.json").write_text(json.dumps(small))
+    found = api.fit(model="m.json", devices=2, memory=8 * GIB, seq_len=64, exact=True)
+    assert found.ours is not None
+    assert found.ours.plan in repr(found)
+    words = shlex.split(found.ours.command)
+    assert main([*words[1:], "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["plans"][0]
+    assert (best["predicted_step_seconds"], best["peak_bytes"]) == (found.ours.step_seconds, found.ours.peak_bytes)
+    assert api.fit(model="m.json", devices=2, memory=8 * GIB, seq_len=64).ours is None
