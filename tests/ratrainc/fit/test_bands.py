@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -35,3 +35,15 @@ def test_every_framework_with_a_published_peak_has_its_error() -> None:
         assert count == len(ascending), name
         last = math.ceil(0.9 * count) - 1 if count >= MANY else count - 1
         assert error == pytest.approx(ascending[last], abs=0.001), name
+
+
+def test_the_page_has_these_figures() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "fit.md").read_text()
+    titles = {"megatron-lm": "Megatron-LM"}
+    for name, (count, error) in HELD.items():
+        assert f"| {titles.get(name, name)} | {count} | {100 * error:.1f} %" in page
+    assert page.count(f"{100 * WORST:.1f} %") == 2
+    known = [case for case in BENCHMARK["cases"]() if case.job.device_bytes and not refusal(case.job)]
+    judged = Counter(BENCHMARK["verdict"](case, holdings(case.job)) for case in known)
+    assert judged == {"right": 13, "close": 1, "miss": 1}
+    assert f"Of {len(known)} runs whose device is known {judged['right']} are judged rightly" in page
