@@ -44,6 +44,7 @@ _MOST = 1 << 20
 )
 @click.option(
     "--model",
+    type=InputFile("model"),
     metavar="M",
     help="A preset, a name on the Hugging Face Hub that is known here, or a config.json, in place of FILE's.",
 )

@@ -14,6 +14,7 @@ from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrain_ir.topology import mesh_of
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import stage_holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
@@ -100,7 +101,8 @@ def job_of(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> Job
 
 def _middle_layers(model: ModelConfig, plan: Plan) -> int | None:
     """Return the layers of each stage between the first and the last (0 if there is none); None if they differ."""
-    counts = {len(plan.chunk_layers(stage, model)) for stage in range(1, plan.pp - 1)} if plan.chunks == 1 else {0}
+    middle = range(1, mesh_of(plan).last_stage)
+    counts = {len(plan.chunk_layers(stage, model)) for stage in middle} if plan.chunks == 1 else {0}
     return max(counts, default=0) if len(counts) <= 1 else None
 
 
@@ -110,7 +112,7 @@ def _split(model: ModelConfig, plan: Plan) -> dict[str, int]:
         return {}
     return {
         "decoder_first_pipeline_num_layers": len(plan.chunk_layers(0, model)),
-        "decoder_last_pipeline_num_layers": len(plan.chunk_layers(plan.pp - 1, model)),
+        "decoder_last_pipeline_num_layers": len(plan.chunk_layers(mesh_of(plan).last_stage, model)),
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.topology import grid
 
 
 class Sharding(Enum):
@@ -215,6 +216,11 @@ class Job:
     def model_ranks(self) -> int:
         """Devices that hold one copy of the model's computation: tensor, pipeline and context ranks."""
         return self.tp * self.pp * self.cp
+
+    @property
+    def last_stage(self) -> int:
+        """Number of the pipeline stage that has the head."""
+        return grid(self.pp, 1, self.tp).last_stage
 
     @property
     def dp(self) -> int | None:

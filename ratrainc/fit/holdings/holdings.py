@@ -37,7 +37,7 @@ def holdings(job: Job) -> tuple[RankBytes, ...]:
     kinds = {
         1: [("each rank", 0, 1)],
         2: [("first stage", 0, 1), ("last stage", 1, 1)],
-    }.get(job.pp, [("first stage", 0, 1), ("middle stages", 1, job.pp - 2), ("last stage", job.pp - 1, 1)])
+    }.get(job.pp, [("first stage", 0, 1), ("middle stages", 1, job.pp - 2), ("last stage", job.last_stage, 1)])
     return tuple(_rank(Part(job, stage), name, replicas * stages) for name, stage, stages in kinds)
 
 

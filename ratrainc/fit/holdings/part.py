@@ -54,11 +54,11 @@ def stage_layers(job: Job, stage: int) -> int | None:
     sizes, layers, stages = job.sizes, job.model.layers, job.pp
     given = {
         0: sizes.get("decoder_first_pipeline_num_layers"),
-        stages - 1: sizes.get("decoder_last_pipeline_num_layers"),
+        job.last_stage: sizes.get("decoder_last_pipeline_num_layers"),
     }
     fixed = {index: number for index, number in given.items() if number is not None}
     counted = {0: sizes.get("account_for_embedding_in_pipeline_split", 0)}
-    counted[stages - 1] = counted.get(stages - 1, 0) + sizes.get("account_for_loss_in_pipeline_split", 0)
+    counted[job.last_stage] = counted.get(job.last_stage, 0) + sizes.get("account_for_loss_in_pipeline_split", 0)
     if stages == 1:
         return layers
     if fixed:
@@ -114,7 +114,7 @@ class Part:
     @property
     def last(self) -> bool:
         """True if the stage has the head."""
-        return self.stage == self.job.pp - 1
+        return self.stage == self.job.last_stage
 
     @property
     def sharded(self) -> bool:

@@ -81,7 +81,7 @@ def _shapes(job: Job) -> str:
     model = job.model
     if job.devices is not None and (job.devices < 1 or job.devices % job.model_ranks):
         return f"devices: {job.devices} are not a multiple of tp x pp = {job.model_ranks}"
-    if not stage_layers(job, 0) or not stage_layers(job, job.pp - 1):
+    if not stage_layers(job, 0) or not stage_layers(job, job.last_stage):
         return f"pp: {model.layers} layers do not share out evenly over {job.pp * job.virtual_stages} stages"
     if model.heads % job.tp:
         return f"tp: {model.heads} heads do not share out evenly over {job.tp} ranks"

@@ -106,6 +106,8 @@ NO_PATHS = {
     "name",
 }
 NO_PATHS |= {
+    "format_",
+    "memory",
     "max_shard_size",
     "data_completion_key",
     "settings_execution_device",
@@ -115,6 +117,7 @@ NO_PATHS |= {
     "data_text_key",
     "asked_eos",
     "asked_given",
+    "given",
     "prompt_text",
     "prompt_tokens",
     "plans_zero_levels",
