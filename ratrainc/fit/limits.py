@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.ways_out import Phrase, most_bytes
@@ -60,7 +61,7 @@ def _shared(job: Job, phrase: Phrase) -> tuple[Job, str]:
     """Return a job whose devices share out the state, and the change in words if that is one."""
     if job.sharding in (Sharding.NONE, Sharding.DDP):
         for sharding in (Sharding.FSDP2, Sharding.ZERO3, Sharding.FSDP1):
-            changed = evolve(job, sharding=sharding, devices=max(2, job.devices or 1))
+            changed = changed_job(evolve(job, devices=max(2, job.devices or 1)), "sharding", sharding)
             words = phrase(changed, "sharding", sharding)
             if words is not None and not refusal(changed):
                 return changed, words

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.holdings import holdings
@@ -111,7 +112,7 @@ def _priced(job: Job, changes: Sequence[Change], capacity: int, machine: Machine
             if said is None:
                 return None
             words.append(said)
-            changed = evolve(changed, **{name: value})
+            changed = changed_job(changed, name, value)
     if refusal(changed):
         return None
     peak = most_bytes(changed)
@@ -146,7 +147,10 @@ def candidates(job: Job) -> Iterator[Change]:
         yield Change((("checkpointing", Checkpointing.OPS),))
     for part in _divisors(job.micro_batch_size):
         more = job.gradient_accumulation * (job.micro_batch_size // part)
-        yield Change((("micro_batch_size", part), ("gradient_accumulation", more)))
+        if job.optimizer_in_backward:  # gradients are gone before another micro-batch could add to them
+            yield Change((("micro_batch_size", part),), "fewer sequences a step")
+        else:
+            yield Change((("micro_batch_size", part), ("gradient_accumulation", more)))
     for level in _NEXT_SHARDING.get(job.sharding, ()) if (job.dp or 1) > 1 else ():
         yield Change((("sharding", level),))
     if job.optimizer in _IN_8_BITS:

@@ -21,6 +21,7 @@ from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import (
     LOSS_SOURCE,
     OPTIMIZERS,
+    UPCAST_FSDP2,
     Names,
     TrainingDefaults,
     put_adapter,
@@ -165,7 +166,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     if reader.truth("fp8"):
         reader.put("fp8", True, "fp8")
     reader.put("packing", reader.take("sample_packing", bool), "sample_packing")
-    put_types(reader, loaded, mixed)
+    put_types(reader, loaded, mixed, upcast="" if any(reader.under("fsdp_config.")) else UPCAST_FSDP2)
     _note_uncounted(reader)
     return reader.finish(_INERT)
 

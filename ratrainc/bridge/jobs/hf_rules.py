@@ -5,7 +5,9 @@ The Trainer itself casts nothing: `from_pretrained` loads weights in some type, 
     one device or DDP       weights stay as they are loaded; torch.autocast casts op by op; the optimizer updates the
                             loaded weights, so a bf16 model has no f32 copy anywhere
     FSDP 1 and 2            accelerate casts trained weights to f32 if mixed precision is on; FSDP gathers them in the
-                            compute type, and reduces gradients in it
+                            compute type, and reduces gradients in it. With an fsdp_config of version 2 axolotl puts a
+                            preparation of its own in place of accelerate's, which casts nothing
+                            (axolotl src/axolotl/monkeypatch/accelerate/fsdp2.py, fsdp2_prepare_model)
     DeepSpeed with bf16     the engine holds weights and gradients in bf16, and f32 masters apart
 
 Example: a model loaded in bf16 trains with `bf16: true` on one device with 2 bytes a weight, 2 a gradient and 2 + 2 of
@@ -39,6 +41,7 @@ LOADING = "transformers src/transformers/modeling_utils.py, PreTrainedModel.from
 ATTENTION_SOURCE = "transformers src/transformers/modeling_utils.py, PreTrainedModel.get_correct_attn_implementation"
 PREPARED = "accelerate src/accelerate/accelerator.py, Accelerator.prepare_model"
 UPCAST_FSDP2 = "accelerate src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_model"
+OF_ITS_WEIGHT = "torch: a gradient has its weight's type"
 FSDP_POLICY = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin.set_mixed_precision"
 ENGINE = "deepspeed deepspeed/runtime/engine.py, DeepSpeedEngine"
 LOSS_SOURCE = "transformers src/transformers/loss/loss_utils.py, ForCausalLMLoss"
@@ -295,52 +298,86 @@ def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:
     return ("all-linear",) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
 
 
-def put_types(reader: HfReader, loaded: Said, mixed: Said, cast: str = "", adapters: Said = PEFT_ADAPTERS) -> None:
+def types_held(
+    sharding: Sharding, loaded: str, mixed: str | None, *, engine: bool = False, upcasts: bool = True
+) -> dict[str, Any]:
+    """Return the types of full training under a mechanism, by field of the job.
+
+    `loaded`: type of the weights as the trainer gets them. `mixed`: type of mixed precision, None without. `engine`:
+    DeepSpeed's engine holds the state, in its own types whatever is loaded. `upcasts`: FSDP casts trained weights to
+    f32 under mixed precision.
+    """
+    kind = mixed or ("f32" if engine else loaded)
+    if engine:
+        whole = sharding is Sharding.DDP and kind == "bf16"  # engine.py, get_data_types
+        held, gradient, reduced = kind, "f32" if whole else kind, kind
+    elif sharding in (Sharding.FSDP1, Sharding.FSDP2):
+        held = "f32" if mixed and upcasts else loaded
+        gradient, reduced = held, mixed or held
+    else:
+        held = gradient = reduced = loaded
+    return {
+        "weight_dtype": held,
+        "compute_dtype": kind,
+        "autocast": bool(mixed) and not engine and sharding not in (Sharding.FSDP1, Sharding.FSDP2),
+        "gradient_dtype": gradient,
+        "reduce_dtype": reduced,
+        "master_dtype": "f32" if engine and kind != "f32" else None,
+    }
+
+
+def put_types(
+    reader: HfReader,
+    loaded: Said,
+    mixed: Said,
+    cast: str = "",
+    adapters: Said = PEFT_ADAPTERS,
+    upcast: str = UPCAST_FSDP2,
+) -> None:
     """Set the types that a run holds; see the module's text.
 
     `loaded`: type in which weights are loaded. `mixed`: type of mixed precision, None without. `cast`: source of the
     rule by which the framework casts trained weights to f32 after loading; empty without one. `adapters`: type of
-    low-rank adapters, which PEFT makes f32 by default.
+    low-rank adapters, which PEFT makes f32 by default. `upcast`: source of the rule by which FSDP 2 casts trained
+    weights to f32 under mixed precision; empty without one.
     """
     adapter = reader.values.get("adapter") is not None
     sharding = reader.values.get("sharding", Sharding.NONE)
     if reader.engine:
-        _put_engine_types(reader, loaded, mixed)
-    elif sharding in (Sharding.FSDP1, Sharding.FSDP2):
-        rule = PREPARED if sharding is Sharding.FSDP1 else UPCAST_FSDP2
-        held = Said("f32", mixed.key, rule) if mixed.value else loaded
-        trained = held if mixed.value or not cast else Said("f32", loaded.key, cast)
-        reader.lay("weight_dtype", loaded if adapter else trained)
-        reader.lay("compute_dtype", mixed if mixed.value else trained)
-        reader.assume("gradient_dtype", trained.value, "gradient", rule)
-        reader.assume("reduce_dtype", mixed.value or trained.value, "reduce_dtype", FSDP_POLICY)
+        _put_engine_types(reader, sharding, mixed)
+        return
+    fully = sharding in (Sharding.FSDP1, Sharding.FSDP2)
+    trained = Said("f32", loaded.key, cast) if cast else adapters if adapter and not fully else loaded
+    rule = (PREPARED if sharding is Sharding.FSDP1 else upcast) if fully else trained.source
+    types = types_held(sharding, trained.value, mixed.value, upcasts=bool(rule))
+    if fully and mixed.value and rule:
+        trained = Said(types["weight_dtype"], mixed.key, rule)
+    reader.lay("weight_dtype", loaded if adapter else trained)
+    reader.lay("compute_dtype", mixed if mixed.value else loaded if adapter and not fully else trained)
+    if types["autocast"]:
+        reader.assume("autocast", True, mixed.key, PREPARED)
+    reader.assume("gradient_dtype", types["gradient_dtype"], "gradient", rule or OF_ITS_WEIGHT)
+    if fully:
+        reader.assume("reduce_dtype", types["reduce_dtype"], "reduce_dtype", FSDP_POLICY)
     else:
-        trained = Said("f32", loaded.key, cast) if cast else adapters if adapter else loaded
-        rule = trained.source
-        reader.lay("weight_dtype", loaded if adapter else trained)
-        reader.lay("compute_dtype", mixed if mixed.value else loaded if adapter else trained)
-        if mixed.value:
-            reader.assume("autocast", True, mixed.key, PREPARED)
-        reader.assume("gradient_dtype", trained.value, "gradient", rule or "torch: a gradient has its weight's type")
-        reader.assume("reduce_dtype", trained.value, "gradient", "torch DistributedDataParallel: buckets of gradients")
+        source = "torch DistributedDataParallel: buckets of gradients"
+        reader.assume("reduce_dtype", types["reduce_dtype"], "gradient", source)
 
 
-def _put_engine_types(reader: HfReader, loaded: Said, mixed: Said) -> None:
+def _put_engine_types(reader: HfReader, sharding: Sharding, mixed: Said) -> None:
     """Set the types of DeepSpeed's engine; gradients and their sums may have types of their own."""
-    kind = mixed.value or "f32"
-    rule = Said(kind, mixed.key, f"{ENGINE}._configure_distributed_model")
+    types = types_held(sharding, "f32", mixed.value, engine=True)  # the engine casts whatever is loaded
+    rule = Said(types["weight_dtype"], mixed.key, f"{ENGINE}._configure_distributed_model")
     for name in ("weight_dtype", "compute_dtype"):
         reader.lay(name, rule)
-    whole = reader.values.get("sharding") is Sharding.DDP and kind == "bf16"  # engine.py, get_data_types
     reader.origins.setdefault("gradient_dtype", Origin("grad_accum_dtype", f"{ENGINE}.get_data_types", default=True))
-    reader.values.setdefault("gradient_dtype", "f32" if whole else kind)
+    reader.values.setdefault("gradient_dtype", types["gradient_dtype"])
     reader.origins.setdefault(
         "reduce_dtype", Origin("communication_data_type", f"{ENGINE}.communication_data_type", default=True)
     )
-    reader.values.setdefault("reduce_dtype", kind)
-    if kind != "f32":
-        reader.assume("master_dtype", "f32", mixed.key, f"{ENGINE}._configure_zero_optimizer")
-    del loaded  # the engine casts whatever is loaded
+    reader.values.setdefault("reduce_dtype", types["reduce_dtype"])
+    if types["master_dtype"]:
+        reader.assume("master_dtype", types["master_dtype"], mixed.key, f"{ENGINE}._configure_zero_optimizer")
 
 
 def put_whole_or_ddp(reader: HfReader) -> None:

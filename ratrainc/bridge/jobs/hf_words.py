@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrainc.bridge.jobs.hf_deepspeed import STAGES
-from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS
+from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS, types_held
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]
@@ -118,10 +118,37 @@ def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> s
             key = keys.get(name, "offload_params")
             return _said({"fsdp_config": {f"fsdp_{key}": value}}, False, launch)
         return _said({"fsdp_config": {keys.get(name, words.offload): value}}, main)
-    if launch and (origin is None or origin.default or _sharded_by_launch(job)):
+    if _changed_by_launch(job):
         table = _LAUNCH.get(value)
         return _said(table, False, launch) if table else None
     return None if value is Sharding.DDP and (job.devices or 1) == 1 else _main_sharding(words, value, main)
+
+
+def changed_job(job: Job, name: str, value: Any) -> Job:
+    """Return the job with another value of a field, and with what its framework then changes too.
+
+    The types that are held follow from the mechanism that shares out state; Liger's switch fuses norms and gated
+    products with the loss.
+    """
+    changed = evolve(job, **{name: value})
+    if name == "loss" and value is Loss.FUSED and job.framework in _LIGER_ALONE:
+        return evolve(changed, compiled=True)
+    if name != "sharding" or job.framework not in _TRAINERS:
+        return changed
+    if job.sharding not in (Sharding.NONE, Sharding.DDP):
+        return changed  # from one of DeepSpeed's stages to another, whose types are the same
+    # DeepSpeed holds f32 masters exactly if it trains in mixed precision; elsewhere autocast tells that
+    mixed = job.compute_dtype if job.autocast or job.master_dtype else None
+    # its own preparation takes the place of accelerate's where axolotl's file says how state is sharded
+    upcasts = job.framework != "axolotl" or _changed_by_launch(job)
+    types = types_held(value, job.weight_dtype, mixed, engine=value in STAGES[1:], upcasts=upcasts)
+    return evolve(changed, **types)
+
+
+_LIGER_ALONE = ("llama-factory", "transformers")
+"""Formats that fuse the loss by Liger's switch alone."""
+_TRAINERS = ("axolotl", "llama-factory", "trl", "transformers", "accelerate")
+"""Formats of the Trainer and of accelerate, by the framework that a job names."""
 
 
 def _engine_table(job: Job, name: str, value: Any) -> Table | None:
@@ -235,6 +262,12 @@ def _sharded_by_launch(job: Job) -> bool:
     named = any(each.key == "deepspeed_config.deepspeed_config_file" for each in job.ignored)
     ours = ("fsdp_config.fsdp_", "deepspeed_config.")
     return origin is not None and (named or origin.key.startswith(ours) or origin.key in _OF_ACCELERATE)
+
+
+def _changed_by_launch(job: Job) -> bool:
+    """Tell whether accelerate's file is the one to change where state is to be sharded in another way."""
+    origin = job.origins.get("sharding")
+    return bool(_accelerate(job)) and (origin is None or origin.default or _sharded_by_launch(job))
 
 
 def _elsewhere(job: Job, place: str) -> str:

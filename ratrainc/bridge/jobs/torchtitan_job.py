@@ -473,7 +473,8 @@ def _own_name(job: Job, key: str) -> str:
 
 def _pairs(job: Job, field: str, value: Any) -> list[tuple[str, Any]] | None:
     if field in _SIMPLE:
-        return [(_SIMPLE[field], value)]
+        offloads = _SIMPLE[field] == _OFFLOAD and value
+        return None if offloads and job.sharding is not Sharding.FSDP2 else [(_SIMPLE[field], value)]
     if field == "micro_batch_size":
         return _batch_pairs(job, int(value), job.gradient_accumulation)
     if field == "gradient_accumulation":

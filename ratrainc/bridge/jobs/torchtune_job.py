@@ -411,7 +411,7 @@ def _say_activations(job: Job, value: bool) -> str:
 
 
 def _say_parameters(job: Job, value: bool) -> str | None:
-    return yaml_said(("fsdp_cpu_offload", value)) if job.sharding is Sharding.FSDP2 or value else None
+    return yaml_said(("fsdp_cpu_offload", value)) if job.sharding is Sharding.FSDP2 else None
 
 
 def _say_in_backward(job: Job, value: bool) -> str:

@@ -39,7 +39,6 @@ PHRASES: dict[str, list[tuple[str, Any]]] = {
         ("optimizer", "sgd"),
         ("optimizer_in_backward", True),
         ("offload_activations", True),
-        ("offload_parameters", True),
         ("sharding", Sharding.FSDP2),
         ("tp", 2),
         ("loss", Loss.UPCAST),
@@ -169,6 +168,8 @@ PHRASES: dict[str, list[tuple[str, Any]]] = {
 }
 CASES = [(name, field, value) for name, cases in PHRASES.items() for field, value in cases]
 NEVER = [
+    ("tune_qlora.yaml", "offload_parameters", True),
+    ("titan_alone.toml", "offload_parameters", True),
     ("tune_qlora.yaml", "loss", Loss.VOCAB_PARALLEL),
     ("tune_qlora.yaml", "pp", 2),
     ("nano_llama.yaml", "offload_optimizer", True),
