@@ -45,6 +45,10 @@ class Verdict(Enum):
     OPEN = "no capacity given"
 
 
+_SHORT = {Verdict.FITS: "yes", Verdict.FAILS: "no", Verdict.CLOSE: "close", Verdict.OPEN: ""}
+"""Verdicts on ways out, in their table."""
+
+
 @frozen(repr=False)
 class Fit(Shown):
     """Answer about one job."""
@@ -79,11 +83,15 @@ class Fit(Shown):
     @property
     def verdict(self) -> Verdict:
         """Compare the peak with the capacity, within the band; a lower bound never says that a job fits."""
+        return self._verdict_of(self.peak)
+
+    def _verdict_of(self, peak: int) -> Verdict:
+        """Compare a peak of this job, or of a way out of it, with the capacity."""
         if self.capacity is None:
             return Verdict.OPEN
-        if self.peak * (1 - self.band.error) > self.capacity:
+        if peak * (1 - self.band.error) > self.capacity:
             return Verdict.FAILS
-        if self.peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
+        if peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
             return Verdict.FITS
         return Verdict.CLOSE
 
@@ -135,7 +143,7 @@ class Fit(Shown):
                 [
                     way.text,
                     size_text(way.peak_bytes),
-                    "yes" if way.fits else "no",
+                    _SHORT[self._verdict_of(way.peak_bytes)],
                     f"{100 * way.slower:+.0f} %",
                     ", ".join(way.alters),
                 ]
@@ -184,6 +192,7 @@ class Fit(Shown):
                     "changes": list(way.changes),
                     "peak_bytes": way.peak_bytes,
                     "fits": way.fits,
+                    "verdict": self._verdict_of(way.peak_bytes).value,
                     "slower": way.slower,
                     "alters": list(way.alters),
                 }

@@ -63,6 +63,8 @@ def fit(
         return answer.answer("", "PyTorch", option_job(asked), capacity, chosen, option_phrase)
     job = read_job(Path(file), asked, format)
     known = format_named(job.framework)
+    if given and not known.reads_script:
+        misuse(f"--set is about the variables of a launch script, and {known.title}'s settings have none")
     return answer.answer(str(file), known.title, job, capacity, chosen, known.phrase)
 
 
