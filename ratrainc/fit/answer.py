@@ -46,6 +46,10 @@ class Verdict(Enum):
     OPEN = "no capacity given"
 
 
+_SHORT = {Verdict.FITS: "yes", Verdict.FAILS: "no", Verdict.CLOSE: "close", Verdict.OPEN: ""}
+"""Verdicts on ways out, in their table."""
+
+
 @frozen
 class OurPlan:
     """Plan of this compiler for the same model, devices and batch."""
@@ -98,11 +102,15 @@ class Fit(Shown):
     @property
     def verdict(self) -> Verdict:
         """Compare the peak with the capacity, within the band; a lower bound never says that a job fits."""
+        return self._verdict_of(self.peak)
+
+    def _verdict_of(self, peak: int) -> Verdict:
+        """Compare a peak of this job, or of a way out of it, with the capacity."""
         if self.capacity is None:
             return Verdict.OPEN
-        if self.peak * (1 - self.band.error) > self.capacity:
+        if peak * (1 - self.band.error) > self.capacity:
             return Verdict.FAILS
-        if self.peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
+        if peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
             return Verdict.FITS
         return Verdict.CLOSE
 
@@ -155,7 +163,7 @@ class Fit(Shown):
                 [
                     way.text,
                     size_text(way.peak_bytes),
-                    "yes" if way.fits else "no",
+                    _SHORT[self._verdict_of(way.peak_bytes)],
                     f"{100 * way.slower:+.0f} %",
                     ", ".join(way.alters),
                 ]
@@ -213,6 +221,7 @@ class Fit(Shown):
                     "changes": list(way.changes),
                     "peak_bytes": way.peak_bytes,
                     "fits": way.fits,
+                    "verdict": self._verdict_of(way.peak_bytes).value,
                     "slower": way.slower,
                     "alters": list(way.alters),
                 }

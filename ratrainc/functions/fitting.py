@@ -70,6 +70,8 @@ def fit(
     else:
         job = read_job(Path(file), asked, format)
         known = format_named(job.framework)
+        if given and not known.reads_script:
+            misuse(f"--set is about the variables of a launch script, and {known.title}'s settings have none")
         found = answer.answer(str(file), known.title, job, capacity, chosen, known.phrase)
     if not exact:
         return found

@@ -172,7 +172,11 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
 
 
 def _put_devices(reader: HfReader) -> None:
-    """Set devices and degrees; two given degrees of data parallelism say how many devices there are."""
+    """Set devices and degrees; two given degrees of data parallelism say how many devices there are.
+
+    A degree of 1 counts as left out, and one degree leaves the other ranks to the other one
+    (axolotl src/axolotl/utils/distributed.py, _get_parallel_config_kwargs).
+    """
     for old, new in (("sequence_parallel_degree", "context_parallel_size"),):
         if reader.has(old):
             reader.settings.setdefault(new, reader.settings[old])
@@ -182,20 +186,28 @@ def _put_devices(reader: HfReader) -> None:
     for field, key, size in (("tp", "tensor_parallel_size", tp), ("cp", "context_parallel_size", cp)):
         if size is not None and size > 1:
             reader.put(field, size, key)
-    if reader.has("accelerate.num_processes") or not (share and copies):
+    copied, shared = (copies or 1) > 1, (share or 1) > 1
+    if reader.has("accelerate.num_processes") or not (shared and copied):
         key = "ray_num_workers"
         if reader.truth("use_ray") and reader.has(key) and not reader.has("accelerate.num_processes"):
             reader.settle("devices", key, "--devices")
         else:
             put_devices(reader)
     else:
-        whole = share * copies * (tp or 1) * (cp or 1)
+        whole = (share or 1) * (copies or 1) * (tp or 1) * (cp or 1)
         if reader.asked.devices not in (None, whole):
             text = f"--devices {reader.asked.devices} contradicts the degrees, whose product is {whole}"
             reader.wrong("dp_shard_size", text, way_out=f"--devices {whole}")
         reader.put("devices", whole, "dp_shard_size")
-    if share and copies and copies > 1:
+    ranks = (reader.values.get("devices") or 0) // ((tp or 1) * (cp or 1))
+    key, degree = ("dp_replicate_size", copies or 1) if copied else ("dp_shard_size", share or 1)
+    if ranks % degree:
+        text = f"{key} is {degree}, which does not divide {ranks} data-parallel ranks"
+        reader.wrong(key, text, way_out="a degree that divides them, or other --devices")
+    elif ranks and shared:
         reader.put("shard_size", share, "dp_shard_size")
+    elif ranks and copied:
+        reader.put("shard_size", ranks // degree, key)
 
 
 def _put_batch(reader: HfReader) -> tuple[Said, Said]:

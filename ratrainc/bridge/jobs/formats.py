@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.support.diagnostics import fail, nearest
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
@@ -65,8 +66,21 @@ def read_job(path: Path, asked: Asked, name: str | None = None) -> Job:
             found = recognised(other, text_of := read_text(other, "RT063", FILE))
             if found not in (None, accelerate.FORMAT) and found is not None:
                 beside = (path, *(each for each in asked.beside if each != other))
-                return found.read(other, text_of, evolve(asked, beside=beside))
-    return known.read(path, text, asked)
+                return _of_the_model_asked(found.read(other, text_of, evolve(asked, beside=beside)), asked)
+    return _of_the_model_asked(known.read(path, text, asked), asked)
+
+
+def _of_the_model_asked(job: Job, asked: Asked) -> Job:
+    """Return the job; refuse a --model that contradicts the sizes of the model that the file names."""
+    named = model_of_hub_name(job.model_name) if job.model_name else None
+    if asked.model is None or named is None:
+        return job
+    for size in ("layers", "hidden_size", "ffn_size", "heads", "kv_heads", "vocab_size"):
+        ours, theirs = getattr(asked.model, size), getattr(named, size)
+        if ours != theirs:
+            text = f"--model {asked.model.name} has {size} {ours}, and {job.model_name}, which the file names, {theirs}"
+            fail("RT064", f"{job.origins['model_name'].place}: {text}", help="leave the option out, or the setting")
+    return job
 
 
 def format_named(name: str) -> SettingsFormat:

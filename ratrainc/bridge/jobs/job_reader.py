@@ -50,6 +50,8 @@ class SettingsFormat:
     phrase: Callable[[Job, str, Any], str | None]
     """says in the file's own words that a field of the job takes another value (`gradient_checkpointing: true`);
     None if the framework cannot express it"""
+    reads_script: bool = False
+    """true if a launch script, whose variables the environment may set, says the settings"""
     reads_all: bool = True
     """false if the format is known but its jobs are not built yet"""
 

@@ -520,4 +520,4 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
     return None
 
 
-MEGATRON_BRIDGE = SettingsFormat("megatron-bridge", "Megatron-Bridge", _recognises, _read, _phrase)
+MEGATRON_BRIDGE = SettingsFormat("megatron-bridge", "Megatron-Bridge", _recognises, _read, _phrase, reads_script=True)

@@ -520,4 +520,4 @@ def _say_sharding(value: Sharding) -> str | None:
     }.get(value)
 
 
-MEGATRON_JOB = SettingsFormat("megatron-lm", "Megatron-LM", _recognises, _read, _phrase)
+MEGATRON_JOB = SettingsFormat("megatron-lm", "Megatron-LM", _recognises, _read, _phrase, reads_script=True)

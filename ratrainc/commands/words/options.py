@@ -277,9 +277,11 @@ _LEAST_BARE = 1 << 12
 
 
 def memory_bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Parse the bytes of a memory, as `byte_count` does; a small number without unit, like 16, is refused."""
+    """Parse the bytes of a memory, as `byte_count` does; zero, and a small number without unit, are refused."""
     number = "" if value is None else value.strip()
-    if number.isascii() and number.isdigit() and 0 < int(number) < _LEAST_BARE:
+    if number.isascii() and number.isdigit() and int(number) == 0:
+        raise click.BadParameter(f"'{value}' is no memory at all: write for example 80GB", context, parameter)
+    if number.isascii() and number.isdigit() and int(number) < _LEAST_BARE:
         words = f"'{value}' is {number} bytes, which no memory has: {number}GB or {number}GiB?"
         raise click.BadParameter(words, context, parameter)
     return byte_count(context, parameter, value)

@@ -9,6 +9,7 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
             layer before, in r (fully_shard/_fsdp_param_group.py wait_for_unshard, post_backward; _fsdp_collectives.py
             foreach_reduce). torchtitan has groups of their own for embedding and head (distributed/fsdp.py)
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
+    nanotron         DDP's buckets in the weights' type; with sums in f32, gradients in it until the backward's end
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
     Megatron-LM      placeholders of weight gradients, and one buffer for the gathered input of a sequence-parallel
@@ -24,6 +25,7 @@ from enum import Enum
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
 from ratrain.ratrainc.fit.holdings.activations import kept_by_policy, recomputed_layers
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
+from ratrain.ratrainc.fit.holdings.state import sums_apart
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
 
@@ -52,12 +54,13 @@ def buffers(part: Part, phase: Phase) -> Bytes:
     made = {
         Sharding.FSDP1: _fsdp1,
         Sharding.FSDP2: _fsdp2,
-        Sharding.ZERO1: _zero12,
+        Sharding.ZERO1: _zero12 if part.job.framework != "nanotron" else None,
         Sharding.ZERO2: _zero12,
         Sharding.ZERO3: _zero3,
     }.get(part.job.sharding)
     own = made(part, phase) if made else {}
-    return together([own, _ddp(part), _gathered_rows(part), _placeholders(part, phase), _casts(part, phase)])
+    others = [_ddp(part), _half_gradients(part, phase), _gathered_rows(part), _placeholders(part, phase)]
+    return together([own, *others, _casts(part, phase)])
 
 
 def gather_pool(part: Part) -> int:
@@ -138,9 +141,31 @@ def _fsdp2(part: Part, phase: Phase) -> Bytes:
 
 
 def _ddp(part: Part) -> Bytes:
+    if part.job.framework == "nanotron":
+        return _ddp_of_nanotron(part)
     if part.job.sharding is not Sharding.DDP or part.job.framework in MEGATRON:
         return {}  # Megatron-LM's gradients are the buckets
     return {"buffers of DDP: buckets": itemsize(part.job.gradient_dtype) * part.parameters}
+
+
+def _ddp_of_nanotron(part: Part) -> Bytes:
+    """Return DDP's buckets, which have the weights' type: sums in f32 have a buffer of their own.
+
+    With ZeRO and sums in f32 nothing is wrapped in DDP (nanotron trainer.py, _init_model: make_ddp).
+    """
+    alone = part.job.sharding is Sharding.NONE or (part.job.sharding is Sharding.ZERO1 and sums_apart(part))
+    return {} if alone else {"buffers of DDP: buckets": itemsize(part.job.weight_dtype) * part.parameters}
+
+
+def _half_gradients(part: Part, phase: Phase) -> Bytes:
+    """Return gradients in the weights' type that wait for the backward's end, where all are added to f32 sums.
+
+    (nanotron optim/gradient_accumulator.py, FP32GradientAccumulator.backward)
+    """
+    if not sums_apart(part) or phase in (Phase.LOSS, Phase.LOSS_BACK, Phase.STEP):
+        return {}
+    elements = part.parameters if phase in (Phase.FIRST, Phase.END) else part.head_matrix
+    return {"buffers of nanotron: gradients before their sum": itemsize(part.job.weight_dtype) * elements}
 
 
 def _zero12(part: Part, phase: Phase) -> Bytes:

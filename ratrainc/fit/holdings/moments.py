@@ -29,6 +29,7 @@ from ratrain.ratrainc.fit.holdings.state import (
     gradients_stay,
     state,
     step_copies,
+    sums_apart,
 )
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, Moment, owners_of, together
@@ -64,7 +65,7 @@ def _gradients(part: Part, phase: Phase) -> int:
     if phase is Phase.STEP:
         return 0 if part.job.optimizer_in_backward else everything
     # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
-    adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON
+    adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON and not sums_apart(part)
     table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
     matrix = table or part.model.hidden_size * part.ffn
     waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0

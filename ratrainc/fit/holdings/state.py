@@ -106,11 +106,17 @@ def gradients_stay(part: Part) -> bool:
     """Return True if gradients of all parameters are allocated during the whole step.
 
     So it is if micro-batches accumulate; where they are one buffer, made once (Megatron-LM
-    core/distributed/param_and_grad_buffer.py, DeepSpeed runtime/zero/stage3.py grad_partitions_flat_buffer); else they
-    are made by the backward and dropped by zero_grad.
+    core/distributed/param_and_grad_buffer.py, DeepSpeed runtime/zero/stage3.py grad_partitions_flat_buffer, nanotron
+    optim/gradient_accumulator.py build_grad_buffers); else they are made by the backward and dropped by zero_grad.
     """
-    buffer = part.job.sharding in _MAIN_GRADIENTS or part.job.framework in MEGATRON
+    buffer = part.job.sharding in _MAIN_GRADIENTS or part.job.framework in MEGATRON or sums_apart(part)
     return (buffer or part.accumulates) and not part.job.optimizer_in_backward
+
+
+def sums_apart(part: Part) -> bool:
+    """Return True if nanotron adds each weight's gradient to an f32 buffer of all weights, whatever ZeRO's stage is."""
+    job = part.job
+    return job.framework == "nanotron" and itemsize(job.gradient_dtype) > itemsize(job.weight_dtype)
 
 
 def gradients(part: Part, elements: int) -> int:
@@ -144,7 +150,7 @@ def step_copies(part: Part) -> int:
     held = share(part.parameters, part.shards)
     if job.offload_optimizer or (job.offload_parameters and part.sharded) or job.optimizer_in_backward:
         return 0
-    if job.sharding in (Sharding.ZERO1, Sharding.ZERO2):
+    if job.sharding in (Sharding.ZERO1, Sharding.ZERO2) and job.framework != "nanotron":
         return _F32 * held if job.gradient_dtype != "f32" else 0
     if job.sharding is Sharding.ZERO3:
         return _F32 * min(held, job.sizes.get("sub_group_size", SUB_GROUP))

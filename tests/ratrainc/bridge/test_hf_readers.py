@@ -441,6 +441,41 @@ def test_options_that_contradict_are_refused(tmp_path: Path) -> None:
         job_of(tmp_path, {"a.yaml": TRL_FULL, "notes.txt": "hello"})
 
 
+def test_a_model_that_contradicts_the_files_is_refused(tmp_path: Path) -> None:
+    job_of(tmp_path, AXOLOTL_HYBRID, model=load_model("llama-3-8b"))
+    with pytest.raises(DiagnosticError, match="has layers 28, and meta-llama"):
+        job_of(tmp_path, AXOLOTL_HYBRID, model=load_model("qwen2.5-7b"))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "devices", "shards"),
+    [
+        ("", 8, None),
+        ("dp_shard_size: 4", 8, 4),
+        ("dp_replicate_size: 2", 8, 4),
+        ("{dp_replicate_size: 1, dp_shard_size: 1}", 8, None),
+        ("{dp_replicate_size: 4, tensor_parallel_size: 2}", 16, 2),
+    ],
+)
+def test_one_degree_leaves_other_ranks_to_the_other_one(
+    degrees: str, devices: int, shards: int | None, tmp_path: Path
+) -> None:
+    lines = [line for line in AXOLOTL_HYBRID.splitlines() if not line.startswith(("dp_", "tensor_"))]
+    text = "\n".join([*lines, degrees.strip("{}").replace(", ", "\n"), ""])
+    assert job_of(tmp_path, text, devices=devices).shard_size == shards
+    if "dp_shard_size: 4" in degrees:
+        with pytest.raises(DiagnosticError, match="does not divide 6 data-parallel ranks"):
+            job_of(tmp_path, text, devices=6)
+
+
+def test_axolotls_own_fsdp_2_casts_no_weight(tmp_path: Path) -> None:
+    """Its preparation takes accelerate's place where its own file says FSDP 2; accelerate's file alone changes nothing."""
+    own = job_of(tmp_path, AXOLOTL_PLAIN + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", devices=8)
+    assert (own.weight_dtype, own.gradient_dtype) == ("f16", "f16")
+    launch = {"train.yml": AXOLOTL_PLAIN, "fsdp2.yaml": ACCELERATE_FSDP2}
+    assert job_of(tmp_path, launch).weight_dtype == "f32"
+
+
 def test_files_of_other_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for text, words in (

@@ -77,6 +77,22 @@ def test_check_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not fit: needs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set", "NODES=4"], "--set is about the variables of a launch script"),
+        (["--memory", "0"], "'0' is no memory at all"),
+        (["--model", "qwen2.5-7b"], "--model qwen2.5-7b has layers 28"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.yaml").write_text(example())
+    assert main(["fit", str(tmp_path / "train.yaml"), "--devices", "8", *options]) in (1, 2)
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_hub_names_are_models() -> None:
     by_hub = api.fit(model="TinyLlama/TinyLlama-1.1B-Chat-v1.0", memory=79 * GIB)
     assert by_hub.peak == api.fit(model="tinyllama-1.1b", memory=79 * GIB).peak

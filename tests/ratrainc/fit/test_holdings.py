@@ -161,6 +161,23 @@ def test_bytes_a_parameter_of_known_recipes():
     assert a_parameter(job_of("torchtune", LLAMA, optimizer="adamw-paged")) == 4
 
 
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.DDP, Sharding.ZERO1])
+def test_nanotron_sums_gradients_in_a_buffer_of_their_own(sharding: Sharding) -> None:
+    """4 bytes a parameter at each moment, and DDP's buckets in bf16 where it wraps the model; none is DeepSpeed's."""
+    devices = 1 if sharding is Sharding.NONE else 4
+    fields = {"gradient_dtype": "f32", "reduce_dtype": "f32", "master_dtype": "f32"}
+    job = job_of("nanotron", model_of("llama"), sharding=sharding, devices=devices, **fields)
+    parameters = Part(job, 0).parameters
+    (rank,) = holdings(job)
+    for moment in rank.moments:
+        held = {each.name: each.bytes for each in moment.owners}
+        assert held["gradients"] == 4 * parameters, moment.name
+        assert held.get("buffers of DDP: buckets", 0) == (2 * parameters if sharding is Sharding.DDP else 0)
+        assert not any("DeepSpeed" in name for name in held)
+        waiting = held.get("buffers of nanotron: gradients before their sum", 0)
+        assert waiting == 2 * parameters or moment.name != "at the end of the backward"
+
+
 def test_the_trainers_8_bit_adamw_keeps_moments_of_the_embedding_in_f32():
     narrow, wide = (Part(job_of(name, LLAMA, optimizer="adamw-8bit"), 0) for name in ("torchtune", "trl"))
     embedding = LLAMA.embedding_parameters
