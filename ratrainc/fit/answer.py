@@ -46,7 +46,7 @@ class Verdict(Enum):
     OPEN = "no capacity given"
 
 
-_SHORT = {Verdict.FITS: "yes", Verdict.FAILS: "no", Verdict.CLOSE: "close", Verdict.OPEN: ""}
+_SHORT = {Verdict.FITS: "yes", Verdict.FAILS: "no", Verdict.CLOSE: "maybe", Verdict.OPEN: ""}
 """Verdicts on ways out, in their table."""
 
 
@@ -145,7 +145,10 @@ class Fit(Shown):
         else:
             margin = self.capacity - self.peak
             left = f"{size_text(abs(margin))} {'spare' if margin >= 0 else 'short'}"
-            yield f"{self.verdict.value}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
+            fits = self.peak * (1 + self.band.error) <= self.capacity
+            unsure = "cannot tell, as the settings named below are not understood"
+            said = unsure if fits and self.job.not_understood else self.verdict.value
+            yield f"{said}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
         yield f"error of such answers: {self.band.text}"
 
     def _owners(self) -> TextTable:
@@ -193,8 +196,12 @@ class Fit(Shown):
         if assumed:
             whose = f"defaults of {self.title}, not in the file" if self.file else "assumed, as no option says it"
             yield f"{whose}: {', '.join(assumed)} (values and sources: --json)"
-        if self.job.ignored:
-            yield f"without effect on memory: {', '.join(note.key for note in self.job.ignored)}"
+        less = [note.key for note in self.job.ignored if note.less]
+        if less:
+            yield f"may need less than is counted, by what these save: {', '.join(less)}"
+        idle = [note.key for note in self.job.ignored if not note.less]
+        if idle:
+            yield f"without effect on memory: {', '.join(idle)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `--json` prints it."""
@@ -306,7 +313,7 @@ def _limits_text(most: Limits, job: Job) -> str:
 
 
 def _note_json(note: Note) -> dict[str, Any]:
-    return {"key": note.key, "value": note.value, "place": note.place, "why": note.why}
+    return {"key": note.key, "value": note.value, "place": note.place, "why": note.why, "less": note.less}
 
 
 def _job_json(job: Job) -> dict[str, Any]:

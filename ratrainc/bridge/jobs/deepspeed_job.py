@@ -49,7 +49,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
-from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, put_model, take_options
+from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, note_ratio, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
@@ -234,7 +234,7 @@ def _state(reader: JobReader) -> None:
         elif device is not None:
             reader.put(field, device != "none", key)
         ratio = f"zero_optimization.{part}.ratio"
-        reader.ignore(ratio, "a part is offloaded: with less than 1 more stays on the device than is counted")
+        note_ratio(reader, ratio)
     for old, field in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_parameters")):
         if reader.take(f"zero_optimization.{old}", bool):
             reader.put(field, True, f"zero_optimization.{old}")

@@ -32,6 +32,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
 from ratrain.ratrainc.bridge.jobs.job import Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job_common import note_ratio
 
 WHAT = "a ds_config of DeepSpeed"
 ZERO_CONFIG = "deepspeed deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig"
@@ -60,7 +61,6 @@ _OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "lion": "lion", "m
 """DeepSpeed's own optimizers: FusedAdam works on many tensors at once (deepspeed/ops/adam/fused_adam.py)."""
 _TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 _MISMATCH = "transformers refuses a ds_config that contradicts the training arguments"
-
 INLINE: Mapping[str, str] = {
     STAGE: "zero_stage",
     f"{_TABLE}offload_optimizer.device": "offload_optimizer_device",
@@ -78,7 +78,7 @@ INERT: Mapping[str, str] = {
     r"zero_optimization\.(stage3_)?(model_persistence_threshold|module_granularity_threshold"
     r"|allgather_sequential)": "of which weights are gathered together; at most what max_live_parameters says",
     r"zero_optimization\.offload_(optimizer|param)\.(pin_memory|buffer_count|buffer_size|fast_init|nvme_path|max_in_cpu"
-    r"|pipeline_read|pipeline_write|ratio)": "of the host's memory",
+    r"|pipeline_read|pipeline_write)": "of the host's memory",
     r"(fp16|bf16)\.(loss_scale|loss_scale_window|initial_scale_power|hysteresis|min_loss_scale|auto_cast"
     r"|consecutive_hysteresis)": "a loss scale is one number",
     r"(optimizer|scheduler)\.params\..*": "of training, which memory does not depend on",
@@ -168,6 +168,7 @@ def _put_offload(reader: HfReader, at: Callable[[str], str], stage: int) -> None
             reader.put(field, True, key)
         elif where in ("cpu", "nvme"):
             reader.ignore(key, f"stage {stage} offloads nothing of it")
+        note_ratio(reader, at(f"{_TABLE}{name}.ratio"))
         if reader.truth(at(f"{_TABLE}{old}")):
             reader.put(field, True, at(f"{_TABLE}{old}"))
 

@@ -17,6 +17,7 @@ PLUGIN = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParall
 LAUNCH = "accelerate src/accelerate/commands/launch.py, launch_command_parser"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """Strategies of version 1 by their numbers: accelerate src/accelerate/utils/constants.py, FSDP_SHARDING_STRATEGY."""
+AHEAD = "layers that are gathered ahead of their use are not counted"
 _WRAPPED = "TRANSFORMER_BASED_WRAP"
 
 
@@ -66,6 +67,10 @@ def put_fsdp(reader: HfReader, prefix: str, defaults: FsdpDefaults, version: str
         reader.ignore(strategy, "FSDP 2 does not read it; reshard_after_forward says it")
     else:
         _put_strategy(reader, chosen, strategy, reshard, defaults.strategy)
+    # transformers src/transformers/trainer.py, Trainer.create_accelerator_and_postprocess
+    ahead = key("limit_all_gathers")
+    if chosen.value == 1 and reader.has(ahead) and not reader.truth(ahead):
+        reader.unknown(ahead, AHEAD)
     offload = key("offload_params", "cpu_offload")
     if reader.truth(offload):
         # Parameters live on the host, and so do their gradients and what the optimizer keeps of them.

@@ -89,6 +89,8 @@ class Note:
     value: Any
     place: str
     why: str
+    less: bool = False
+    """true if the setting may lower memory, and is counted as if it did not"""
 
 
 @frozen

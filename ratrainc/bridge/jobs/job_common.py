@@ -48,6 +48,18 @@ def put_model(reader: JobReader, asked: Asked, name: str | None, key: str, descr
         reader.put("model", described if described is not None else model_of_name(name), key)
 
 
+def note_ratio(reader: JobReader, key: str) -> None:
+    """Note the part of the state that DeepSpeed offloads: below 1 the rest stays on the device.
+
+    (deepspeed runtime/zero/offload_config.py, DeepSpeedZeroOffloadOptimizerConfig.ratio)
+    """
+    ratio = reader.take(key, float)
+    if ratio is not None and ratio < 1:
+        reader.unknown(key, "the part of the state that stays on the device is not counted")
+    else:
+        reader.ignore(key, "all of it is offloaded, as is counted")
+
+
 def dense(
     name: str,
     family: str,

@@ -133,11 +133,14 @@ class JobReader:
         self.put(name, value, key)
         return value
 
-    def ignore(self, key: str, why: str) -> None:
-        """Note a setting that changes no byte; nothing happens if the file does not have it."""
+    def ignore(self, key: str, why: str, *, less: bool = False) -> None:
+        """Note a setting that changes no byte; nothing happens if the file does not have it.
+
+        `less`: it may lower memory, which is not counted.
+        """
         self.taken.add(key)
         if key in self.settings:
-            self.idle.append(Note(key, self.settings[key].value, self.where(key), why))
+            self.idle.append(Note(key, self.settings[key].value, self.where(key), why, less))
 
     def unknown(self, key: str, why: str) -> None:
         """Note a setting that may change memory, and that no field carries: the answer becomes a lower bound."""

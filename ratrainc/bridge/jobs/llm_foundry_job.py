@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrainc.bridge.jobs.hf_fsdp import AHEAD
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
@@ -53,7 +54,7 @@ INERT = {
     r"run_name|save_\w+|load_\w+|loggers(\..*)?|callbacks(\..*)?|log_\w+|python_log_level|progress_bar": _FILES,
     r"console_log_interval|metadata(\..*)?|flatten_metadata|autoresume|profiler(\..*)?|code_paths": _FILES,
     r"only_\w+_checkpoint|tokenizer(\..*)?|seed|dist_timeout|cuda_load_lazy|expandable_segments": _FILES,
-    r"(train_loader|dataset)\..*|model\.config_overrides|train_subset_num_batches": _DATA,
+    r"(train_loader|dataset)\..*|train_subset_num_batches": _DATA,
     r"spin_dataloaders|accumulate_train_batch_on_tokens": _DATA,
     r"eval_\w+(\..*)?|icl_\w+(\..*)?|device_eval_\w+": "of evaluation, which keeps no gradient",
     r"scheduler(\..*)?|optimizer\.\w+|algorithms\.gradient_clipping\..*|max_duration": _RATE,
@@ -61,7 +62,11 @@ INERT = {
     r"model\.(name|init_device|max_seq_len|init_config\..*|logit_scale|norm_\w+|embedding_fraction|use_cache)": _VALUE,
     r"model\.(pretrained|use_auth_token|trust_remote_code|use_pad_tok_in_ffn|fc_type)": _VALUE,
     r"model\.attn_config\.(softmax_scale|attn_uses_sequence_id|alibi_bias_max|rope_\w+(\..*)?|clip_qkv)": _VALUE,
-    r"model\.attn_config\.(fused_qkv|sliding_window_size)|model\.config_overrides\..*": _VALUE,
+    r"model\.attn_config\.(fused_qkv|sliding_window_size)": _VALUE,
+    # any field of transformers' configuration may stand there, sizes too: llmfoundry/utils/config_utils.py,
+    # set_config_overrides
+    r"model\.config_overrides\.(max_seq_len|max_position_embeddings|use_cache|initializer_range|\w+_token_id)": _VALUE,
+    r"model\.config_overrides\.(rope_\w+(\..*)?|attn_config\.(attn_uses_sequence_id|softmax_scale))": _VALUE,
     r"fsdp_config\.(limit_all_gathers|verbose|state_dict_type|sync_module_states|use_orig_params)": "of the process",
     r"fsdp_config\.(backward_prefetch\w*|forward_prefetch\w*|load_\w+|save_\w+)": "of the process",
     r"fsdp_config\.(sharded_ckpt\w*|auto_wrap)": "of the process",
@@ -136,6 +141,11 @@ def _model(reader: JobReader, asked: Asked) -> None:
         reader.unknown("model.name", "a model of this kind is not known here: give --model")
     pretrained = reader.take("model.pretrained", bool)
     reader.put("method", "pretrain" if pretrained is False else "full", "model.name")
+    own = "model.config_overrides.attn_config.attn_impl"
+    if reader.take(own, str) == "flash":
+        reader.put("attention", Attention.FLASH, own)
+    elif reader.has(own):
+        reader.unknown(own, "which tensors this attention keeps is not known here")
     flash = reader.take("model.use_flash_attention_2", bool)
     if flash:
         reader.put("attention", Attention.FLASH, "model.use_flash_attention_2")
@@ -295,6 +305,9 @@ def _sharding(reader: JobReader, replicas: int | None) -> None:
         reader.assume("sharding", kind, "fsdp_config", text)
         return
     kind = Sharding.DDP if strategy == "NO_SHARD" else Sharding.FSDP1
+    ahead = f"{_F}limit_all_gathers"
+    if reader.take(ahead, bool) is False:
+        reader.unknown(ahead, AHEAD)
     if says:
         reader.put("sharding", kind, key)
         reader.put("reshard_after_forward", "GRAD_OP" not in strategy and "ZERO2" not in strategy, key)

@@ -465,7 +465,9 @@ def _optimizer(reader: JobReader, base: Recipe | None) -> None:
         reader.put("offload_optimizer", True, "optimizer.optimizer_cpu_offload")
     for name in ("cpu_offloading", "fine_grained_activation_offloading"):
         if reader.take(f"model.{name}", bool):
-            reader.ignore(f"model.{name}", "activations are offloaded in part: all are counted on the device")
+            reader.ignore(
+                f"model.{name}", "activations are offloaded in part: all are counted on the device", less=True
+            )
 
 
 def _kernels(reader: JobReader) -> None:

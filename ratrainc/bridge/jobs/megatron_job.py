@@ -271,12 +271,13 @@ def _masters(reader: JobReader) -> None:
         reader.assume("master_dtype", "f32", "main-params-dtype", source)
     if aware:
         text = "masters are kept as what bf16 weights lack (store_param_remainders): 2 bytes less than is counted"
-        reader.ignore("use-precision-aware-optimizer", text)
+        reader.ignore("use-precision-aware-optimizer", text, less=True)
     if aware and any(moments):
         first, second = (words.get(each or "fp32", "f32") for each in moments)
         reader.put("state_dtype", first if first == second else "f32", "exp-avg-dtype")
         if first != second:
-            reader.unknown("exp-avg-sq-dtype", "moments of two types are counted as f32")
+            for name in ("exp-avg-dtype", "exp-avg-sq-dtype"):
+                reader.ignore(name, "moments of two types are both counted as f32", less=True)
 
 
 def _sharding(reader: JobReader) -> None:
@@ -332,15 +333,17 @@ def _optimizer(reader: JobReader) -> None:
         if fraction not in (None, 1.0):
             reader.put("offload_optimizer", False, "optimizer-offload-fraction")
             text = f"a part of {fraction} of the moments is offloaded: all are counted on the device"
-            reader.ignore("optimizer-offload-fraction", text)
+            reader.ignore("optimizer-offload-fraction", text, less=True)
     layers = reader.take("cpu-offloading-num-layers", int)
     if layers or reader.take("cpu-offloading", bool):
         key = "cpu-offloading-num-layers" if layers else "cpu-offloading"
-        reader.ignore(key, "activations of some layers are offloaded: all are counted on the device")
+        reader.ignore(key, "activations of some layers are offloaded: all are counted on the device", less=True)
     name = "fine-grained-activation-offloading"
     if reader.take(name, bool):
-        reader.ignore(name, "activations of some modules are offloaded: all are counted on the device")
-    reader.ignore("offload-modules", "activations of some modules are offloaded: all are counted on the device")
+        reader.ignore(name, "activations of some modules are offloaded: all are counted on the device", less=True)
+    reader.ignore(
+        "offload-modules", "activations of some modules are offloaded: all are counted on the device", less=True
+    )
 
 
 def put_recomputation(reader: JobReader, named: Callable[[str], str] = str) -> None:
@@ -397,7 +400,7 @@ def _kernels(reader: JobReader) -> None:
         reader.assume("attention", Attention.FLASH, "attention-backend", f"{_TRANSFORMER}.attention_backend")
     reader.assume("loss", Loss.VOCAB_PARALLEL, "vocab_parallel_cross_entropy", _LOSS)
     for name in ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl"):
-        reader.ignore(name, "a fused loss keeps no more than is counted")
+        reader.ignore(name, "a fused loss keeps no more than is counted", less=True)
     off = next((name for name in ("no-bias-swiglu-fusion", "no-bias-gelu-fusion") if reader.take(name, bool)), None)
     if off is not None:
         reader.put("compiled", False, off)

@@ -185,7 +185,7 @@ def _model(reader: JobReader, asked: Asked) -> None:
         "loss", Loss.VOCAB_PARALLEL, "sharded_cross_entropy", f"{functional}: in f32 (qwen.py, Loss; llama.py)"
     )
     for name in ("_fused_rms_norm", "_fused_rotary_emb"):
-        reader.ignore(f"{_M}{name}", "fused norms and rotations keep no more than is counted")
+        reader.ignore(f"{_M}{name}", "fused norms and rotations keep no more than is counted", less=True)
 
 
 def _other_kind(reader: JobReader) -> bool:

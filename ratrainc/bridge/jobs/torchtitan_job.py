@@ -385,7 +385,7 @@ def _activations(reader: JobReader) -> None:
     if mode == "memory_budget":
         reader.unknown(mode_key, "what a memory budget recomputes, torch.compile decides: it is counted as nothing")
     shapes = f"{_AC}per_op_sac_force_recompute_mm_shapes_by_fqns"
-    reader.ignore(shapes, "more products are recomputed than is counted")
+    reader.ignore(shapes, "more products are recomputed than is counted", less=True)
     reader.ignore(f"{_AC}memory_budget", "of the mode memory_budget")
     if says:
         reader.put("checkpointing", kind, mode_key)

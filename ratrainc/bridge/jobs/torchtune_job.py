@@ -98,6 +98,9 @@ def _check_recipe(reader: JobReader) -> None:
     elif "model" not in tables:
         text = "this config has no model, as recipes have that train several: they are not read"
         reader.wrong("", text, way_out="name a config of full or LoRA fine-tuning")
+    elif "ref_checkpointer" in tables:
+        text = "this config trains by preferences, with a reference model that stays on the device: it is not read"
+        reader.wrong("", text, way_out="name a config of full or LoRA fine-tuning")
     reader.report.check()
 
 

@@ -354,6 +354,14 @@ NOTED = {
         AXOLOTL_FSDP1.replace("  fsdp_sharding", "  fsdp_sparkle: 1\n  fsdp_sharding"),
         "fsdp_config.fsdp_sparkle",
     ),
+    "gathers without a limit": (
+        AXOLOTL_FSDP1.replace("limit_all_gathers: true", "limit_all_gathers: false"),
+        "fsdp_config.fsdp_limit_all_gathers",
+    ),
+    "a part that is offloaded": (
+        AXOLOTL_PLAIN + "deepspeed: {zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}}\n",
+        "deepspeed.zero_optimization.offload_optimizer.ratio",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.bridge.jobs.formats import FORMATS
+from ratrain.ratrainc.bridge.jobs.formats import FORMATS, format_named
 from ratrain.ratrainc.bridge.jobs.job import Job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
@@ -263,6 +263,40 @@ def changed(name: str, change: str | tuple[str, str]) -> str:
         return f"{text}{change}\n"
     assert change[0] in text
     return text.replace(*change)
+
+
+MORE = [
+    ("ds_zero3.json", '{"device": "none"}', '{"device": "cpu", "ratio": 0.3}', "ratio"),
+    ("foundry_lora.yaml", "model:\n", "model:\n  config_overrides: {num_hidden_layers: 2}\n", "num_hidden_layers"),
+    ("foundry_lora.yaml", "model:\n", "model:\n  config_overrides: {attn_config: {attn_impl: torch}}\n", "attn_impl"),
+]
+"""Settings that raise memory over what is counted."""
+
+
+@pytest.mark.parametrize(("name", "old", "new", "key"), MORE)
+def test_what_raises_memory_is_never_without_effect(name: str, old: str, new: str, key: str, tmp_path: Path) -> None:
+    text = (FOLDER / name).read_text()
+    assert old in text
+    job = next(each for each in FORMATS if each.recognises(tmp_path / name, text)).read(
+        tmp_path / name, text.replace(old, new, 1), Asked(devices=4)
+    )
+    assert key in {each.key.rpartition(".")[2] for each in job.not_understood}
+    assert key not in {each.key.rpartition(".")[2] for each in job.ignored}
+
+
+def test_what_lowers_memory_uncounted_is_told_apart() -> None:
+    path = FOLDER / "mlm_dense.sh"
+    flags = "--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5 --bf16"
+    job = format_named("megatron-lm").read(path, path.read_text().replace("--bf16", flags, 1), Asked())
+    less = {each.key for each in job.ignored if each.less}
+    assert less >= {"optimizer-offload-fraction", "use-precision-aware-optimizer"}
+
+
+def test_preference_training_of_torchtune_is_refused(tmp_path: Path) -> None:
+    path = FOLDER / "tune_full_spread.yaml"
+    text = path.read_text() + "\nref_checkpointer:\n  checkpoint_dir: /tmp/a\n"
+    with pytest.raises(DiagnosticError, match="reference model"):
+        format_named("torchtune").read(path, text, Asked())
 
 
 REFUSED: list[tuple[str, str | tuple[str, str], str]] = [
