@@ -270,6 +270,7 @@ _ASKED = {
     "devices": "give their number with --devices N",
     "seq_len": "give it with --seq-len S",
     "micro_batch_size": "give it with --micro-batch-size N",
+    "gradient_accumulation": "say it in the file, or give the training's arguments with --beside FILE",
 }
 
 

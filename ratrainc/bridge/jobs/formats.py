@@ -104,5 +104,7 @@ def _refuse(path: Path, text: str) -> NoReturn:
         )
     if (likely := framework_of(text)) is not None:
         title = FRAMEWORKS[likely].title
-        fail("RT063", f"this looks like {title}'s settings", top, help=f"ratrainc import-plan --from {likely} reads it")
+        name = next(each.name for each in FORMATS if each.name.startswith(likely))
+        help_text = f"if they are, say --format {name}; ratrainc import-plan --from {likely} makes a plan of them"
+        fail("RT063", f"this may be {title}'s settings, but has none that tells a run", top, help=help_text)
     fail("RT063", "this is no settings file that is known here", top, help=formats)

@@ -158,7 +158,7 @@ class HfReader(JobReader):
                 return path
         words = self.called.get(key, self.own(key))
         text = f"{words} names {shown(name)}, which is neither in {folder} nor in a folder above"
-        self.wrong(key, text, code="RT002", way_out="put it there, or give it as a further file of the run")
+        self.wrong(key, text, code="RT002", way_out="put it there, or name it with --beside FILE")
         return None
 
     def finish(self, inert: Mapping[str, str], **fields: Any) -> Job:

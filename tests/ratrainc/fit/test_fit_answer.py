@@ -93,6 +93,13 @@ def test_an_option_that_would_change_nothing_is_refused(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_what_is_open_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
+    open_ = {"format": "deepspeed", "model": "llama-3-8b", "devices": 8, "seq_len": 512, "micro_batch_size": 1}
+    with pytest.raises(DiagnosticError, match=r"gradient_accumulation: .*\n  help: say it in the file"):
+        api.fit(tmp_path / "ds.json", **open_)
+
+
 def test_hub_names_are_models() -> None:
     by_hub = api.fit(model="TinyLlama/TinyLlama-1.1B-Chat-v1.0", memory=79 * GIB)
     assert by_hub.peak == api.fit(model="tinyllama-1.1b", memory=79 * GIB).peak
