@@ -836,7 +836,9 @@ OPTIONS = {
     "launch": Command(
         "-n 4 --mpirun ./mpirun x.rtx",
         {
-            "-n": Option("processes", "-n 2", "--mpirun ./mpirun x.rtx"),
+            "-n": Option(
+                "processes, which are as many as the program has ranks without it", "-n 4", "--mpirun ./mpirun x.rtx"
+            ),
             "--mpirun": Option(
                 "the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrain.ratrainc.running.supervisor:mpi_command"
             ),

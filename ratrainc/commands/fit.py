@@ -84,7 +84,7 @@ _MOST = 1 << 20
     type=Result("snapshot", ".pickle"),
     callback=output_file,
     metavar="OUT.pickle",
-    help="Write the predicted allocations of a step, a device a kind of rank: PyTorch's memory viewer opens it.",
+    help="Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer.",
 )
 @click.option(
     "--exact",

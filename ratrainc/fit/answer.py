@@ -149,7 +149,7 @@ class Fit(Shown):
             unsure = "cannot tell, as the settings named below are not understood"
             said = unsure if fits and self.job.not_understood else self.verdict.value
             yield f"{said}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
-        yield f"error of such answers: {self.band.text}"
+        yield f"how far off such answers are: {self.band.text}"
 
     def _owners(self) -> TextTable:
         rank, total = self.fullest, self.peak
@@ -262,7 +262,17 @@ def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machi
     if capacity is None:
         return Fit(file, title, job, ranks, None, band, machine.name, (), None)
     ways = ways_out(job, capacity, machine, phrase)
-    return Fit(file, title, job, ranks, capacity, band, machine.name, ways, limits(job, capacity, phrase))
+    return Fit(
+        file,
+        title,
+        job,
+        ranks,
+        capacity,
+        band,
+        machine.name,
+        ways,
+        limits(job, int(capacity / (1 + band.error)), phrase),
+    )
 
 
 _ASKED = {
@@ -278,7 +288,7 @@ def _way_out(reason: str, job: Job) -> str:
     """Return what to do about a refusal: the option that gives what is open, and settings that may be the cause."""
     name = reason.partition(":")[0]
     if name not in _ASKED:
-        return "fit has no formula for it yet: it answers nothing rather than less"
+        return "not supported yet, and no answer is given rather than a wrong one"
     unread = [f"{note.key} ({note.place}): {note.why}" for note in job.not_understood]
     return "; ".join([_ASKED[name], *unread])
 
@@ -297,9 +307,10 @@ def _described(job: Job, title: str) -> str:
 def _limits_text(most: Limits, job: Job) -> str:
     texts = []
     if most.fewest_devices is None and shares_state(job):
-        texts.append("no number of devices is enough")
+        texts.append("more devices alone will not help")
     elif most.fewest_devices is not None:
-        texts.append(f"at least {most.fewest_devices} devices" + (f" with {most.sharding}" if most.sharding else ""))
+        count = f"{most.fewest_devices} device{'s' * (most.fewest_devices != 1)} or more"
+        texts.append(count + (f" with {most.sharding}" if most.sharding else ""))
     texts.append(
         f"sequences of up to {most.longest_sequence} tokens"
         if most.longest_sequence is not None

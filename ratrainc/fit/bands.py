@@ -43,7 +43,7 @@ def band_of(job: Job) -> Band:
     """Return the error of a job's framework; without a published peak under it, the worst of the others."""
     held = HELD.get(job.framework)
     if held is None:
-        text = f"no published peak under {job.framework} was held against it; the worst of others is {WORST:.1%} off"
+        text = f"no published peak under {job.framework} to check against; the worst error elsewhere is {WORST:.1%}"
         return Band(WORST, text)
     count, error = held
     share = "9 in 10 of" if count >= MANY else "all" if count > 1 else "the"

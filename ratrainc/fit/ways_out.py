@@ -159,7 +159,7 @@ def candidates(job: Job) -> Iterator[Change]:
         yield Change((("offload_activations", True),))
     yield from _offloads(job)
     if job.seq_len >= 2 * _SHORTEST:
-        yield Change((("seq_len", job.seq_len // 2),), "sequences of half the length")
+        yield Change((("seq_len", job.seq_len // 2),), "the training: sequences half as long")
 
 
 def _offloads(job: Job) -> Iterator[Change]:

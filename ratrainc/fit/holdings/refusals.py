@@ -54,7 +54,7 @@ def _not_built(job: Job) -> str:
     if job.framework not in STYLES:
         return f"framework: the model code of {job.framework} was not read (known: {', '.join(STYLES)})"
     if job.method == "lora" or job.adapter is not None:
-        return "adapter: adapters come later, their bytes are not built yet"
+        return "adapter: adapters (LoRA) are not supported yet"
     if job.method not in {"full", "pretrain"}:
         return f"method: {job.method}: which parts train decides gradients and moments, and is not built yet"
     if job.ep > 1:
