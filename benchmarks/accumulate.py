@@ -1,4 +1,4 @@
-"""What the type costs that sums products on an MT-3000: the paper's plan and our best ones, under one peak and under two.
+"""Price the type that sums products on an MT-3000: the paper's plan and our best ones, under one peak and under two.
 
     python benchmarks/accumulate.py [NAME ...]    # llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b; minutes each
 

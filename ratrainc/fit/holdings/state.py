@@ -28,7 +28,7 @@ _F32 = 4
 _BLOCK_8BIT = 256
 """Elements that share one f32 scale: bitsandbytes optim/optimizer.py blockwise states, torchao optim/adam.py."""
 _BLOCK_4BIT = 128
-"""The same of 4-bit states, torchao optim/adam.py AdamW4bit."""
+"""As above, of 4-bit states, torchao optim/adam.py AdamW4bit."""
 
 MOMENTS = {
     "adamw": 2,

@@ -477,7 +477,7 @@ def test_one_degree_leaves_other_ranks_to_the_other_one(
 
 
 def test_axolotls_own_fsdp_2_casts_no_weight(tmp_path: Path) -> None:
-    """Its preparation takes accelerate's place where its own file says FSDP 2; accelerate's file alone changes nothing."""
+    """Read f32 state only where accelerate prepares FSDP 2, and not axolotl's own file."""
     own = job_of(tmp_path, AXOLOTL_PLAIN + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", devices=8)
     assert (own.weight_dtype, own.gradient_dtype) == ("f16", "f16")
     launch = {"train.yml": AXOLOTL_PLAIN, "fsdp2.yaml": ACCELERATE_FSDP2}

@@ -1,4 +1,4 @@
-"""What autograd saves of real layers, counted by storage, against the formulas: equal to the byte.
+"""Count by storage the tensors that autograd saves of real layers: the formulas give the same bytes.
 
 The layers are those of `transformers` where it is installed, and blocks written here as other frameworks write theirs.
 """

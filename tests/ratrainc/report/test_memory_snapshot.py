@@ -40,7 +40,7 @@ def most_live(trace: list[dict[str, Any]]) -> int:
 
 
 def check(data: dict[str, Any]) -> None:
-    """What is live at a trace's end is what its segment has as allocated."""
+    """Compare the allocations that are live at a trace's end with its segment's blocks."""
     for number, trace in enumerate(data["device_traces"]):
         most_live(trace)
         live: dict[int, int] = {}

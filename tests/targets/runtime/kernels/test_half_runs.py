@@ -79,7 +79,7 @@ def test_the_bound_grows_with_the_run_and_hardly_with_the_depth() -> None:
 
 
 def test_a_longer_run_loses_more() -> None:
-    """What the bound allows for happens: equal terms, whose sum soon has no bits for them."""
+    """Reach what the bound allows for: equal terms, whose sum soon has no bits for them."""
     lost = []
     for run in (1, 64, HALF_RUN, 4096):
         a, b, out = np.full((1, 4096), 1.1, np.float16), np.ones((4096, 1), np.float16), np.empty((1, 1), np.float32)
