@@ -39,8 +39,8 @@ CPU = "cpu"
 NO_GPU = "needs a GPU"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 EXTRAS = ("calibrate", "testing")
-UNUSED = ("hjson", "tree-sitter", "tree-sitter-bash")
-"""Requirements that only `import-plan` has."""
+UNUSED = ("hjson", "tree-sitter", "tree-sitter-bash", "PyYAML")
+"""Requirements that only readers of other tools' settings have."""
 
 
 class SkipError(Exception):
@@ -272,14 +272,14 @@ def _check_trainings(drill: Drill, name: str) -> None:
 
 TILES = {
     64: {
-        "attend": [(128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)],
-        "gradients_of_keys": [(64, 64, 4, 2), (64, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 3)],
-        "gradients_of_queries": [(128, 64, 8, 2), (64, 64, 4, 3)],
+        "attend": [(128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (128, 32, 8, 4)],
+        "gradients_of_keys": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3)],
+        "gradients_of_queries": [(64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3)],
     },
     128: {
-        "attend": [(128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2)],
-        "gradients_of_keys": [(64, 64, 8, 2), (64, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2)],
-        "gradients_of_queries": [(64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2)],
+        "attend": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 8, 3)],
+        "gradients_of_keys": [(64, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 1), (32, 64, 4, 2)],
+        "gradients_of_queries": [(64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 2)],
     },
 }
 """By elements of a head and kernel: rows, columns, warps and stages of tiles to time."""
@@ -350,28 +350,81 @@ def _seconds_on_gpu(run: Callable[[], None], repeat: int = 10) -> float:
     return median(one.elapsed_time(other) for one, other in pairwise(marks)) / 1e3
 
 
+GRAPHS = {
+    "pipeline": ("pp = 2", ()),
+    "tensor ranks": ("pp = 1\ntp = 2", ()),
+    "state in a file": (
+        "pp = 2",
+        ("--machine", "examples/small-memory.toml", "--passes", "place-1f1b,offload-state{home=file},allocate-ddr"),
+    ),
+}
+"""By name: the line of the tiny plan that takes the place of `pp = 2`, and more words of `compile`."""
+IN_FILES = ("state in a file",)
+"""Programs that no graph can repeat: their host reads and writes files."""
+NEAR_GRAPHS = 1e-4
+"""Largest relative difference between losses of the first plan and of the others, f16."""
+
+
 def graph(drill: Drill) -> None:
-    """A tiny program by `ratrainc run`, step by step and as one graph: the same losses."""
+    """Run three tiny programs by `ratrainc run`, step by step and as one graph: the same losses."""
+    examples = ROOT / "examples"
+    plan = (examples / "tiny.toml").read_text("utf-8")
+    found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        program = str(Path(folder, "tiny.rtx"))
-        examples = ROOT / "examples"
-        words = ["--model", str(examples / "tiny.json"), "--plan", str(examples / "tiny.toml"), "-o", program]
+        for name, (keys, more) in GRAPHS.items():
+            program, changed = str(Path(folder, f"{len(found)}.rtx")), Path(folder, "plan.toml")
+            changed.write_text(plan.replace("pp = 2", keys, 1), "utf-8")
+            words = ["--model", str(examples / "tiny.json"), "--plan", str(changed), "-o", program, *more]
+            drill.command("-m", "ratrain", "compile", *words)
+            found[name] = _losses(drill, name, program)
+            if drill.on_host or name in IN_FILES:
+                continue
+            replayed = _losses(drill, f"{name}, graph", program, "--graph")
+            drill.check(found[name] == replayed, f"{name}: the losses of the graph are others")
+    first, *others = found.values()
+    for name, losses in zip(list(found)[1:], others, strict=True):
+        pairs = zip(first, losses, strict=False)
+        off = max((abs(mine / theirs - 1) for theirs, mine in pairs), default=float("inf"))
+        drill.check(off <= NEAR_GRAPHS, f"{name}: losses {off:.1e} off the pipeline's")
+    if drill.on_host:
+        raise SkipError(f"--graph {NO_GPU}; {len(found)} programs ran without it")
+
+
+def _losses(
+    drill: Drill, name: str, program: str, *options: str, launcher: Sequence[str] = ("-m", "ratrain")
+) -> list[float]:
+    """Return the losses of a few steps of `ratrainc run`."""
+    log = Path(program).with_suffix(".jsonl")
+    log.unlink(missing_ok=True)
+    steps = ["--steps", "2" if drill.on_host else "12", "--log", str(log), "--data", str(ROOT / "docs" / "devices.md")]
+    place = ["--device", drill.device, "--kernels", drill.kernels]
+    drill.command(*launcher, "run", program, *steps, *place, *options)
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+    losses = [line["loss"] for line in lines if "loss" in line]
+    drill.figures[name] = lines
+    drill.check(bool(losses), f"{name}: no step ran")
+    print(f"{name}: losses {' '.join(f'{loss:.6f}' for loss in losses)}", flush=True)
+    return losses
+
+
+def ranks(drill: Drill) -> None:
+    """Run two replicas of a tiny program as processes with GPUs of their own, over NCCL; one where there is one GPU."""
+    import torch
+
+    count = 2 if drill.on_host else min(2, torch.cuda.device_count())
+    examples = ROOT / "examples"
+    with tempfile.TemporaryDirectory() as folder:
+        program, plan = str(Path(folder, "tiny.rtx")), Path(folder, "plan.toml")
+        text = (examples / "tiny.toml").read_text("utf-8")
+        plan.write_text(text.replace("pp = 2", "pp = 1", 1).replace("dp = 2", f"dp = {count}", 1), "utf-8")
+        words = ["--model", str(examples / "tiny.json"), "--plan", str(plan), "-o", program]
         drill.command("-m", "ratrain", "compile", *words)
-        text = str(ROOT / "docs" / "devices.md")
-        found: dict[str, list[float]] = {}
-        for name, options in {"step by step": (), "graph": ("--graph",)}.items():
-            if drill.on_host and options:
-                raise SkipError(f"--graph {NO_GPU}; {len(found['step by step'])} steps went without it")
-            log = Path(folder, f"{len(found)}.jsonl")
-            steps = ["--steps", "2" if drill.on_host else "12", "--log", str(log), "--data", text]
-            place = ["--device", drill.device, "--kernels", drill.kernels]
-            drill.command("-m", "ratrain", "run", program, *steps, *place, *options)
-            lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
-            found[name] = [line["loss"] for line in lines if "loss" in line]
-            drill.figures[name] = lines
-            print(f"{name}: losses {' '.join(f'{loss:.6f}' for loss in found[name])}", flush=True)
-    one, other = found.values()
-    drill.check(bool(one) and one == other, "the losses of the graph are others")
+        alone = _losses(drill, "one process", program)
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), "-m", "--", "ratrain"]
+        together = _losses(drill, f"{count} processes", program, "--engine", "torch", launcher=launcher)
+        drill.check(alone == together, "the losses of ranks in processes of their own are others")
+    if not drill.on_host and count == 1:
+        raise SkipError("one GPU: one rank over NCCL ran, and had no one to talk to")
 
 
 def memory(drill: Drill) -> None:
@@ -520,15 +573,16 @@ def speed(drill: Drill) -> None:
 
 PARTS: dict[str, tuple[float, Callable[[Drill], None]]] = {
     "machine": (0.04, machine),
-    "correctness": (0.22, correctness),
-    "graph": (0.07, graph),
+    "correctness": (0.18, correctness),
+    "graph": (0.10, graph),
+    "ranks": (0.05, ranks),
     "bytes": (0.11, memory),
     "ballast": (0.06, ballast),
-    "tiles": (0.09, tiles),
+    "tiles": (0.07, tiles),
     "calibrate": (0.14, calibrate),
     "speed": (0.27, speed),
 }
-"""Share of the time that a part may take, and what it does."""
+"""Share of the time that is left which a part may take, and what it does."""
 
 
 def do_part(name: str, drill: Drill) -> int:
@@ -652,7 +706,7 @@ def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) 
     """Do the parts one after the other, and print the table."""
     out.mkdir(parents=True, exist_ok=True)
     total = float(os.environ.get("DRILL_SECONDS") or SECONDS[device])
-    shares = sum(PARTS[name][0] for name in only)
+    end = time.monotonic() + total
     results: dict[str, dict[str, Any]] = {}
     with (out / "drill.log").open("a", encoding="utf-8") as log:
 
@@ -661,8 +715,9 @@ def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) 
             print(line, file=log, flush=True)
 
         tell(f"drill on '{device}', {total:g} s in all, results in {out}")
-        for name in only:
-            limit = total * PARTS[name][0] / shares
+        for number, name in enumerate(only):  # what a part leaves of its time is that of those after it
+            shares = sum(PARTS[later][0] for later in only[number:])
+            limit = max(1.0, end - time.monotonic()) * PARTS[name][0] / shares
             tell(f"\n== {name} (at most {limit:.3g} s) ==")
             results[name] = run_part(name, device, sets, out, limit, tell)
         tell("\n| part | result | seconds | why |\n|---|---|---|---|")

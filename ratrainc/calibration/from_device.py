@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 TARGET = "pytorch"
 
 _LEAST_TURNS = 3
-_LATE = 1.25
-"""Seconds of a step by those that its kernels take, from which on it is taken to wait for its host."""
 _FOR_RUNS = 0.4
 """Share of the progress bar for the programs that run whole steps; the rest is for kernels."""
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
@@ -88,8 +86,6 @@ class TimedCall:
     routine: Routine
     step: Step
     seconds: float
-    issued: float
-    """part of `seconds` in which the host issued the call"""
 
 
 @frozen
@@ -99,11 +95,14 @@ class StepCheck:
     name: str
     measured: float
     predicted: float
+    issued: float | None = None
+    """seconds of a step whose ops the host issues one by one, where `measured` is a graph's"""
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
         error = self.predicted / self.measured - 1
-        return {"program": self.name, "measured": self.measured, "predicted": self.predicted, "error": error}
+        figures = {"program": self.name, "measured": self.measured, "predicted": self.predicted, "error": error}
+        return figures if self.issued is None else {**figures, "issued_one_by_one": self.issued}
 
 
 @frozen(repr=False)
@@ -138,6 +137,12 @@ class DeviceMachine(Calibrated):
             for each in self.steps
         ]
         yield TextTable("steps of the small programs", ("program", "measured", "predicted", "error"), steps)
+        issued = [each.issued / each.measured for each in self.steps if each.issued is not None]
+        if issued:
+            yield (
+                "steps are repeated as graphs, as 'ratrainc run --graph' does; "
+                f"issued op by op they took {median(issued):.1f} times as long"
+            )
         if self.rates is not None:
             off = f"off by {self.rates.median:.0%} in the median of those that did"
             yield f"fitted rates, for kernels that did not run: {off}"
@@ -187,8 +192,6 @@ def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: No
     rates = errors(_predicted(calls, machine), _measured(calls))
     gap = {} if kernels.memory.overlaps else {"engine_gap": _gap(runs, where)}
     machine = evolve(machine, constants=machine.constants | gap, cost="table", table=_table(calls, runs, machine))
-    if kernels.memory.overlaps:
-        machine = evolve(machine, constants=machine.constants | {"dispatch": _dispatch(calls, runs, machine, where)})
     checks = tuple(_check(run, machine, overlaps=kernels.memory.overlaps) for run in runs)
     return DeviceMachine(machine, kernels.name, turns, links.name, rates, checks)
 
@@ -249,19 +252,16 @@ def _timed_calls(
     _check_fits(routines, kernels)
     timer = RoutineTimer(routines, kernels)
     taken: list[list[tuple[float, ...]]] = [[] for _ in routines]
-    issued: list[list[tuple[float, ...]]] = [[] for _ in routines]
     for number in range(len(routines)):  # kernels are loaded or compiled, and memory is touched for the first time
         timer.turn(number)
     turns, start = 0, perf_counter()
     while turns < _LEAST_TURNS or perf_counter() - start < seconds:
         for number in range(len(routines)):  # all in turn, so that what disturbs one meets the others too
-            turn = timer.turn(number)
-            taken[number].append(turn.seconds)
-            issued[number].append(turn.issued)
+            taken[number].append(timer.turn(number))
         turns += 1
         passed = (perf_counter() - start) / seconds if seconds else 1.0
         tell(min(1.0, passed, turns / _LEAST_TURNS))
-    return _median_calls(routines, taken, issued), turns
+    return _median_calls(routines, taken), turns
 
 
 def _distinct(programs: Sequence[Program]) -> list[Routine]:
@@ -285,19 +285,16 @@ def _check_fits(routines: Sequence[Routine], kernels: KernelSet) -> None:
         fail("RT093", text, help="give a plan of smaller micro-batches, or free memory of the device")
 
 
-def _median_calls(
-    routines: Sequence[Routine], taken: list[list[tuple[float, ...]]], issued: list[list[tuple[float, ...]]]
-) -> list[TimedCall]:
+def _median_calls(routines: Sequence[Routine], taken: list[list[tuple[float, ...]]]) -> list[TimedCall]:
     """Return one call for each key, with the median over all turns of all equal calls."""
     calls: dict[str, tuple[Routine, Step]] = {}
-    mine, hosts = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    for routine, seconds, host in zip(routines, taken, issued, strict=True):
+    mine = defaultdict[str, list[float]](list)
+    for routine, seconds in zip(routines, taken, strict=True):
         for number, step in enumerate(routine.steps):
             key = kernel_key(routine, step)
             calls.setdefault(key, (routine, step))
             mine[key] += [turn[number] for turn in seconds]
-            hosts[key] += [turn[number] for turn in host]
-    return [TimedCall(*call, median(mine[key]), median(hosts[key])) for key, call in calls.items()]
+    return [TimedCall(*call, median(mine[key])) for key, call in calls.items()]
 
 
 def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str) -> Machine:
@@ -325,31 +322,6 @@ def _gap(runs: Sequence[RunProgram], where: str) -> Constant:
     return Constant(gap, "s", "measured", f"median between two ops of {len(runs)} programs: {where}")
 
 
-def _dispatch(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Machine, where: str) -> Constant:
-    """Return the seconds in which the host issues a kernel with all that the engine does around it.
-
-    They are those of a kernel in the steps that a device is done with long before the host is.
-    """
-    late = []
-    for run in runs:
-        busy = predicted_step_seconds(run.program, machine, overlaps=True)
-        if run.step_seconds > _LATE * busy:
-            late.append(run.step_seconds / _kernel_calls(run.program))
-    if late:
-        return Constant(
-            median(late), "s", "measured", f"a kernel's share of {len(late)} steps that wait for it: {where}"
-        )
-    source = f"median time in which the host issues a kernel: {where}"
-    return Constant(median(call.issued for call in calls), "s", "measured", source)
-
-
-def _kernel_calls(program: Program) -> int:
-    """Count the kernel calls of a step."""
-    streams = (stream for stage in program.stages for stream in stage.streams.values())
-    routines = (instruction.routine for stream in streams for instruction in stream)
-    return sum(len(program.routines[routine].steps) for routine in routines if routine is not None)
-
-
 def _table(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Machine) -> OpTable:
     """Make the table of timed ops; the size of a kernel call is its predicted seconds by the machine's rates."""
     sizes = _predicted(calls, machine)
@@ -362,4 +334,4 @@ def _table(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Mach
 
 def _check(run: RunProgram, machine: Machine, *, overlaps: bool) -> StepCheck:
     predicted = predicted_step_seconds(run.program, machine, overlaps=overlaps)
-    return StepCheck(run.program.model.name, run.step_seconds, predicted)
+    return StepCheck(run.program.model.name, run.step_seconds, predicted, run.issued_seconds)

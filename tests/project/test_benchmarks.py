@@ -349,7 +349,7 @@ class TestSmallMemory:
 class TestDrill:
     """The drill for a GPU, rehearsed on the processor."""
 
-    PARTS = ("machine", "correctness", "graph", "bytes", "ballast", "tiles", "calibrate", "speed")
+    PARTS = ("machine", "correctness", "graph", "ranks", "bytes", "ballast", "tiles", "calibrate", "speed")
 
     def drill(self, out: Path, **variables: str) -> tuple[int, dict[str, list[str]], str]:
         """Run it; return the exit status, the cells of each part in the table, and all that it printed."""

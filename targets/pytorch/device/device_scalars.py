@@ -245,8 +245,9 @@ class DeviceScalars:
             of_all.add_(of_stage)
         self.spread(flags, [work.flag])
         raised = torch.ne(work.flag, 0, out=work.bools[0])
-        norm = self._at(_NORM).copy_(of_all.sqrt_()).masked_fill_(raised, float("inf"))
-        for out in outs:
+        norm = of_all.sqrt_().masked_fill_(raised, float("inf"))
+        # replicas' streams write the log at the same time: only what is final
+        for out in (self._at(_NORM), *outs):
             out.copy_(norm)
         self._has_norm = True
 

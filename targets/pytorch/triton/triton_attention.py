@@ -457,9 +457,9 @@ def tiles_of(width: int, *, halves: bool) -> tuple[Tile, Tile, Tile]:
             else (Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1))
         )
     if width <= 64:
-        return Tile(128, 64, 4, 3), Tile(64, 128, 8, 2), Tile(128, 64, 8, 2)
+        return Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 32, 4, 3)
     if width <= 128:
-        return Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
+        return Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)
     return Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)
 
 

@@ -19,7 +19,7 @@ from ratrain.targets.pytorch.triton.triton_common import (
     store_rounded,
 )
 
-_SCANNED, _ROWS, _COLUMNS = 1024, 32, 256
+_SCANNED, _ROWS, _COLUMNS = 1024, 8, 1024
 """Tokens that a program compares at a time with its own, rows that it adds at a time, and its columns."""
 
 

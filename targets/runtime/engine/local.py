@@ -366,6 +366,8 @@ class LocalEngine(ProgramEngine):
         """Combine losses, norms or flags."""
         scalars, scratch = self.updater.scalars, self.scratch_of(members[0][0], Engine.COLLECTIVE)
         match Quantity(members[0][1].variant):
+            case Quantity.LOSS if members[0][0].place.peer:
+                pass  # tensor-parallel ranks all have it; the step's loss is one number, which the first of them writes
             case Quantity.LOSS:
                 collectives.total_loss(members, scalars, scratch)
             case Quantity.NORM:

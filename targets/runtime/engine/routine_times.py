@@ -8,7 +8,6 @@ output of the block before is near, weights and saved tensors are far.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -40,14 +39,6 @@ _ROWS_OF = {"tokens": ("table", "dtable"), "labels": ("table", "dtable")}
 
 
 @frozen
-class Turn:
-    """One turn of a routine: seconds of each kernel call, and the part in which the host issued it."""
-
-    seconds: tuple[float, ...]
-    issued: tuple[float, ...]
-
-
-@frozen
 class _Bound:
     """Routine on its operands: copies to make before a turn, and its kernel calls."""
 
@@ -68,22 +59,20 @@ class RoutineTimer:
         self._issued = [0.0] * len(routines)
         """Seconds in which the host issued the last turn of each routine."""
 
-    def turn(self, number: int) -> Turn:
-        """Run routine `number` once."""
+    def turn(self, number: int) -> tuple[float, ...]:
+        """Run routine `number` once; return the seconds of each kernel call."""
         bound = self._bound[number]
         for target, source in bound.fills:
             self._memory.copy(target, source)
         # the device begins once the host has issued all calls, so that it never waits for the next
         self._watch.hold(_MARGIN * self._issued[number])
         with np.errstate(all="ignore"):  # the values are stand-ins
-            marks, moments = [self._watch.mark()], [perf_counter()]
+            marks, begin = [self._watch.mark()], perf_counter()
             for call in bound.calls:
                 call()
                 marks.append(self._watch.mark())
-                moments.append(perf_counter())
-        issued = tuple(after - before for before, after in pairwise(moments))
-        self._issued[number] = moments[-1] - moments[0]
-        return Turn(tuple(self._watch.seconds(marks)), issued)
+        self._issued[number] = perf_counter() - begin
+        return tuple(self._watch.seconds(marks))
 
     def _bind(self, routine: Routine, kernels: KernelSet) -> _Bound:
         operands, at = {}, 0

@@ -110,8 +110,8 @@ def test_every_kernel_call_can_be_timed_by_itself(preset: str, attention: str) -
     for _ in range(2):
         for number, routine in enumerate(program.routines):
             turn = timer.turn(number)
-            assert len(turn.seconds) == len(turn.issued) == len(routine.steps)
-            assert min(turn.seconds) >= 0
+            assert len(turn) == len(routine.steps)
+            assert min(turn) >= 0
 
 
 class Counting(HostMemory):
@@ -235,10 +235,8 @@ def test_a_gpu_says_its_memory_and_what_is_taken_and_has_a_host(monkeypatch: pyt
     assert timed.links == "h100-node"
     assert (machine["ddr_capacity"], machine["runtime_overhead"]) == (85 << 30, 1 << 29)
     assert machine.capacity(0).left == (85 << 30) - (1 << 29)
-    assert {machine.constants[name].certainty for name in ("host_bandwidth", "host_handover", "dispatch")} == {
-        "measured"
-    }
-    assert "engine_gap" not in machine.constants
+    assert {machine.constants[name].certainty for name in ("host_bandwidth", "host_handover")} == {"measured"}
+    assert not {"engine_gap", "dispatch"} & machine.constants.keys()
 
 
 def test_a_gpu_of_no_known_links_is_refused_unless_links_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

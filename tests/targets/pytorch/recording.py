@@ -30,8 +30,14 @@ class Call:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
+    def __call__(self) -> None:
+        """Do it."""
+        self.function(*self.arguments, **self.options)
 
-class _Recorder(TorchDispatchMode):
+
+class Recorder(TorchDispatchMode):
+    """Keep the operators that write, without doing them; views are made."""
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -68,7 +74,7 @@ class Tape:
         """Call every operator again, on the same bytes, with the same numbers."""
         self.replayed += 1
         for call in self.calls:
-            call.function(*call.arguments, **call.options)
+            call()
 
 
 @define(eq=False)
@@ -98,7 +104,7 @@ class RecordingDevice:
 
     def graph(self, issue: Callable[[], None]) -> Tape:
         """Record; a step that was begun is not done."""
-        recorder = _Recorder()
+        recorder = Recorder()
         with recorder, no_host_reads():
             issue()
         self.tapes.append(Tape(recorder.calls))

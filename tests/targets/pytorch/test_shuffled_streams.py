@@ -27,6 +27,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "clipped-zb": ("zb-h1", {"micro_batches": 3, "optimizer": evolve(OPTIMIZER, clip="global", max_norm=0.3)}),
     "interleaved": ("interleaved", {"dp": 1, "zero": 0, "chunks": 2, "micro_batches": 4, "cuts": (1, 2, 3)}),
     "peers": ("ratrain", {"pp": 1, "dp": 1, "tp": 2, "zero": 0, "micro_batches": 2}),
+    "replicas of peers": ("ratrain", {"pp": 1, "dp": 2, "tp": 2, "zero": 1, "micro_batches": 2}),
     "slices": ("seq1f1b", {"dp": 1, "zero": 0, "slices": (3, 3), "micro_batches": 2}),
 }
 GATE = ("2x1", "tied-each")
