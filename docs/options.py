@@ -736,7 +736,9 @@ OPTIONS = {
                     "x.rtx --device cuda --threads 2",
                 ),
             ),
-            "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, SETTINGS),
+            "--kernels": Option(
+                "the kernels, to the last bits; auto chooses them", "--kernels reference", None, SETTINGS
+            ),
             "--interleave": Option(
                 "another legal order, with the same losses",
                 "--interleave 3",

@@ -57,15 +57,15 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
 def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain import api
     from ratrain.ratrain_ir.text.printer import write_module
-    from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
+    from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks
     from ratrain.ratrainc.console.console import say
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.report.summary_tables import module_parts
     from ratrain.ratrainc.running.examples import example_path
-    from ratrain.ratrainc.running.run_checks import default_threads
+    from ratrain.ratrainc.running.run_checks import for_program
     from ratrain.ratrainc.running.run_result import show_run
     from ratrain.ratrainc.running.training import run_training
-    from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
+    from ratrain.targets.runtime.settings import Evaluation, RunSettings
     from ratrain.targets.verifier.program_verifier import check_program
 
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
@@ -91,8 +91,8 @@ def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     settings = RunSettings(
         steps=steps,
         evaluation=Evaluation(every=max(1, steps // 3), batches=_EVAL_BATCHES),
-        execution=Execution(threads=default_threads(program)),
     )
+    settings = for_program(program, settings, Ranks(), None)
     outputs = Outputs(log=str(folder / "losses.jsonl"), plot=str(folder / "loss.svg") if is_drawn else None)
     result = run_training(program, DataChoice(), settings, outputs, Display())
     say("")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from attrs import evolve
-from click.core import ParameterSource
 
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
 from ratrain.ratrainc.commands.words.options import (
@@ -29,6 +28,7 @@ from ratrain.ratrainc.commands.words.options import (
     steps_option,
 )
 from ratrain.targets.runtime.settings import (
+    AUTO_KERNELS,
     HOST_DEVICE,
     Evaluation,
     Execution,
@@ -37,7 +37,6 @@ from ratrain.targets.runtime.settings import (
     Saving,
     Start,
     Watch,
-    default_kernels,
 )
 
 if TYPE_CHECKING:
@@ -175,13 +174,13 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--kernels",
     "settings_execution_kernels",
-    type=KernelSetName(),
-    default=default_kernels(HOST_DEVICE),
-    help="BLAS and fused loops; plain numpy; products and attention tile by tile, through buffers as large as "
-    "the machine's; or the fused loops "
-    "with PyTorch's products of bf16; or PyTorch's operations throughout, on any device; or these with kernels "
-    "of Triton where they go over "
-    "memory once. Default: fast; on a device torch-triton where Triton is installed, else torch-device.",
+    type=KernelSetName(chosen=True),
+    default=AUTO_KERNELS,
+    show_default=True,
+    help="Chosen for the device, the program and this processor (said when the run starts; a run that goes on keeps "
+    "its own); BLAS and fused loops; plain numpy; products and attention tile by tile, through buffers as large as "
+    "the machine's; the fused loops with PyTorch's products of bf16; PyTorch's operations throughout, on any device; "
+    "or these with kernels of Triton where they go over memory once.",
 )
 @click.option(
     "--interleave",
@@ -411,7 +410,6 @@ def command(
     """
     from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
 
-    settings = _for_its_device(settings)
     with misuse_of_command():
         refuse_contradictions(settings, ranks, threads, outputs)
     _refuse_idle_options(settings, data, ranks)
@@ -442,14 +440,6 @@ def command(
         if job.speaks:
             _report(result, as_json=as_json)
         return result.exit_code
-
-
-def _for_its_device(settings: RunSettings) -> RunSettings:
-    """Return the settings with the kernel set of their device, if none is given."""
-    given = click.get_current_context().get_parameter_source("settings_execution_kernels")
-    if given is not ParameterSource.DEFAULT:
-        return settings
-    return evolve(settings, execution=evolve(settings.execution, kernels=default_kernels(settings.execution.device)))
 
 
 def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) -> None:

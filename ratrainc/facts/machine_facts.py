@@ -61,6 +61,7 @@ def machine_facts() -> dict[str, MachineFact]:
         "threads": _threads(),
         "matrix products": _matrix_products(),
         "bf16": bf16_fact(cpu_flags()),
+        "kernels": kernels_fact(cpu_flags()),
         "kernel cache": _kernel_cache(),
         "mpi": _mpi(),
         "torch.distributed": _torch(),
@@ -181,6 +182,26 @@ def bf16_fact(flags: Collection[str]) -> MachineFact:
         f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing "
         "is sharded), as much as in f16, which needs a loss scale",
     )
+
+
+def kernels_fact(flags: Collection[str]) -> MachineFact:
+    """Tell which kernel sets work here, and which one `run --kernels auto` takes on a processor with these flags."""
+    from ratrain.ratrainc.facts.kernel_choice import host_choice
+    from ratrain.targets.runtime.kernels import KERNEL_SETS
+
+    packages = {"torch": "torch", "torch-device": "torch", "torch-triton": "triton"}
+    sets = {name: packages.get(name) for name in KERNEL_SETS.names()}
+    installed = [name for name, package in sets.items() if package is None or is_installed(package)]
+    missing = [f"{name} needs {package}" for name, package in sets.items() if name not in installed]
+    chosen = []
+    for dtype in (Dtype.F16, Dtype.BF16, Dtype.F32):
+        choice = host_choice(dtype, flags, has_torch="torch" in installed)
+        chosen.append(
+            f"{choice.name} for {dtype.value} ({choice.reason})"
+            if choice
+            else f"fast or torch for {dtype.value}, as timed"
+        )
+    return MachineFact(", ".join(installed + missing), f"on this processor --kernels auto takes {'; '.join(chosen)}")
 
 
 def _parameter_bytes(dtype: Dtype) -> int:

@@ -83,7 +83,7 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     from ratrain.ratrainc.compiling import building, proving
     from ratrain.ratrainc.report import timing
     from ratrain.ratrainc.running.training import run_training
-    from ratrain.targets.runtime.settings import Evaluation, RunSettings
+    from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 
     model, plan = building.resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
     of_type: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype.value)
@@ -97,5 +97,5 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
         proving.verify(saved)
     # the walk through idle time runs only when its parts are taken
     list(timing.explain_time(timing.simulate(program)).parts())
-    settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1))
+    settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1), execution=Execution(kernels="fast"))
     run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))

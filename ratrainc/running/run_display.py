@@ -39,8 +39,10 @@ def say_start(run: TrainingRun) -> None:
         say(f"optimizer: {', '.join(told)}")
     say(run.engine.description)
     kernels = run.engine.kernels
-    if kernels.memory.place != HOST.place:
-        say(f"kernels: {kernels.name}, arenas on {kernels.memory.place}")
+    place = f", arenas on {kernels.memory.place}" if kernels.memory.place != HOST.place else ""
+    reason = run.settings.execution.kernels_reason
+    if place or reason:
+        say(f"kernels: {kernels.name}{place}" + (f" ({reason})" if reason else ""))
     say(_memory_line(run.engine.memory_use()))
     in_files = sum(rank.stage.bytes_in(Home.FILE) for ranks in run.engine.ranks for rank in ranks)
     if in_files:

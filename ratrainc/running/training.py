@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.support.files import check_directory_writable, check_wri
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.safe_messages import SafeMessages, show_safely
 from ratrain.ratrainc.console.signals import StopAsked, ending_in_order, saying_where
+from ratrain.ratrainc.facts.kernel_choice import with_kernels
 from ratrain.ratrainc.running.loss_plot import write_losses
 from ratrain.ratrainc.running.run_display import run_steps, say_start
 from ratrain.ratrainc.running.run_end import check_trained, saved_first
@@ -125,6 +126,7 @@ def _prepare(
             # First: without weights there is no tokenizer beside them either, and that is not what is wrong.
             check_weights_place(settings.start.weights)
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
+        settings = with_kernels(program, settings, several=processes is not None and processes.count > 1)
         threads = settings.execution.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.execution.kernels, threads, settings.execution.device)
         utilisation = Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())

@@ -63,6 +63,10 @@ TENSOR_KERNELS = ("torch-device", "torch-triton")
 """Kernel sets whose arenas are PyTorch tensors, on any device."""
 
 
+AUTO_KERNELS = "auto"
+"""Word that stands for the kernel set that a run's program, device and processor ask for."""
+
+
 def default_kernels(device: str) -> str:
     """Return the default kernel set of a device: `fast` on the host; elsewhere fused kernels if Triton is installed."""
     if device == HOST_DEVICE:
@@ -74,7 +78,10 @@ def default_kernels(device: str) -> str:
 class Execution:
     """Options of how a program is executed."""
 
-    kernels: str = "fast"
+    kernels: str = AUTO_KERNELS
+    """a kernel set, or `auto`: chosen when the program is known"""
+    kernels_reason: str = ""
+    """reason for the kernel set, where it was chosen by `auto`"""
     device: str = HOST_DEVICE
     """device that executes the program, as PyTorch names it"""
     graph: bool = False

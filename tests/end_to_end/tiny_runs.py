@@ -110,7 +110,8 @@ _GROUPS: dict[str, tuple[type, dict[str, str]]] = {
 
 
 def run_settings(steps: int, **words: Any) -> RunSettings:
-    """The settings of a run in short words: `save`, `resume`, `kernels`, ..."""
+    """The settings of a run in short words: `save`, `resume`, `kernels` (`fast`), ..."""
+    words = {"kernels": "fast", **words}
     groups: dict[str, Any] = {}
     for name, (cls, fields) in _GROUPS.items():
         groups[name] = cls(**{field: words.pop(word) for word, field in fields.items() if word in words})

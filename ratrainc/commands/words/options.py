@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ratrain.ratrainc.commands.words import completing
+from ratrain.targets.runtime.settings import AUTO_KERNELS
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -41,10 +42,11 @@ class FiniteRange(click.FloatRange):
 
 
 class KernelSetName(click.Choice[str]):
-    """A kernel set: one of the project's own, which help shows, or one that a plugin brings."""
+    """A kernel set: one of the project's own, which help shows, or one that a plugin brings; or `auto` if `chosen`."""
 
-    def __init__(self) -> None:
-        super().__init__(("fast", "reference", "tiled", "torch", "torch-device", "torch-triton"))
+    def __init__(self, *, chosen: bool = False) -> None:
+        names = ("fast", "reference", "tiled", "torch", "torch-device", "torch-triton")
+        super().__init__((AUTO_KERNELS, *names) if chosen else names)
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name; raise a usage error if no kernel set has it."""

@@ -36,6 +36,7 @@ from ratrain.targets.runtime.checkpoint.overrides import overridden, overrides_o
 from ratrain.targets.runtime.checkpoint.state import start_from_state, start_from_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.settings import AUTO_KERNELS
 from ratrain.targets.runtime.training.training import TrainingRun
 from ratrain.targets.runtime.watch.positions import RunFolder
 from ratrain.targets.runtime.weights.companions import replaced_companions
@@ -69,6 +70,8 @@ def prepare(
     known; they replace a checkpoint's. Places to be written are locked until the run is closed. Raises
     `DiagnosticError` when data, weights or checkpoint do not fit the program, or another run writes to the same place.
     """
+    if settings.execution.kernels == AUTO_KERNELS:  # the caller has chosen
+        settings = evolve(settings, execution=evolve(settings.execution, kernels=kernels.name))
     # The locks move to the run only at the end: if anything below fails, this context releases them.
     with ExitStack() as places:
         run = _begun(program, stream, settings, kernels, processes or Processes(), places)

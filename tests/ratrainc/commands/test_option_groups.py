@@ -69,7 +69,10 @@ GROUPS = {
     "outputs": Outputs,
     "display": Display,
 }
-TOLD_OTHERWISE = {"settings_execution_threads", "settings_execution_sums", "display_quiet", "display_each_step"}
+TOLD_OTHERWISE = {
+    *(f"settings_execution_{name}" for name in ("threads", "sums", "kernels_reason")),
+    *("display_quiet", "display_each_step"),
+}
 """Fields that follow from the program, the engine or --json, or are for callers from Python."""
 
 
