@@ -23,7 +23,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import ROOT, environment
+
 PLAN = ROOT / "examples" / "llama-2-70b-96.toml"
 MODEL = "llama-2-70b"
 MICRO_BATCHES = 256
@@ -49,13 +51,12 @@ def seconds_of(words: list[str], folder: Path) -> tuple[float, float]:
     """CPU and wall seconds of one command, which has to succeed; receipts of proofs are in the folder."""
     begin = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    path = kept | {
-        "RATRAIN_CACHE_DIR": str(folder.resolve()),
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))),
-    }
+    variables = environment(RATRAIN_CACHE_DIR=str(folder.resolve()))
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     code = "import sys; from ratrain.ratrainc.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code, *words], check=False, env=path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], check=False, env=variables, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
