@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ratrain.ratrainc.facts.machine_facts import cpu_flags
+from ratrain.targets.runtime.arena.processor import cpu_flags
 
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """`cpu` is the time of this process on all its threads: right beside other work on the machine, and only for one thread."""
