@@ -11,10 +11,11 @@ the smallest ratio that meets it, so one rule serves all rows:
     step, float32: PyTorch 4.84 s, ours 4.06 s    1.19x, goal 1.05x: met
     mean error:    vTrain 8.37 %, ours 10.18 %    0.82x, goal 1.00x: not met
 
-Each comparison is one process or several, one after the other, each with a time limit and a log in `--logs`. Ctrl-C ends the
-running one and prints the table so far (exit status 130). A peer that is not installed is a row that says how to install it.
-Exit status 1 where an installed peer cannot be run, or a comparison ends otherwise than with its figures; with `--strict`
-also where a goal is not met, which is not the default: speed depends on the machine and on what else it does.
+Each comparison is one process or several, one after the other, each with a time limit and a log in `--logs`. Ctrl-C
+ends the running one and prints the table so far (exit status 130). A peer that is not installed is a row that says how
+to install it. Exit status 1 where an installed peer cannot be run, or a comparison ends otherwise than with its
+figures; with `--strict` also where a goal is not met, which is not the default: speed depends on the machine and on
+what else it does.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ GOALS = {
 VTRAIN_ERRORS = {"one node": 0.0837, "many nodes": 0.1473}
 """Mean absolute error of vTrain's own predictions over all its rows, one node and many.
 
-Source: https://ee.kaist.ac.kr/en/research-achieve/ee-professor-minsoo-rhus-research-team-develops-a-simulation-framework-called-vtrain
+Source: ee.kaist.ac.kr/en/research-achieve, "EE Professor Minsoo Rhu's research team develops a simulation framework
+called vTrain".
 """
 
 
@@ -390,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in chosen.only:
             for row in rows_of(name, options, chosen.logs):
                 rows.append(row)
-                print(f"  {': '.join(filter(None, row.cells()))}", file=sys.stderr, flush=True)
+                print(f"  {' | '.join(filter(None, row.cells()))}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         interrupted = True
     found = head(begin, os.getloadavg(), quick=chosen.quick)
