@@ -320,11 +320,15 @@ def run_job(job: Job, logs: Path) -> list[Figure]:
     except (ValueError, LookupError, TypeError) as error:  # no JSON, no such figure, no number
         raise JobError(f"it handed back no figures ({type(error).__name__}: {error}); see {output}") from error
     for figure in figures:
-        if not (math.isfinite(figure.ours) and figure.ours >= 0 and math.isfinite(figure.theirs) and figure.theirs > 0):
-            raise JobError(f"{figure.name}: {figure.theirs} and {figure.ours} are no figures; see {output}")
+        if not (_is_number(figure.theirs) and _is_number(figure.ours) and figure.theirs > 0):
+            raise JobError(f"{figure.name}: {figure.theirs!r} and {figure.ours!r} are no figures; see {output}")
     if not figures:
         raise JobError(f"it handed back no figures; see {output}")
     return figures
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 def rows_of(name: str, options: Options, logs: Path) -> Iterator[Row]:
