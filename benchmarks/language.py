@@ -1,10 +1,10 @@
-"""How fast the schedule language is: reading, printing, verifying, and what analyses cost, in ops a second.
+"""Measure the schedule language: reading, printing, verifying and analyses, in ops a second.
 
 python benchmarks/language.py [--ops 100000] [--xdsl-ops 10000] [--repeat 3] [--json]
 
-The module is one training step of a 70B model in 8 stages, with recovery, releases, workspace and addresses. Where xDSL can be
-imported, it does the same with an equivalent module (`xdsl_equivalent.py`) in the same run. Times are CPU times of this
-process, the best of `--repeat`, with the garbage collector paused for both.
+The module is one training step of a 70B model in 8 stages, with recovery, releases, workspace and addresses. Where
+xDSL can be imported, it does the same with an equivalent module (`xdsl_equivalent.py`) in the same run. Times are CPU
+times of this process, the best of `--repeat`, with the garbage collector paused for both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ STAGES = 8
 LAYERS = 80
 OPS_PER_MICRO_BATCH = 770
 OPS_PER_STEP = 845
-"""What comes once a step, all stages together: updates, gathers, scalars."""
+"""Ops that come once a step, all stages together: updates, gathers, scalars."""
 
 
 def schedule(ops: int) -> Module:

@@ -1,12 +1,13 @@
-"""The published MiniMalloc problems at their capacity: placed or not, seconds, and what their bound leaves of the capacity.
+"""Place the published MiniMalloc problems at their capacity: placed or not, seconds, bound and arena.
 
-    python benchmarks/minimalloc.py                all eleven, as published, reversed in time, relabelled, and glued to the next one
+    python benchmarks/minimalloc.py                all eleven: as published, reversed, relabelled, glued to the next one
     python benchmarks/minimalloc.py A D --seed 7   two of them, with other labels
     python benchmarks/minimalloc.py --folder DIR   other files NAME.CAPACITY.csv
     python benchmarks/minimalloc.py --json         one JSON object on stdout
 
-Reversed: each life [a, b) becomes [end - b, end - a). Relabelled: the lines are shuffled, and buffers numbered anew. Glued: the next
-problem's lives begin where this one's end, under the larger capacity. Every placement is checked. The compiled loops are run once before.
+Reversed: each life [a, b) becomes [end - b, end - a). Relabelled: the lines are shuffled, and buffers numbered anew.
+Glued: the next problem's lives begin where this one's end, under the larger capacity. Every placement is checked. The
+compiled loops are run once before.
 """
 
 from __future__ import annotations

@@ -281,6 +281,8 @@ def vtrain_jobs(options: Options) -> list[Job]:
 
     validate = [sys.executable, "-m", "ratrain", "validate", str(VTRAIN_TABLE), "--json"]
     absent = "" if options.vtrain else "not here: --vtrain FOLDER, as benchmarks/vtrain.py takes it"
+    if options.vtrain and not is_installed("scipy"):  # what vtrain.py fits with
+        absent = "not installed: pip install -e '.[calibrate]'"
     return [
         Job("vtrain", validate, 900, read_published),
         Job("vtrain-whole", _python("vtrain.py", options.vtrain or "FOLDER"), 900, read_whole, absent),
@@ -317,7 +319,7 @@ def run_job(job: Job, logs: Path) -> list[Figure]:
         raise JobError(f"it ended with {status}: {last[-1].strip()}; see {log}")
     try:
         figures = job.read(json.loads(output.read_text("utf-8")))
-    except (ValueError, LookupError, TypeError) as error:  # no JSON, no such figure, no number
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # no JSON, of another form, no number
         raise JobError(f"it handed back no figures ({type(error).__name__}: {error}); see {output}") from error
     for figure in figures:
         if not (_is_number(figure.theirs) and _is_number(figure.ours) and figure.theirs > 0):

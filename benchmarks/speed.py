@@ -5,10 +5,11 @@
     python benchmarks/speed.py --only verify,simulate --folder DIR     files of an earlier run in DIR
     python benchmarks/speed.py --jobs 1                       in one process each
 
-CPU seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, with more beside it
-(`--jobs`) where it takes any, and what it reads, checks and writes is part of it. Wall seconds are longer where others use the machine. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the folder;
-what comes after them finds these, and proves nothing again. Sources are compiled to bytecode first, as pip does where it installs them, whatever
-PYTHONDONTWRITEBYTECODE says. Targets are for the plan as it stands.
+CPU seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its
+own, with `--jobs` more where it takes any, and what it reads, checks and writes is part of it. Wall seconds are longer
+where others use the machine. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the
+folder; what comes after them finds these, and proves nothing again. Sources are compiled to bytecode first, as pip
+does where it installs them, whatever PYTHONDONTWRITEBYTECODE says. Targets are for the plan as it stands.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TARGETS = {"compile": 30, "verify": 3, "emit": None, "verify-rtx": None, "simula
 
 
 def commands(model: str, plan: Path, folder: Path, jobs: int) -> dict[str, list[str]]:
-    """What is timed, by name, where commands may take so many processes; each needs the files of those before it."""
+    """List the commands that are timed, by name; each may take `jobs` processes and needs the files of earlier ones."""
     process_pool = ["--jobs", str(jobs)]
     schedule, program = str(folder / "speed.rtir"), str(folder / "speed.rtx")
     return {

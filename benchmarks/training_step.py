@@ -1,12 +1,14 @@
 """Speed of a training step against PyTorch on the CPU: same model, same weights, same tokens, same run.
 
-python benchmarks/training_step.py [--vocab 4096 32000] [--threads 1 2] [--types f16 bf16 f32] [--repeat 5] [--clock wall|cpu]
-    [--no-torch] [--compiled] [--only NAME ...] [--no-profile] [--json]
+python benchmarks/training_step.py [--vocab 4096 32000] [--threads 1 2] [--types f16 bf16 f32] [--repeat 5]
+    [--clock wall|cpu] [--no-torch] [--compiled] [--only NAME ...] [--no-profile] [--json]
 
-The model is a LLaMA of hidden size 512, 8 layers, 8 heads, ffn 1376; a step is one micro-batch of 4 sequences of 512 tokens:
-forward, backward, AdamW. Views, gradients and activations are of each of the `--types` in turn; PyTorch's all of its type,
-eager and, with `--compiled`, through torch.compile. `--only` names the contestants in place of these options.
-Contestants take turns; a figure is the median of `--repeat` turns. Then our step in the first type is profiled: how much of it is inside sgemm, what the same products take alone (the bound that they set), and where the rest goes.
+The model is a LLaMA of hidden size 512, 8 layers, 8 heads, ffn 1376; a step is one micro-batch of 4 sequences of 512
+tokens: forward, backward, AdamW. Views, gradients and activations are of each of the `--types` in turn; PyTorch's all
+of its type, eager and, with `--compiled`, through torch.compile. `--only` names the contestants in place of these
+options. Contestants take turns; a figure is the median of `--repeat` turns. Then our step in the first type is
+profiled: how much of it is inside sgemm, what the same products take alone (the bound that they set), and where the
+rest goes.
 """
 
 from __future__ import annotations

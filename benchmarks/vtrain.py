@@ -2,10 +2,10 @@
 
     python benchmarks/vtrain.py FOLDER [-o a100-fitted.toml] [--json]
 
-FOLDER holds calibration_single_node.csv, up to 8 GPUs of one node, and may hold calibration_multi_node.csv, 64 to 512 GPUs: both with and
-without tensor parallelism, Megatron-DeepSpeed. Every second row is held out; the errors are theirs, by constants alone and with the times
-that fitted rows give layers of their shape. Between nodes, memory and all links but the latency of the inner one are as their data sheets
-say. -o writes the machine that the single-node rows give.
+FOLDER holds calibration_single_node.csv, up to 8 GPUs of one node, and may hold calibration_multi_node.csv, 64 to 512
+GPUs: both with and without tensor parallelism, Megatron-DeepSpeed. Every second row is held out; the errors are theirs,
+by constants alone and with the times that fitted rows give layers of their shape. Between nodes, memory and all links
+but the latency of the inner one are as their data sheets say. -o writes the machine that the single-node rows give.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def main(folder: Path, output: str | None, as_json: bool) -> None:
     start, one_node = load_machine(str(MACHINE)), folder / "calibration_single_node.csv"
     if not one_node.exists():
         raise click.BadParameter(f"it has no {one_node.name}", param_hint="FOLDER")
-    # The larger iterations of one node would need more than an A100's peak for their products if layers were recomputed, and their
-    # activations fit without. The source's own default is to recompute, and without it the multi-node rows would not fit.
+    # The larger iterations of one node would need more than an A100's peak for their products if layers were
+    # recomputed, and their activations fit without. The source's own default is to recompute, and without it the
+    # multi-node rows would not fit.
     rows = [evolve(row, run=evolve(row.run, recompute=False)) for row in read_gpt_rows(str(one_node))]
     with handed_back(as_json) as figures:
         report(rows, start, ("gemm_efficiency",))
