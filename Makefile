@@ -24,7 +24,7 @@ comma := ,
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install demo test tests parity test-full test-everything docs constants lint format clean distclean
+.PHONY: help install demo test tests parity test-full test-everything docs constants peers lint format clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,9 @@ docs: $(DOCS) ## Write the documentation as a site, build/site/index.html
 
 constants: $(DEV) ## Fit the constants of the built-in GPU machines to published step times, and write them
 	@$(BIN)/python benchmarks/constants.py --write
+
+peers: $(FULL) ## Compare with every peer that benchmarks/ has: a table of goals (ARGS=--quick: a trial)
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
 lint: $(DEV) ## Check style, formatting and types
 	@$(BIN)/ruff check --quiet .

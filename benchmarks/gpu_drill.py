@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,12 +25,14 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import ROOT, end_group, environment, interrupt_on_sigterm
+
 if TYPE_CHECKING:
     import numpy as np
 
     from ratrain.targets.runtime.kernels import KernelSet
 
-ROOT = Path(__file__).parents[1]
 SECONDS = {"cuda": 560.0, "cpu": 1800.0}
 """The limit of all parts together; a rehearsal takes less than three minutes, where others leave it two cores."""
 MIB = 1 << 20
@@ -620,12 +621,10 @@ def run_part(
     place = out / f"{name}.json"
     place.unlink(missing_ok=True)
     words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit), "--sets", *sets]
-    paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OUT": str(out), "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    variables = environment(ROOT / "benchmarks", OUT=str(out), PYTHONUNBUFFERED="1")
     start = time.monotonic()
     process = subprocess.Popen(
-        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+        words, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     )
     assert process.stdout is not None
     last = [""]
@@ -643,7 +642,7 @@ def run_part(
     except subprocess.TimeoutExpired:
         why = f"it took longer than its {limit:.3g} s"
     finally:  # by its end, by the limit or by a signal to this process
-        _end_group(process)
+        end_group(process)
     reader.join(5)
     seconds = round(time.monotonic() - start, 2)
     if place.exists() and not why:
@@ -653,20 +652,6 @@ def run_part(
         found = {"part": name, "status": FAILED, "why": why}
     _leave(out, name, {**found, "seconds": seconds, "limit": limit, "device": device})
     return {**found, "seconds": seconds}
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    """End a process and all that it started."""
-    for word in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, word)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(2)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
 
 
 def missing() -> list[str]:
@@ -728,10 +713,6 @@ def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) 
     return int(bool(bad))
 
 
-def _end_by_signal(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do a part, or all; 1 if one failed, 2 if none can be done."""
     parser = argparse.ArgumentParser(description="What this project claims of GPUs, in ten minutes on one.")
@@ -751,7 +732,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := no_device(chosen.device):
         print(reason, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _end_by_signal)
+    interrupt_on_sigterm()
     return drill_all(chosen.device, chosen.only, chosen.sets, out)
 
 

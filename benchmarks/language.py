@@ -1,10 +1,10 @@
-"""How fast the schedule language is: reading, printing, verifying, and what analyses cost, in ops a second.
+"""Measure the schedule language: reading, printing, verifying and analyses, in ops a second.
 
-python benchmarks/language.py [--ops 100000] [--xdsl-ops 10000] [--repeat 3]
+python benchmarks/language.py [--ops 100000] [--xdsl-ops 10000] [--repeat 3] [--json]
 
-The module is one training step of a 70B model in 8 stages, with recovery, releases, workspace and addresses. Where xDSL can be
-imported, it does the same with an equivalent module (`xdsl_equivalent.py`) in the same run. Times are CPU times of this
-process, the best of `--repeat`, with the garbage collector paused for both.
+The module is one training step of a 70B model in 8 stages, with recovery, releases, workspace and addresses. Where
+xDSL can be imported, it does the same with an equivalent module (`xdsl_equivalent.py`) in the same run. Times are CPU
+times of this process, the best of `--repeat`, with the garbage collector paused for both.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import define
+
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import handed_back
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.dependence import stage_numbers
@@ -47,7 +50,7 @@ STAGES = 8
 LAYERS = 80
 OPS_PER_MICRO_BATCH = 770
 OPS_PER_STEP = 845
-"""What comes once a step, all stages together: updates, gathers, scalars."""
+"""Ops that come once a step, all stages together: updates, gathers, scalars."""
 
 
 def schedule(ops: int) -> Module:
@@ -126,7 +129,6 @@ def xdsl_columns(ops: int, repeat: int) -> dict[str, dict[str, float]]:
     """Rates of xDSL by column and row; none where it cannot be imported."""
     if importlib.util.find_spec("xdsl") is None:
         return {}
-    sys.path.insert(0, str(Path(__file__).parent))
     from xdsl_equivalent import FORMS, parsed, printed
 
     module = schedule(ops)
@@ -172,14 +174,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--xdsl-ops", type=int, default=10_000, help="size of the module for xDSL, about; 0: without xDSL"
     )
     parser.add_argument("--repeat", type=int, default=3, help="the best of so many")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, the table on stderr")
     options = parser.parse_args(arguments)
-    with paused_gc():
-        module = schedule(options.ops)
-    tensors = sum(len(stage.tensors) for stage in module.stages)
-    print(f"Python {platform.python_version()}, {count(module):,} ops, {tensors:,} declarations")
-    ours = measure(module, options.repeat)
-    others = xdsl_columns(options.xdsl_ops, options.repeat) if options.xdsl_ops else {}
-    print(table(ours, others))
+    with handed_back(options.json) as figures:
+        with paused_gc():
+            module = schedule(options.ops)
+        tensors = sum(len(stage.tensors) for stage in module.stages)
+        print(f"Python {platform.python_version()}, {count(module):,} ops, {tensors:,} declarations")
+        ours = measure(module, options.repeat)
+        others = xdsl_columns(options.xdsl_ops, options.repeat) if options.xdsl_ops else {}
+        print(table(ours, others))
+        figures |= {"ours": ours, "others": others}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The published MiniMalloc problems at their capacity: placed or not, seconds, and what their bound leaves of the capacity.
+"""Place the published MiniMalloc problems at their capacity: placed or not, seconds, bound and arena.
 
-    python benchmarks/minimalloc.py                all eleven, as published, reversed in time, relabelled, and glued to the next one
+    python benchmarks/minimalloc.py                all eleven: as published, reversed, relabelled, glued to the next one
     python benchmarks/minimalloc.py A D --seed 7   two of them, with other labels
     python benchmarks/minimalloc.py --folder DIR   other files NAME.CAPACITY.csv
+    python benchmarks/minimalloc.py --json         one JSON object on stdout
 
-Reversed: each life [a, b) becomes [end - b, end - a). Relabelled: the lines are shuffled, and buffers numbered anew. Glued: the next
-problem's lives begin where this one's end, under the larger capacity. Every placement is checked. The compiled loops are run once before.
+Reversed: each life [a, b) becomes [end - b, end - a). Relabelled: the lines are shuffled, and buffers numbered anew.
+Glued: the next problem's lives begin where this one's end, under the larger capacity. Every placement is checked. The
+compiled loops are run once before.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from attrs import asdict, frozen
+
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import handed_back
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation
 from ratrain.ratrainc.memory.allocation_csv import read_problem
@@ -57,19 +64,35 @@ def forms(
     yield "glued", glued(problem, following[0]), max(capacity, following[1])
 
 
-def row(name: str, form: str, problem: AllocationProblem, capacity: int) -> tuple[bool, float]:
-    """Place, check and print one problem; whether it fits, and the CPU seconds."""
-    begin = time.process_time()
-    found = allocate(problem, capacity=capacity)
-    seconds = time.process_time() - begin
-    assert not check_allocation(problem, found.offsets), name
-    placed = found.arena_bytes <= capacity
-    print(
-        f"{name:10} {form:10} {len(problem.sizes):8} {found.lower_bound_bytes / capacity:9.4f} "
-        f"{found.arena_bytes / capacity:9.4f} {'yes' if placed else 'NO':>6} {seconds:8.2f}",
-        flush=True,
-    )
-    return placed, seconds
+@frozen
+class Placed:
+    """One placed problem; bound and arena are shares of the capacity, seconds of CPU."""
+
+    problem: str
+    form: str
+    buffers: int
+    bound: float
+    arena: float
+    fits: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, name: str, form: str, problem: AllocationProblem, capacity: int) -> Placed:
+        """Place one problem and check the placement."""
+        begin = time.process_time()
+        found = allocate(problem, capacity=capacity)
+        seconds = time.process_time() - begin
+        assert not check_allocation(problem, found.offsets), name
+        fits = found.arena_bytes <= capacity
+        bound, arena = found.lower_bound_bytes / capacity, found.arena_bytes / capacity
+        return cls(name, form, len(problem.sizes), bound, arena, fits, seconds)
+
+    def line(self) -> str:
+        """Return the row of the table."""
+        return (
+            f"{self.problem:10} {self.form:10} {self.buffers:8} {self.bound:9.4f} {self.arena:9.4f} "
+            f"{'yes' if self.fits else 'NO':>6} {self.seconds:8.2f}"
+        )
 
 
 def warm_up() -> None:
@@ -85,6 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="names of problems; all when none is given")
     parser.add_argument("--folder", type=Path, help="a folder with files NAME.CAPACITY.csv")
     parser.add_argument("--seed", type=int, default=1, help="of the labels")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, the table on stderr")
     chosen = parser.parse_args(arguments)
     folder = chosen.folder or FOLDER
     paths = {
@@ -97,15 +121,18 @@ def main(arguments: list[str] | None = None) -> None:
         (name, read_problem(str(paths[name])).problem, int(paths[name].stem.partition(".")[2]))
         for name in chosen.names or paths
     ]
-    warm_up()
-    print(COLUMNS)
-    rows = []
-    for at, (name, problem, capacity) in enumerate(problems):
-        _, after, room = problems[(at + 1) % len(problems)]
-        rows += [row(name, *form) for form in forms(problem, capacity, (after, room), chosen.seed)]
-    print(
-        f"{sum(placed for placed, _ in rows)} of {len(rows)} placed; the slowest took {max(s for _, s in rows):.2f} CPU s"
-    )
+    with handed_back(chosen.json) as figures:
+        warm_up()
+        print(COLUMNS)
+        rows = []
+        for at, (name, problem, capacity) in enumerate(problems):
+            _, after, room = problems[(at + 1) % len(problems)]
+            for form in forms(problem, capacity, (after, room), chosen.seed):
+                rows.append(Placed.of(name, *form))
+                print(rows[-1].line(), flush=True)
+        placed, slowest = sum(row.fits for row in rows), max(row.seconds for row in rows)
+        print(f"{placed} of {len(rows)} placed; the slowest took {slowest:.2f} CPU s")
+        figures |= {"placed": placed, "slowest_seconds": slowest, "forms": [asdict(row) for row in rows]}
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
     python benchmarks/speed.py --only verify,simulate --folder DIR     files of an earlier run in DIR
     python benchmarks/speed.py --jobs 1                       in one process each
 
-CPU seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, with more beside it
-(`--jobs`) where it takes any, and what it reads, checks and writes is part of it. Wall seconds are longer where others use the machine. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the folder;
-what comes after them finds these, and proves nothing again. Sources are compiled to bytecode first, as pip does where it installs them, whatever
-PYTHONDONTWRITEBYTECODE says. Targets are for the plan as it stands.
+CPU seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its
+own, with `--jobs` more where it takes any, and what it reads, checks and writes is part of it. Wall seconds are longer
+where others use the machine. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the
+folder; what comes after them finds these, and proves nothing again. Sources are compiled to bytecode first, as pip
+does where it installs them, whatever PYTHONDONTWRITEBYTECODE says. Targets are for the plan as it stands.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import ROOT, environment
+
 PLAN = ROOT / "examples" / "llama-2-70b-96.toml"
 MODEL = "llama-2-70b"
 MICRO_BATCHES = 256
@@ -31,7 +34,7 @@ TARGETS = {"compile": 30, "verify": 3, "emit": None, "verify-rtx": None, "simula
 
 
 def commands(model: str, plan: Path, folder: Path, jobs: int) -> dict[str, list[str]]:
-    """What is timed, by name, where commands may take so many processes; each needs the files of those before it."""
+    """List the commands that are timed, by name; each may take `jobs` processes and needs the files of earlier ones."""
     process_pool = ["--jobs", str(jobs)]
     schedule, program = str(folder / "speed.rtir"), str(folder / "speed.rtx")
     return {
@@ -49,13 +52,12 @@ def seconds_of(words: list[str], folder: Path) -> tuple[float, float]:
     """CPU and wall seconds of one command, which has to succeed; receipts of proofs are in the folder."""
     begin = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    path = kept | {
-        "RATRAIN_CACHE_DIR": str(folder.resolve()),
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))),
-    }
+    variables = environment(RATRAIN_CACHE_DIR=str(folder.resolve()))
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     code = "import sys; from ratrain.ratrainc.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code, *words], check=False, env=path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], check=False, env=variables, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""Timing for benchmarks that compare: contestants take turns in one run, medians are compared, thread pools are named."""
+"""Timing for benchmarks that compare: contestants take turns in one run, medians count, thread pools are named."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ratrain.ratrainc.facts.machine_facts import cpu_flags
+from ratrain.targets.runtime.arena.processor import cpu_flags
 
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""`cpu` is the time of this process on all its threads: right beside other work on the machine, and only for one thread."""
+"""`cpu` is the time of this process on all its threads: right while others use the machine, for one thread alone."""
 
 
 def medians(contestants: Mapping[str, Callable[[], object]], repeat: int, clock: str) -> dict[str, float]:

@@ -42,7 +42,8 @@ class Layer(nn.Module):
         )
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
         normed = self.norm2(x)
-        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        added: Tensor = self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        return x + added
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -132,6 +133,6 @@ def make_step(
         loss.backward()
         adamw.step()
         done += 1
-        return loss.item()
+        return float(loss.item())
 
     return step

@@ -1,10 +1,14 @@
-"""Speed of a training step against PyTorch eager on the CPU: same model, same weights, same tokens, same run.
+"""Speed of a training step against PyTorch on the CPU: same model, same weights, same tokens, same run.
 
-python benchmarks/training_step.py [--vocab 4096 32000] [--threads 1 2] [--types f16 bf16 f32] [--repeat 5] [--clock wall|cpu] [--no-torch]
+python benchmarks/training_step.py [--vocab 4096 32000] [--threads 1 2] [--types f16 bf16 f32] [--repeat 5]
+    [--clock wall|cpu] [--no-torch] [--compiled] [--only NAME ...] [--no-profile] [--json]
 
-The model is a LLaMA of hidden size 512, 8 layers, 8 heads, ffn 1376; a step is one micro-batch of 4 sequences of 512 tokens:
-forward, backward, AdamW. Views, gradients and activations are of each of the `--types` in turn; PyTorch's all of its type.
-Contestants take turns; a figure is the median of `--repeat` turns. Then our step in the first type is profiled: how much of it is inside sgemm, what the same products take alone (the bound that they set), and where the rest goes.
+The model is a LLaMA of hidden size 512, 8 layers, 8 heads, ffn 1376; a step is one micro-batch of 4 sequences of 512
+tokens: forward, backward, AdamW. Views, gradients and activations are of each of the `--types` in turn; PyTorch's all
+of its type, eager and, with `--compiled`, through torch.compile. `--only` names the contestants in place of these
+options. Contestants take turns; a figure is the median of `--repeat` turns. Then our step in the first type is
+profiled: how much of it is inside sgemm, what the same products take alone (the bound that they set), and where the
+rest goes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from attrs import evolve, frozen
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
+from processes import handed_back
 from step_profile import StepProfiler, products_alone
 from stopwatch import CLOCKS, machine, medians, pools
 
@@ -40,15 +45,20 @@ if TYPE_CHECKING:
 SEED = 0
 PROFILED_STEPS = 3
 """of which the median one is shown"""
-SAME_LOSS = {
-    "RATrain f16": 5e-3,
-    "RATrain bf16": 5e-3,
-    "RATrain f32": 5e-3,
+OURS = "RATrain"
+TORCH_KERNELS = "torch kernels"
+CONTESTANTS = {
+    **dict.fromkeys((f"{OURS} {dtype}" for dtype in DTYPES), 5e-3),
+    TORCH_KERNELS: 5e-2,
     "float32": 5e-3,
     "bfloat16": 5e-2,
-    "torch kernels": 5e-2,
+    "float32 compiled": 5e-3,
+    "bfloat16 compiled": 5e-2,
 }
-"""Largest relative difference between the losses of the last step of contestants that train the same model."""
+"""Largest relative difference between the loss of a contestant's last step and that of the first contestant.
+
+RATrain is ours with fast kernels, torch kernels are ours by PyTorch's products of bf16; the others are PyTorch.
+"""
 
 
 @frozen
@@ -86,7 +96,7 @@ class Task:
     def stored_in(self, dtype: str) -> Task:
         """The task with parameters, gradients and activations in a type."""
         scale = None if dtype == "f16" else 1.0
-        types = dict.fromkeys(DTYPE_KEYS, dtype)
+        types: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype)
         return evolve(self, plan=evolve(self.plan, loss_scale=scale, **types))
 
     def tokens_and_labels(self, step: int) -> tuple[Any, Any]:
@@ -115,44 +125,66 @@ def our_step(task: Task, kernels: KernelSet) -> Callable[[], float]:
     return step
 
 
-def torch_steps(task: Task, threads: int) -> dict[str, Callable[[], float]]:
-    """The same of PyTorch, by name."""
+def torch_step(task: Task, threads: int, name: str) -> Callable[[], float]:
+    """Return a function that makes one step in PyTorch and returns its loss; `name` is one of CONTESTANTS."""
     import torch
     from torch_step import make_step
 
     torch.set_num_threads(threads)
+    dtype, _, compiled = name.partition(" ")
     source = random_weights(task.model, SEED)
     weights = {name: source(name) for name in named_parameters(task.model)}
-    return {
-        str(dtype).removeprefix("torch."): make_step(
-            task.model, task.plan.optimizer, task.plan.seq_len, dtype, weights, task.tokens_and_labels
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-    }
+    return make_step(
+        task.model,
+        task.plan.optimizer,
+        task.plan.seq_len,
+        getattr(torch, dtype),
+        weights,
+        task.tokens_and_labels,
+        compiled=bool(compiled),
+    )
 
 
-def compare(task: Task, types: Sequence[str], threads: int, repeat: int, clock: str, *, with_torch: bool) -> None:
-    """Print one comparison; all are compared with ours in the first of the types."""
-    contestants = {f"RATrain {dtype}": our_step(task.stored_in(dtype), kernel_set("fast", threads)) for dtype in types}
-    if with_torch and "bf16" in types:
-        contestants["torch kernels"] = our_step(task.stored_in("bf16"), kernel_set("torch", threads))
-    first = next(iter(contestants))
+def contestant(task: Task, threads: int, name: str) -> Callable[[], float]:
+    """Return a function that makes one step of a contestant and returns its loss."""
+    if name == TORCH_KERNELS:
+        return our_step(task.stored_in("bf16"), kernel_set("torch", threads))
+    whose, _, dtype = name.partition(" ")
+    if whose == OURS:
+        return our_step(task.stored_in(dtype), kernel_set("fast", threads))
+    return torch_step(task, threads, name)
+
+
+def names_of(types: Sequence[str], *, with_torch: bool, compiled: bool) -> list[str]:
+    """Return the contestants of the options; ours in the first type comes first."""
+    names = [f"{OURS} {dtype}" for dtype in types]
     if with_torch:
-        contestants |= torch_steps(task, threads)
+        names += [TORCH_KERNELS] * ("bf16" in types)
+        names += [name for name in CONTESTANTS if name.startswith(("float32", "bfloat16"))]
+    return [name for name in names if compiled or not name.endswith(" compiled")]
+
+
+def compare(task: Task, names: Sequence[str], threads: int, repeat: int, clock: str) -> dict[str, float]:
+    """Print one comparison and return the seconds of a step by contestant; all are compared with the first one.
+
+    Exit where losses say that the trainings are not the same.
+    """
+    contestants = {name: contestant(task, threads, name) for name in names}
+    first = names[0]
     for line in pools():
         print(f"  {line}")
     print(f"  kernels: a team of {threads}; PyTorch: {threads}")
     seconds = medians(contestants, repeat, clock)
     losses = {name: step() for name, step in contestants.items()}
-    ours = seconds[first]
     for name, taken in seconds.items():
-        ratio = "" if name == first else f"  {first} is {taken / ours:.2f}x as fast"
+        ratio = "" if name == first else f"  {first} is {taken / seconds[first]:.2f}x as fast"
         print(
-            f"  {name:12s} {taken:7.3f} s  {task.plan.tokens_per_step / taken:7.0f} tokens/s  loss {losses[name]:.4f}{ratio}"
+            f"  {name:17s} {taken:7.3f} s  {task.plan.tokens_per_step / taken:7.0f} tokens/s  loss {losses[name]:.4f}{ratio}"
         )
-        if abs(losses[name] - losses[first]) > SAME_LOSS[name] * losses[first]:
-            sys.exit(f"the loss of {name} is {losses[name]}, ours {losses[first]}: this is not the same training")
-    profile(task.stored_in(types[0]), threads, clock, seconds.get("float32"))
+        # negated, so that a loss that is not a number is refused too
+        if not abs(losses[name] - losses[first]) <= CONTESTANTS[name] * losses[first]:
+            sys.exit(f"the loss of {name} is {losses[name]}, of {first} {losses[first]}: this is not the same training")
+    return seconds
 
 
 def profile(task: Task, threads: int, clock: str, peer: float | None) -> None:
@@ -188,17 +220,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", type=int, default=5, help="turns; medians are shown")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: with one thread only")
     parser.add_argument("--no-torch", action="store_true", help="do not compare (nor where it cannot be imported)")
+    parser.add_argument("--compiled", action="store_true", help="compare with torch.compile too")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, metavar="NAME", help=f"of {', '.join(CONTESTANTS)}")
+    parser.add_argument("--no-profile", action="store_true", help="leave out where the time of our step goes")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, the text on stderr")
     options = parser.parse_args(arguments)
     with_torch = not options.no_torch and importlib.util.find_spec("torch") is not None
     if options.clock == "cpu" and options.threads != [1]:
         parser.error("CPU time compares contestants with one thread only: add --threads 1")
-    print(machine())
-    for threads in options.threads:
-        for vocab in options.vocab:
-            print(f"vocabulary {vocab}, {threads} thread{'s' * (threads > 1)}")
-            with threadpool_limits(1, user_api="blas"):  # our kernels share out their work themselves
-                task = Task.make(vocab, options.layers, options.seq_len)
-                compare(task, options.types, threads, options.repeat, options.clock, with_torch=with_torch)
+    names = options.only or names_of(options.types, with_torch=with_torch, compiled=options.compiled)
+    with handed_back(options.json) as figures:
+        print(machine())
+        figures["steps"] = []
+        for threads in options.threads:
+            for vocab in options.vocab:
+                print(f"vocabulary {vocab}, {threads} thread{'s' * (threads > 1)}")
+                with threadpool_limits(1, user_api="blas"):  # our kernels share out their work themselves
+                    task = Task.make(vocab, options.layers, options.seq_len)
+                    seconds = compare(task, names, threads, options.repeat, options.clock)
+                    if not options.no_profile:
+                        dtype = options.types[0]
+                        profile(task.stored_in(dtype), threads, options.clock, seconds.get("float32"))
+                figures["steps"].append({"vocab": vocab, "threads": threads, "seconds": seconds})
 
 
 if __name__ == "__main__":

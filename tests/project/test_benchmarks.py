@@ -118,6 +118,20 @@ def test_constants_are_written_in_place(monkeypatch, tmp_path):
     assert {name: written.constants[name] for name in same} == {name: machine.constants[name] for name in same}
 
 
+def test_figures_are_handed_back_as_json(capsys):
+    runpy.run_path(str(BENCHMARKS / "minimalloc.py"))["main"](["C", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["placed"] == 4
+    assert "4 of 4 placed" in err
+    size = ["--vocab", "64", "--layers", "1", "--seq-len", "32", "--threads", "1", "--repeat", "1"]
+    main = runpy.run_path(str(BENCHMARKS / "training_step.py"))["main"]
+    main([*size, "--only", "RATrain f16", "RATrain f32", "--no-profile", "--json"])
+    out, err = capsys.readouterr()
+    (step,) = json.loads(out)["steps"]
+    assert {*step["seconds"]} == {"RATrain f16", "RATrain f32"}
+    assert "inside sgemm" not in err
+
+
 def test_minimalloc(capsys):
     runpy.run_path(str(BENCHMARKS / "minimalloc.py"))["main"](["C"])
     titles, *rows, last = capsys.readouterr().out.splitlines()
