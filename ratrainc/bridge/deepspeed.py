@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratrain.ratrain_ir.config.plan import Optimizer
-from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     ADAM_W,
     BETAS,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
@@ -21,6 +20,9 @@ from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 _NOT_CARRIED = "Not carried over"
 _ELSEWHERE = "Not carried over, said elsewhere or without effect"

@@ -62,9 +62,10 @@ def import_settings(framework: str | None, path: str | Path, asked: Asked) -> Im
     if own is None:
         return import_job(framework, path, asked)
     if asked.beside:
-        misuse(f"--beside is for files of trainers, like train.yaml: --from {kind} takes one file")
+        other = ": name the training's arguments first, and the ds_config with --beside" if kind == "deepspeed" else ""
+        misuse(f"--beside is for files of trainers, like train.yaml; --from {kind} takes one file{other}")
     if asked.f32_state:
-        misuse(f"--f32-state is for files of trainers, like train.yaml: --from {kind} refuses other state, or names it")
+        misuse(f"--f32-state is for files of trainers, like train.yaml; --from {kind} refuses other state, or names it")
     return import_plan(kind, path, asked)
 
 
@@ -104,9 +105,7 @@ def import_job(name: str | None, path: str | Path, asked: Asked) -> Imported:
     made = plan_of_job(job, title, top, asked)
     plan, auto = plan_of_values(made.values, lambda label: made.places.get(label.rpartition(".")[2], top), job.model)
     left = tuple(sorted(made.left, key=lambda each: not each.trains))
-    return Imported(
-        title, str(path), plan, auto, tuple(made.passes), left, _defaults(job), frozenset(made.unsaid)
-    )
+    return Imported(title, str(path), plan, auto, tuple(made.passes), left, _defaults(job), frozenset(made.unsaid))
 
 
 def _defaults(job: Job) -> dict[str, Default]:

@@ -57,7 +57,9 @@ IGNORED: Mapping[str, NoteRule] = {
     r"embedding_lr.*|lr_groups.*": NoteRule("a plan has one learning rate for all parameters", refused=True),
     r"optimizer\.(amsgrad|maximize)": NoteRule(_ADAM, refused=True),
     r"optimizer\.params\.(adam_w_mode|bias_correction)": NoteRule(_ADAM, refused=True, agrees=(True, "auto")),
-    r"optimizer\.params\..*": NoteRule("an argument of the optimizer that is not read here", refused=True, agrees=("auto",)),
+    r"optimizer\.params\..*": NoteRule(
+        "an argument of the optimizer that is not read here", refused=True, agrees=("auto",)
+    ),
     r"scheduler\.type": NoteRule(
         "the scheduler of a ds_config is not read: say it in the training arguments", refused=True
     ),
@@ -125,4 +127,9 @@ def left_of(note: Note, rule: NoteRule) -> Left | None:
 
 
 def _matching(rules: Mapping[str, NoteRule], key: str) -> NoteRule | None:
-    return next((rule for pattern, rule in rules.items() if re.fullmatch(pattern, key)), None)
+    return next((rule for pattern, rule in rules.items() if re.fullmatch(pattern, bare(key))), None)
+
+
+def bare(key: str) -> str:
+    """Return a setting's name without the name of the table that stands for another file."""
+    return re.sub(r"^(deepspeed|accelerate)\.", "", key)

@@ -17,20 +17,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import define, field
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location
 from ratrain.ratrain_ir.support.text import Place, shown
-from ratrain.ratrainc.bridge.job_notes import left_of, rule_of_ignored, rule_of_open
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Sharding
-from ratrain.ratrainc.bridge.settings import Left, as_integer, as_number, is_off, until_said
-
-if TYPE_CHECKING:
-    from ratrain.ratrainc.bridge.jobs.job import Job
-    from ratrain.ratrainc.bridge.settings import Asked
+from ratrain.ratrainc.bridge.job_notes import bare, left_of, rule_of_ignored, rule_of_open
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
 _LEVELS: Mapping[Sharding, int] = {
@@ -54,6 +50,8 @@ _COSINES = (
 )
 """Words for half a cosine: transformers src/transformers/optimization.py, TYPE_TO_SCHEDULER_FUNCTION; torchtune
 torchtune/training/lr_schedulers.py; nanotron's lr_decay_style."""
+_SCALE = "fp16.loss_scale"
+"""Fixed loss scale of DeepSpeed; 0 means that it follows overflows (deepspeed_rules.py, LOSS_SCALE)."""
 _CONSTANTS = ("constant", "constant_with_warmup")
 _ONLY_COSINE = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
 _LENGTH = "'run --steps' sets the length of a run"
@@ -221,9 +219,7 @@ class JobPlan:
         ):
             value = getattr(job, name)
             if value is None:
-                self.wrong(
-                    name, f"this file of {self.title} does not say {text}", f"give {option}", code="RT063"
-                )
+                self.wrong(name, f"this file of {self.title} does not say {text}", f"give {option}", code="RT063")
             else:
                 self.put(name, value, name)
         times, whole = job.gradient_accumulation, self.asked.global_batch
@@ -280,7 +276,7 @@ class JobPlan:
         if shards:
             self.put("grad_shard_dtype", job.gradient_dtype, "gradient_dtype", "reduce_dtype")
         if kind == "f16":
-            said = next((each.value for each in job.ignored if each.key == "fp16.loss_scale"), None)
+            said = next((each.value for each in job.ignored if bare(each.key) == _SCALE), None)
             scale = as_number(said)
             self.put("loss_scale", scale or "dynamic", "compute_dtype")
         else:
@@ -318,6 +314,11 @@ class JobPlan:
     def _passes(self) -> None:
         """List the passes that recompute and offload as the job does."""
         job, store = self.job, " store=host" if self.job.offload_activations else ""
+        if job.offload_optimizer:
+            self.passes.append("offload-state{home=host}")
+        elif job.offload_parameters:
+            why = "views of zero = 3 are made of masters for each use: 'offload-state' keeps these elsewhere"
+            self.leave("offload_parameters", True, why)
         if job.checkpointing is Checkpointing.FULL:
             self.passes.append(f"recompute{{policy=full{store}}}")
             if job.checkpoint_layers is not None or job.checkpoint_every > 1:
@@ -331,11 +332,6 @@ class JobPlan:
             self.leave("checkpointing", job.checkpointing.value, "'recompute{policy=auto}' chooses what to recompute")
         if job.checkpointing is Checkpointing.ATTENTION and job.attention is not Attention.EAGER:
             self.leave("checkpointing", job.checkpointing.value, "fused attention keeps no scores in any case")
-        if job.offload_optimizer:
-            self.passes.append("offload-state{home=host}")
-        elif job.offload_parameters:
-            why = "views of zero = 3 are made of masters for each use: 'offload-state' keeps these elsewhere"
-            self.leave("offload_parameters", True, why)
         if job.optimizer_in_backward:
             self.leave("optimizer_in_backward", True, "updates have the places that the compiler gives them")
 
@@ -447,7 +443,7 @@ class JobPlan:
             if seed is not None:
                 self.values["seed"] = seed
                 self.places["seed"] = self._place_of(note.place)
-            elif note.key == "fp16.loss_scale" and self.values["view_dtype"] == "f16":
+            elif bare(note.key) == _SCALE and self.values["view_dtype"] == "f16":
                 continue
             elif not rule.refused:
                 self.left += [left] if (left := left_of(note, rule)) is not None else []

@@ -159,6 +159,8 @@ def command(
     too, the others by name. Contradictions are refused, as is an unknown name
     that may decide what is trained. Scripts are read, not run.
     """
+    import shlex
+
     from attrs import asdict
 
     from ratrain import api
@@ -182,6 +184,6 @@ def command(
         if value:
             echo(f"not set: {name}, so the script has {shown(value)} (--set {name}=...)", err=True)
     if made.passes:
-        echo(f"passes to say: --passes {','.join(made.passes)}", err=True)
+        echo(f"passes to say: --passes {shlex.quote(','.join(made.passes))}", err=True)
     if output is not None:
         echo(f"wrote {output}", err=True)
