@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS
-from ratrain.ratrainc.bridge.importing_jobs import BY_JOBS
-from ratrain.ratrainc.bridge.job_notes import IGNORED, OPEN, NoteRule
+from ratrain.ratrainc.bridge.job_plans.importing_jobs import BY_JOBS
+from ratrain.ratrainc.bridge.job_plans.job_notes import IGNORED, OPEN, NoteRule
 from ratrain.ratrainc.bridge.jobs.formats import format_named
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
     ratrainc import-plan --from megatron train.sbatch --set SLURM_NNODES=4 -o P.toml
     ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
     ratrainc import-plan --from torchtitan job.toml --clusters 64 -o P.toml
-    ratrainc import-plan train.yaml --devices 8 --steps 2000 -o P.toml
+    ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml
     ratrainc export X.rtir --format megatron -o arguments.sh
     ratrainc export X.rtir --format torchtitan -o job.toml
 
@@ -79,8 +79,8 @@ _TRAINERS = """## Files of trainers
 refused by name. Without `--from` the file's content says whose it is. The plan has the ranks, batch, types and sharded state
 that `fit` counts, so both answer for the same run.
 
-    ratrainc import-plan train.yaml --devices 8 --steps 2000 -o P.toml
-    ratrainc import-plan sft.yaml --beside fsdp.yaml --f32-state -o P.toml
+    ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml
+    ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
 
 - Options fill in what a file leaves open: `--devices` (which is `--clusters`), `--seq-len`, `--micro-batch-size`,
   `--global-batch`, `--steps` for a cosine or a warm-up that is a share of all steps, `--lr`, `--weight-decay`, `--max-norm`,

@@ -23,8 +23,8 @@ Examples:
   ratrainc import-plan --from megatron train.sbatch --set SLURM_NNODES=4 --set FP8=0 -o P.toml
   ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
   ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
-  ratrainc import-plan train.yaml --devices 8 --steps 2000 -o P.toml  of axolotl, torchtune, ...
-  ratrainc import-plan sft.yaml --beside fsdp.yaml --f32-state -o P.toml
+  ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml  of axolotl, torchtune, ...
+  ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
 """
 _MOST = 1 << 16
 _NAMES = (

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import load_plan, place_in_plan
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.text import Place
-from ratrain.ratrainc.bridge import importing_jobs
+from ratrain.ratrainc.bridge.job_plans import importing_jobs
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.support.diagnostics import MISUSE, DiagnosticError
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported
-from ratrain.ratrainc.bridge.importing_jobs import BY_JOBS
+from ratrain.ratrainc.bridge.job_plans.importing_jobs import BY_JOBS
 from ratrain.ratrainc.bridge.jobs.formats import read_job
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked

@@ -24,7 +24,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location
 from ratrain.ratrain_ir.support.text import Place, shown
-from ratrain.ratrainc.bridge.job_notes import bare, left_of, rule_of_ignored, rule_of_open
+from ratrain.ratrainc.bridge.job_plans.job_notes import bare, left_of, rule_of_ignored, rule_of_open
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.text import Source, read_text
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, framework_of, import_plan, plan_of_values
+from ratrain.ratrainc.bridge.job_plans.plan_of_job import plan_of_job
 from ratrain.ratrainc.bridge.jobs.formats import FILE, FORMATS, format_named, read_job, recognised
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked as JobAsked
-from ratrain.ratrainc.bridge.plan_of_job import plan_of_job
 from ratrain.ratrainc.bridge.settings import Default
 
 if TYPE_CHECKING:
