@@ -63,7 +63,10 @@ IGNORED: Mapping[str, NoteRule] = {
     r"scheduler\.type": NoteRule(
         "the scheduler of a ds_config is not read: say it in the training arguments", refused=True
     ),
-    r"optimizer\.weight_decay_exclude_named_params": NoteRule("a plan's decay has no exceptions", trains=True),
+    r"optimizer\.weight_decay_exclude_named_params": NoteRule(
+        "a plan decays matrices, no norms and biases", trains=True
+    ),
+    r"tokens\.sequence_length": NoteRule("a plan has one length of sequences: that of the longest stage", trains=True),
     r".*lr_warmup_style": NoteRule(_SHAPE, trains=True, agrees=("linear",)),
     r"(optimizer\.learning_rate_scheduler|lr_scheduler|lr_scheduler_kwargs|scheduler\.params)\..*": NoteRule(
         _SHAPE, trains=True, agrees=("auto",)

@@ -54,6 +54,9 @@ _SCALE = "fp16.loss_scale"
 """Fixed loss scale of DeepSpeed; 0 means that it follows overflows (deepspeed_rules.py, LOSS_SCALE)."""
 _CONSTANTS = ("constant", "constant_with_warmup")
 _ONLY_COSINE = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
+_DECAYS_ALL = ("torchtune", "nanotron")
+"""Frameworks that decay norms and biases too: torchtune recipes/full_finetune_single_device.py, _setup_optimizer;
+nanotron src/nanotron/config/config.py, OptimizerArgs.weight_decay_exclude_named_params. A plan does not."""
 _LENGTH = "'run --steps' sets the length of a run"
 _WARM_UP_SHARE, _MOST_WARM_UP = 0.03, 100
 """axolotl's warm-up without a setting (src/axolotl/core/builders/base.py, _configure_warmup_and_logging)."""
@@ -101,6 +104,7 @@ class JobPlan:
         self._passes()
         self._optimizer()
         self._rate()
+        self._elsewhere()
         self._notes()
 
     def key(self, name: str) -> str:
@@ -391,7 +395,7 @@ class JobPlan:
                 self.put("total_steps", steps, "steps", "scheduler")
                 if told.min_lr:
                     self.put("min_lr", told.min_lr, "min_lr")
-        elif word not in (*_CONSTANTS, ""):
+        elif word not in (*_CONSTANTS, "") and told.min_lr != told.lr:
             self.leave("scheduler", told.scheduler, _ONLY_COSINE, trains=True)
             if told.min_lr:
                 self.leave("min_lr", told.min_lr, _ONLY_COSINE, trains=True)
@@ -417,8 +421,9 @@ class JobPlan:
         told = self.job.training
         asked = self._told("warmup_steps", "--warmup-steps", self.asked.warmup_steps)
         if not self._share_of_steps:
-            return None if asked is None else int(asked)
-        of_axolotl = self.job.framework == "axolotl"
+            if asked is not None and told.warmup_ratio is not None and steps is not None:
+                self._check_share(asked, told.warmup_ratio, steps)
+            return None if asked is None else self._least(int(asked))
         if steps is None:
             name = "warmup_ratio" if told.warmup_ratio is not None else "warmup_steps"
             share = told.warmup_ratio if told.warmup_ratio is not None else _WARM_UP_SHARE
@@ -426,18 +431,56 @@ class JobPlan:
             self.wrong(name, text, "give --steps N, or --warmup-steps N", code="RT063")
             return None
         if told.warmup_ratio is None:
-            warm = min(int(_WARM_UP_SHARE * steps), _MOST_WARM_UP)
-        elif of_axolotl:
-            warm = max(int(told.warmup_ratio * steps), 0)
-        else:  # transformers src/transformers/training_args.py, TrainingArguments.get_warmup_steps
-            warm = math.ceil(steps * told.warmup_ratio)
-        return 2 if of_axolotl and warm == 1 else warm
+            return self._least(min(int(_WARM_UP_SHARE * steps), _MOST_WARM_UP))
+        return self._share(told.warmup_ratio, steps)
 
-    # settings that no field carries
+    def _share(self, ratio: float, steps: int) -> int:
+        """Return the steps of a warm-up that is a share of all steps.
+
+        (transformers src/transformers/training_args.py, TrainingArguments.get_warmup_steps; axolotl
+        src/axolotl/core/builders/base.py, _configure_warmup_and_logging)
+        """
+        if self.job.framework != "axolotl":
+            return math.ceil(steps * ratio)
+        return self._least(max(int(ratio * steps), 0))
+
+    def _least(self, warm: int) -> int:
+        """Return the steps of a warm-up as the framework takes them: axolotl makes two of one."""
+        return 2 if self.job.framework == "axolotl" and warm == 1 else warm
+
+    def _check_share(self, asked: int, ratio: float, steps: int) -> None:
+        """Report --warmup-steps that contradict the file's share of a known number of steps."""
+        if (warm := self._share(ratio, steps)) != asked:
+            text = f"--warmup-steps {asked} contradicts {self.key('warmup_ratio')} {ratio:g} of {steps} steps: {warm}"
+            self.wrong("warmup_ratio", text, "leave the option out, or change the file")
+
+    # settings that no key carries
+
+    def _elsewhere(self) -> None:
+        """List settings whose fields no key of a plan has, and that change neither training nor the plan's state."""
+        job = self.job
+        if job.training.weight_decay and job.framework in _DECAYS_ALL:
+            why = "norms and biases are decayed there too; a plan decays matrices alone"
+            self.leave("weight_decay", job.training.weight_decay, why, trains=True)
+        for name, value, why in (
+            ("model_name", job.model_name, "of the model: its config.json says it (--model)"),
+            ("loss", job.loss.value, "logits are computed by rows (head_chunk), or whole (logits)"),
+            ("compiled", job.compiled, "kernels are chosen by 'run --kernels'"),
+            ("sizes", dict(job.sizes), "of the framework's buffers, which a plan does not have"),
+        ):
+            origin = job.origins.get(name)
+            if origin is not None and not origin.default:
+                self.leave(name, value, why)
+        for note in job.ignored:
+            if note.key.endswith("nvme_path") and job.offload_optimizer:
+                why = "state waits in the host's memory: 'offload-state{home=file}' keeps it in files"
+                self.left.append(Left(note.key, note.value, why))
 
     def _notes(self) -> None:
         """Carry seed and view groups; refuse or list the other settings that no field of the job carries."""
         for note in self.job.ignored:
+            if note.key.endswith("nvme_path") and self.job.offload_optimizer:
+                continue
             rule = rule_of_ignored(note)
             seed = as_integer(note.value) if note.key in ("seed", "general.seed") else None
             if seed is not None:

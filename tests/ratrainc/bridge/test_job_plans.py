@@ -194,6 +194,19 @@ KEYS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"steps": 1000},
         {"warmup_steps": 30},
     ),
+    "two steps of one": (
+        (SMALL + FSDP).replace("warmup_steps: 0", "warmup_steps: 1"),
+        "axolotl",
+        {},
+        {"warmup_steps": 2},
+    ),
+    "one device under FSDP": (SMALL + FSDP, "axolotl", {"clusters": 1}, {"dp": 1, "zero": 3, "grad_dtype": "f32"}),
+    "a group of replicas": (
+        f"{SMALL}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: false}}\ndp_shard_size: 2\n",
+        "axolotl",
+        {"f32_state": True},
+        {"zero": 2, "shard_group": 2},
+    ),
     "packed for flash attention": (
         f"{TRAINER}attn_implementation: flash_attention_2\n",
         "trl",
@@ -276,6 +289,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a batch that is none": (SMALL + FSDP, {"global_batch": 6}, "--global-batch 6 is not a multiple", "multiple"),
     "two batches": (SMALL + FSDP, {"global_batch": 32}, "contradicts gradient_accumulation_steps 2", "leave it out"),
     "two rates": (SMALL + FSDP, {"lr": 1.0}, "--lr 1.0 contradicts learning_rate 2e-05", "leave the option out"),
+    "two warm-ups": (
+        (SMALL + FSDP).replace("constant", "cosine").replace("warmup_steps: 0", "warmup_ratio: 0.1"),
+        {"steps": 100, "warmup_steps": 5},
+        "--warmup-steps 5 contradicts warmup_ratio 0.1 of 100 steps: 10",
+        "leave the option out",
+    ),
     "an unknown name": (f"{SMALL}{FSDP}sequnce_len: 4\n", {}, "sequnce_len is not known here", "correct its name"),
     "label smoothing": (f"{SMALL}{FSDP}label_smoothing_factor: 0.1\n", {}, "label_smoothing_factor 0.1", "take it out"),
     "parts": (f"{SMALL}{FSDP}unfrozen_parameters: [a]\n", {}, "unfrozen_parameters", "take it out"),
@@ -303,10 +322,14 @@ def test_state_in_f32_is_a_way_out_that_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_says_if_training_differs(tmp_path: Path) -> None:
-    text = (SMALL + FSDP).replace("constant", "linear") + "lr_quadratic_warmup: true\nlogging_steps: 3\n"
+    text = (SMALL + FSDP).replace(
+        "constant", "linear"
+    ) + "lr_quadratic_warmup: true\nlogging_steps: 3\ntorch_compile: true\n"
     made = imported(tmp_path, text + "label_smoothing_factor: 0\n", "axolotl")
     trains = {each.key: each.trains for each in made.left}
-    assert (trains["lr_scheduler"], trains["lr_quadratic_warmup"], trains["logging_steps"]) == (True, True, False)
+    assert (trains["lr_scheduler"], trains["lr_quadratic_warmup"]) == (True, True)
+    assert (trains["logging_steps"], trains["torch_compile"], trains["base_model"]) == (False, False, False)
+    assert "label_smoothing_factor" not in trains  # it is off
     assert [each.trains for each in made.left] == sorted((each.trains for each in made.left), reverse=True)
     assert made.defaults["gradient_dtype"].source.startswith("accelerate ")
 
@@ -319,6 +342,12 @@ def test_keys_that_nobody_says_are_left_out_of_the_file(tmp_path: Path) -> None:
     told = "\n".join(made.told())
     assert "--lr" in told
     assert "--max-norm" in told
+
+
+def test_nanotron_s_rate_stays_where_no_least_one_is_said() -> None:
+    made = api.import_plan(None, JOBS / "nano_old_optimizer.yaml", f32_state=True)
+    assert "optimizer.learning_rate_scheduler.lr_decay_style" not in {each.key for each in made.left}
+    assert any(each.key.endswith("weight_decay") and each.trains for each in made.left)
 
 
 def test_accelerate_may_be_given_first(tmp_path: Path) -> None:
