@@ -19,7 +19,7 @@ _HEAD = """# Coming from another framework
 
 `import-plan` reads the settings of another tool and writes a plan. The tables say which setting becomes which key, which are
 left out because they change nothing here, and which are refused. Megatron-LM, DeepSpeed and torchtitan have tables of their
-own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtune and nanotron stand
+own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtune, nanotron and LLM Foundry stand
 [at the end](#files-of-trainers).
 
 <!-- written by docs/generate.py from the rules of the importers -->
@@ -75,8 +75,8 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
 
 _TRAINERS = """## Files of trainers
 
-`import-plan` makes a plan of every file that [`fit`](fit.md) reads, but those of LLM Foundry and Megatron-Bridge, which are
-refused by name. Without `--from` the file's content says whose it is. The plan has the ranks, batch, types and sharded state
+`import-plan` makes a plan of every file that [`fit`](fit.md) reads, but those of Megatron-Bridge, which are refused by name:
+their recipes say the learning rate. Without `--from` the file's content says whose it is. The plan has the ranks, batch, types and sharded state
 that `fit` counts, so both answer for the same run.
 
     ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml
@@ -102,6 +102,7 @@ that `fit` counts, so both answer for the same run.
 | hybrid sharding, hpZ | shard_group, view_group | the replicas that share one copy |
 | mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
+| LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |
 | cosine, constant, warm-up | total_steps, min_lr, warmup_steps | a cosine needs its length; other shapes are named, and the rate stays at lr |
 | recomputation of layers | passes | recompute{policy=full}; with activations on the host store=host |
 | offloaded optimizer | passes | offload-state{home=host} |

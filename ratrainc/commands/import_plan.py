@@ -29,7 +29,7 @@ Examples:
 _MOST = 1 << 16
 _NAMES = (
     *("megatron", "deepspeed", "torchtitan", "axolotl", "llama-factory", "torchtune", "nanotron", "accelerate", "trl"),
-    "transformers",
+    *("transformers", "llm-foundry"),
 )
 
 
@@ -152,7 +152,8 @@ def command(
     """Convert a settings file of another framework to a plan.
 
     FILE holds settings of Megatron-LM, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune, nanotron, accelerate,
-    TRL or transformers. What no plan trains or holds is refused by name: adapters, experts, frozen parts, float8.
+    TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters, experts, frozen parts,
+    float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _OWN_READERS = {"megatron-lm": "megatron", "deepspeed": "deepspeed", "torchtitan": "torchtitan"}
 """Readers of plans for formats of `fit` that have one."""
-_NOT_YET = ("llm-foundry", "megatron-bridge")
-"""Formats whose jobs leave out learning rates or warm-up that their files say."""
+_NOT_YET = ("megatron-bridge",)
+"""Formats whose jobs leave out learning rates that their recipes say."""
 BY_JOBS = tuple(each.name for each in FORMATS if each.name not in (*_OWN_READERS, *_NOT_YET))
 """Formats whose plans are made of their jobs."""
 _SHOWN = (

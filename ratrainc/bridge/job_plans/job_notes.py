@@ -55,6 +55,16 @@ IGNORED: Mapping[str, NoteRule] = {
     r"eaft_.*|liger_use_token_scaling": NoteRule("the loss of a plan weighs tokens alike", refused=True),
     r"optim_args(\..*)?": NoteRule("the optimizer's own arguments are not read: say them as settings", refused=True),
     r"embedding_lr.*|lr_groups.*": NoteRule("a plan has one learning rate for all parameters", refused=True),
+    r"optimizer\.(disable_grad|param_groups)": NoteRule("a plan trains all parameters alike", refused=True),
+    r"algorithms\.gradient_clipping\.clipping_type": NoteRule(
+        "a plan clips by the norm of the whole gradient", refused=True, agrees=("norm",)
+    ),
+    r"scheduler\.t_warmup": NoteRule("a warm-up is known in batches (ba) or as a share (dur)", refused=True),
+    r"scheduler\.t_max": NoteRule(_SHAPE, trains=True, agrees=("1dur",)),
+    r"max_duration": NoteRule("'run --steps' sets the length of a run"),
+    r"model\.(config_overrides\.)?attn_config\.attn_uses_sequence_id": NoteRule(
+        "which tokens it hides was not read", refused=True
+    ),
     r"optimizer\.(amsgrad|maximize)": NoteRule(_ADAM, refused=True),
     r"optimizer\.params\.(adam_w_mode|bias_correction)": NoteRule(_ADAM, refused=True, agrees=(True, "auto")),
     r"optimizer\.params\..*": NoteRule(
@@ -68,7 +78,7 @@ IGNORED: Mapping[str, NoteRule] = {
     ),
     r"tokens\.sequence_length": NoteRule("a plan has one length of sequences: that of the longest stage", trains=True),
     r".*lr_warmup_style": NoteRule(_SHAPE, trains=True, agrees=("linear",)),
-    r"(optimizer\.learning_rate_scheduler|lr_scheduler|lr_scheduler_kwargs|scheduler\.params)\..*": NoteRule(
+    r"(optimizer\.learning_rate_scheduler|lr_scheduler|lr_scheduler_kwargs|scheduler)\..*": NoteRule(
         _SHAPE, trains=True, agrees=("auto",)
     ),
     r"lr_.*|cosine_.*|jagged_restart_.*": NoteRule(_SHAPE, trains=True),

@@ -54,9 +54,10 @@ _SCALE = "fp16.loss_scale"
 """Fixed loss scale of DeepSpeed; 0 means that it follows overflows (deepspeed_rules.py, LOSS_SCALE)."""
 _CONSTANTS = ("constant", "constant_with_warmup")
 _ONLY_COSINE = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
-_DECAYS_ALL = ("torchtune", "nanotron")
+_DECAYS_ALL = ("torchtune", "nanotron", "llm-foundry")
 """Frameworks that decay norms and biases too: torchtune recipes/full_finetune_single_device.py, _setup_optimizer;
-nanotron src/nanotron/config/config.py, OptimizerArgs.weight_decay_exclude_named_params. A plan does not."""
+nanotron src/nanotron/config/config.py, OptimizerArgs.weight_decay_exclude_named_params; llm-foundry
+llmfoundry/utils/builders.py, build_optimizer. A plan does not."""
 _LENGTH = "'run --steps' sets the length of a run"
 _WARM_UP_SHARE, _MOST_WARM_UP = 0.03, 100
 """axolotl's warm-up without a setting (src/axolotl/core/builders/base.py, _configure_warmup_and_logging)."""
@@ -359,6 +360,10 @@ class JobPlan:
             ("weight_decay", "--weight-decay", asked.weight_decay),
         ):
             said = self._told(name, option, value)
+            if name == "weight_decay" and value is None and said and self.job.framework == "llm-foundry":
+                # DecoupledAdamW shrinks weights by weight_decay * rate / lr, AdamW by weight_decay * rate
+                # (composer composer/optim/decoupled_weight_decay.py, DecoupledAdamW.adamw)
+                said = said / rate if (rate := self.values.get("lr")) else said
             if said is None:
                 self.unsaid.append(name)
             else:
@@ -438,9 +443,10 @@ class JobPlan:
         """Return the steps of a warm-up that is a share of all steps.
 
         (transformers src/transformers/training_args.py, TrainingArguments.get_warmup_steps; axolotl
-        src/axolotl/core/builders/base.py, _configure_warmup_and_logging)
+        src/axolotl/core/builders/base.py, _configure_warmup_and_logging; composer composer/optim/scheduler.py,
+        _convert_time)
         """
-        if self.job.framework != "axolotl":
+        if self.job.framework not in ("axolotl", "llm-foundry"):
             return math.ceil(steps * ratio)
         return self._least(max(int(ratio * steps), 0))
 

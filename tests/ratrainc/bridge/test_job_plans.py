@@ -164,6 +164,17 @@ gradient_accumulation_steps: 4
 dtype: fp32
 enable_activation_checkpointing: false
 """
+FOUNDRY = """max_seq_len: 64
+model: {name: mpt_causal_lm, d_model: 128, n_heads: 4, n_layers: 4, vocab_size: 256, attn_config: {attn_impl: flash}}
+train_loader: {name: text, dataset: {local: d, max_seq_len: 64}}
+scheduler: {name: cosine_with_warmup, t_warmup: 5ba, alpha_f: 0.1}
+optimizer: {name: decoupled_adamw, lr: 2.0e-4, weight_decay: 1.0e-5}
+max_duration: 100ba
+global_train_batch_size: 16
+device_train_microbatch_size: 2
+precision: amp_bf16
+fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: DEFAULT}
+"""
 ARGUMENTS = """{"output_dir": "o", "per_device_train_batch_size": 1, "num_train_epochs": 1, %s}"""
 HPZ = """{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, "optimizer": {
   "type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.9]}}}"""
@@ -235,6 +246,18 @@ KEYS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "accelerate",
         {"clusters": 16, "seq_len": 64, "micro_batch_size": 2, "global_batch": 64, "lr": 1e-3},
         {"dp": 16, "micro_batches": 2, "zero": 2, "lr": 1e-3},
+    ),
+    "LLM Foundry": (
+        FOUNDRY,
+        "llm-foundry",
+        {},
+        {"weight_decay": 0.05, "warmup_steps": 5, "total_steps": 100, "min_lr": 2e-5, "reduce": "each-micro-batch"},
+    ),
+    "a share of LLM Foundry's run": (
+        FOUNDRY.replace("5ba", "0.029dur"),
+        "llm-foundry",
+        {},
+        {"warmup_steps": 2, "micro_batches": 2},
     ),
     "a fixed loss scale": (
         ARGUMENTS % '"fp16": true, "deepspeed": {"zero_optimization": {"stage": 1}, "fp16": {"loss_scale": 512}}',
@@ -314,6 +337,24 @@ def test_what_no_plan_trains_or_holds_is_refused_by_name(name: str, tmp_path: Pa
     assert found[0].location is not None
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("t_warmup: 5ba", "t_warmup: 100tok", "scheduler.t_warmup"),
+        ("lr: 2.0e-4", "lr: 2.0e-4, param_groups: [{lr: 1}]", "optimizer.param_groups"),
+        (
+            "max_duration",
+            "algorithms: {gradient_clipping: {clipping_type: value, clipping_threshold: 1}}\nmax_duration",
+            "clipping_type",
+        ),
+        ("attn_impl: flash", "attn_impl: flash, attn_uses_sequence_id: true", "attn_uses_sequence_id"),
+    ],
+)
+def test_what_llm_foundry_trains_otherwise_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match=message):
+        imported(tmp_path, FOUNDRY.replace(old, new), "llm-foundry")
+
+
 def test_state_in_f32_is_a_way_out_that_is_named(tmp_path: Path) -> None:
     made = imported(tmp_path, SMALL.replace("torch_fused", "bnb_8bit"), "axolotl", f32_state=True)
     named = {each.key: each.why for each in made.left if each.trains}
@@ -358,10 +399,9 @@ def test_accelerate_may_be_given_first(tmp_path: Path) -> None:
         assert (made.title, made.plan.dp) == ("TRL", 8)
 
 
-@pytest.mark.parametrize("name", ["bridge_sft.yaml", "foundry_mpt.yaml"])
-def test_formats_that_fit_alone_reads_are_refused_by_name(name: str) -> None:
+def test_a_format_that_fit_alone_reads_is_refused_by_name() -> None:
     with pytest.raises(DiagnosticError, match="fit reads them; import-plan does not yet"):
-        api.import_plan(None, JOBS / name)
+        api.import_plan(None, JOBS / "bridge_sft.yaml")
 
 
 def test_files_of_no_framework_are_refused(tmp_path: Path) -> None:
