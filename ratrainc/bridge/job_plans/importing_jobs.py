@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.support.diagnostics import fail, misuse
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, misuse
 from ratrain.ratrain_ir.support.text import Source, read_text
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, framework_of, import_plan, plan_of_values
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import plan_of_job
@@ -100,12 +100,26 @@ def import_job(name: str | None, path: str | Path, asked: Asked) -> Imported:
         micro_batch_size=asked.micro_batch_size,
         beside=asked.beside,
     )
-    job = read_job(Path(path), of_job, name)
+    try:
+        job = read_job(Path(path), of_job, name)
+    except DiagnosticError:
+        _refuse_other_format(name, path)
+        raise
     title, top = format_named(job.framework).title, Source(str(path), "").top()
     made = plan_of_job(job, title, top, asked)
     plan, auto = plan_of_values(made.values, lambda label: made.places.get(label.rpartition(".")[2], top), job.model)
     left = tuple(sorted(made.left, key=lambda each: not each.trains))
     return Imported(title, str(path), plan, auto, tuple(made.passes), left, _defaults(job), frozenset(made.unsaid))
+
+
+def _refuse_other_format(name: str | None, path: str | Path) -> None:
+    """Raise RT063 if a file that cannot be read as the format `name` is of another one."""
+    text = read_text(path, "RT063", FILE)
+    found = recognised(Path(path), text)
+    if name is not None and found is not None and found.name != name:
+        message = f"this looks like settings of {found.title}, and those of {format_named(name).title} are expected"
+        way_out = f"--from {_OWN_READERS.get(found.name, found.name)}, or no --from"
+        fail("RT063", message, Source(str(path), text).top().location, help=way_out)
 
 
 def _defaults(job: Job) -> dict[str, Default]:

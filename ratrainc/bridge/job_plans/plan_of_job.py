@@ -57,7 +57,7 @@ _ONLY_COSINE = "the learning rate of a plan is constant, or a cosine from warm-u
 _DECAYS_ALL = ("torchtune", "nanotron", "llm-foundry")
 """Frameworks that decay norms and biases too: torchtune recipes/full_finetune_single_device.py, _setup_optimizer;
 nanotron src/nanotron/config/config.py, OptimizerArgs.weight_decay_exclude_named_params; llm-foundry
-llmfoundry/utils/builders.py, build_optimizer. A plan does not."""
+llmfoundry/utils/builders.py, _extract_param_groups. A plan does not."""
 _LENGTH = "'run --steps' sets the length of a run"
 _WARM_UP_SHARE, _MOST_WARM_UP = 0.03, 100
 """axolotl's warm-up without a setting (src/axolotl/core/builders/base.py, _configure_warmup_and_logging)."""
@@ -195,6 +195,7 @@ class JobPlan:
     # keys
 
     def _ranks(self) -> None:
+        """Put the degrees of parallelism, chunks and schedule; report devices that they do not share out."""
         job = self.job
         if job.devices is None:
             text = f"this file of {self.title} does not say on how many devices it runs"

@@ -404,6 +404,13 @@ def test_a_format_that_fit_alone_reads_is_refused_by_name() -> None:
         api.import_plan(None, JOBS / "bridge_sft.yaml")
 
 
+def test_a_file_of_another_framework_than_is_said_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(TUNE)
+    with pytest.raises(DiagnosticError, match="looks like settings of torchtune") as caught:
+        api.import_plan("nanotron", tmp_path / "a.yaml")
+    assert "--from torchtune" in (caught.value.diagnostics[0].help or "")
+
+
 def test_files_of_no_framework_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("colour: red\n")
     with pytest.raises(DiagnosticError) as caught:
