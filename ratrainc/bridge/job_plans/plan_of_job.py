@@ -377,8 +377,11 @@ class JobPlan:
             self.put("clip", "none", "max_grad_norm")
         else:
             self.unsaid.append("clip")
+        if self.job.framework == "accelerate" and asked.warmup_steps is None:
+            self.unsaid.append("warmup_steps")
         if self.unsaid:
-            options = [f"--{key.replace('_', '-')}" for key in self.unsaid if key in ("lr", "weight_decay")]
+            named = ("lr", "weight_decay", "warmup_steps")
+            options = [f"--{key.replace('_', '-')}" for key in self.unsaid if key in named]
             options += ["--max-norm"] * ("clip" in self.unsaid)
             text = f"{until_said(self.unsaid)}: the training script says them; say them in [optimizer]"
             text += f", or give {', '.join(options)}" if options else ""

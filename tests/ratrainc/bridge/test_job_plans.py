@@ -378,7 +378,7 @@ def test_what_is_left_out_says_if_training_differs(tmp_path: Path) -> None:
 def test_keys_that_nobody_says_are_left_out_of_the_file(tmp_path: Path) -> None:
     options = {"seq_len": 64, "micro_batch_size": 1, "global_batch": 32, "clusters": 8}
     made = imported(tmp_path, ACCELERATE_DDP, "accelerate", **options)
-    assert made.unsaid == {"lr", "betas", "eps", "weight_decay", "clip"}
+    assert made.unsaid == {"lr", "betas", "eps", "weight_decay", "clip", "warmup_steps"}
     assert "\nlr = " not in made.text()
     told = "\n".join(made.told())
     assert "--lr" in told
