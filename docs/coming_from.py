@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS
+from ratrain.ratrainc.bridge.job_plans.importing_jobs import BY_JOBS
+from ratrain.ratrainc.bridge.job_plans.job_notes import IGNORED, OPEN, NoteRule
+from ratrain.ratrainc.bridge.jobs.formats import format_named
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ratrain.ratrainc.bridge.settings import Framework, Rule
 
-_HEAD = """# Coming from Megatron / DeepSpeed / torchtitan
+_HEAD = """# Coming from another framework
 
 `import-plan` reads the settings of another tool and writes a plan. The tables say which setting becomes which key, which are
-left out because they change nothing here, and which are refused.
+left out because they change nothing here, and which are refused. Megatron-LM, DeepSpeed and torchtitan have tables of their
+own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtune, nanotron and LLM Foundry stand
+[at the end](#files-of-trainers).
 
 <!-- written by docs/generate.py from the rules of the importers -->
 
@@ -20,6 +28,7 @@ left out because they change nothing here, and which are refused.
     ratrainc import-plan --from megatron train.sbatch --set SLURM_NNODES=4 -o P.toml
     ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
     ratrainc import-plan --from torchtitan job.toml --clusters 64 -o P.toml
+    ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml
     ratrainc export X.rtir --format megatron -o arguments.sh
     ratrainc export X.rtir --format torchtitan -o job.toml
 
@@ -64,9 +73,72 @@ left out because they change nothing here, and which are refused.
 """
 
 
+_TRAINERS = """## Files of trainers
+
+`import-plan` makes a plan of every file that [`fit`](fit.md) reads, but those of Megatron-Bridge, which are refused by name:
+their recipes say the learning rate. Without `--from` the file's content says whose it is. The plan has the ranks, batch, types and sharded state
+that `fit` counts, so both answer for the same run.
+
+    ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml
+    ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
+
+- Options fill in what a file leaves open: `--devices` (which is `--clusters`), `--seq-len`, `--micro-batch-size`,
+  `--global-batch`, `--steps` for a cosine or a warm-up that is a share of all steps, `--lr`, `--weight-decay`, `--max-norm`,
+  `--warmup-steps`. Each error names the option that mends it. An option that contradicts the file, or that nothing needs,
+  is refused.
+- Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
+  refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
+- Refused by name: adapters, frozen parts, experts, context-parallel ranks, float8, dropout, optimizers other than AdamW,
+  a setting that no reader knows, and the settings below.
+- Passes that store on the host (`store=host`, `offload-state`) need a machine file with a host's memory.
+
+| what a file says | keys and passes | how |
+|---|---|---|
+| devices, tensor, pipeline and data-parallel degrees | dp, tp, pp, sequence_sharding, chunks, schedule | unchanged |
+| batch of a device, accumulation, length | micro_batch_size, micro_batches, seq_len | unchanged; `--global-batch` where accumulation is open |
+| one device, DDP | zero | 0 |
+| DeepSpeed's stage | zero, reduce | the stage; gradients are reduced after each micro-batch from 2 on |
+| FSDP | zero, reduce | 3, or 2 where gathered weights stay for the backward; after each micro-batch, but for FSDP 1 under transformers' Trainer, which accumulates whole gradients |
+| hybrid sharding, hpZ | shard_group, view_group | the replicas that share one copy |
+| mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
+| AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
+| LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |
+| cosine, constant, warm-up | total_steps, min_lr, warmup_steps | a cosine needs its length; other shapes are named, and the rate stays at lr |
+| recomputation of layers | passes | recompute{policy=full}; with activations on the host store=host |
+| offloaded optimizer | passes | offload-state{home=host} |
+| eager attention | attention | scores-kept |
+| packing | attention_mask | document where a packed sample sees itself alone (axolotl, torchtune, neat_packing, TRL with flash attention); else causal; padded samples are named |
+"""
+
+
 def page() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *[_section(framework) for framework in FRAMEWORKS.values()]])
+    return "\n".join([_HEAD, *[_section(framework) for framework in FRAMEWORKS.values()], _trainers()])
+
+
+def _trainers() -> str:
+    """The files whose plans are made of their jobs: what becomes which key, and the settings that no field carries."""
+    titles = ", ".join(format_named(name).title for name in BY_JOBS)
+    refused = _rules(IGNORED, lambda rule: rule.refused)
+    trains = _rules({**IGNORED, **OPEN}, lambda rule: rule.trains)
+    others = _rules({**IGNORED, **OPEN}, lambda rule: not rule.refused and not rule.trains)
+    lists = f"Refused unless they are off:\n\n{refused}\n\nLeft out, and something else is trained:\n\n{trains}\n"
+    return f"{_TRAINERS}\nOf {titles}, by names, in which `*` stands for any text:\n\n{lists}\nLeft out:\n\n{others}\n"
+
+
+def _rules(rules: Mapping[str, NoteRule], wanted: Callable[[NoteRule], bool]) -> str:
+    """A list of the wanted rules by reason; a pattern's alternatives are names of their own."""
+    reasons: dict[str, list[str]] = {}
+    for pattern, rule in rules.items():
+        if wanted(rule):
+            reasons.setdefault(rule.why, []).extend(f"`{name}`" for name in _names(pattern))
+    return "\n".join(f"- {', '.join(names)}: {why}." for why, names in reasons.items())
+
+
+def _names(pattern: str) -> list[str]:
+    """The names of a pattern without its escapes; `*` stands for any text."""
+    plain = pattern.replace(r"(\..*)?", "*").replace(r"\w+", "*").replace(".*", "*").replace("\\.", ".")
+    return re.split(r"\|(?![^()]*\))", plain)  # at bars outside parentheses
 
 
 def _section(framework: Framework) -> str:

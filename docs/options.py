@@ -51,6 +51,7 @@ _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies z
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
 _CALLER = "--from deepspeed auto.json --clusters 4 --seq-len 8"
 _NO_CALLER = ("--from torchtitan job.toml",)
+_TRAINER = "trl.yaml --clusters 4"
 _TRL, _NO_FILE = "trl.yaml --memory 10GB", "--model m.json --memory 10GB"
 _SIZES, _BF16 = "--micro-batch-size 1 --global-batch 8", "--dtype bf16"
 _FIT = "ratrain.ratrainc.calibration.calibration_report:calibrate_rows"
@@ -224,6 +225,9 @@ OPTIONS = {
             "--from": Option(
                 "whose settings are read", "--from torchtitan", "job.toml --clusters 4 --seq-len 8 --from deepspeed"
             ),
+            "--beside": Option(
+                "a further file of the same run", "--beside acc.yaml", _TRAINER, idle=("--from torchtitan job.toml",)
+            ),
             "--clusters": Option(
                 "the ranks, where the file does not say", "--clusters 8", "--from deepspeed ds.json --seq-len 8"
             ),
@@ -254,6 +258,12 @@ OPTIONS = {
                 "steps of the warm-up", "--warmup-steps 10", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER
             ),
             "--steps": Option("the end of the cosine", "--steps 100", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER),
+            "--f32-state": Option(
+                "makes masters and moments f32 where a file keeps them in fewer bits",
+                "--f32-state",
+                "narrow.yaml --clusters 4",
+                idle=("--from torchtitan job.toml",),
+            ),
             "--set": Option(
                 "a variable of a launch script, as its environment sets it",
                 "--set BATCH=2",

@@ -35,7 +35,7 @@ _COMMANDS = {
     "model": "Say what a model configuration is, and what of it is not supported.",
     "plan": "Find the plan to run on a number of clusters, and how far it can be from the best.",
     "fit": "Say whether a training run of another framework fits its devices, and what would make it fit.",
-    "import-plan": "Make a plan of the settings of Megatron-LM, DeepSpeed or torchtitan.",
+    "import-plan": "Make a plan of another framework's settings: Megatron-LM, torchtitan, axolotl, ...",
     "scale": "Show how throughput grows with the number of clusters.",
     "calibrate": "Fit constants of a machine file to measured times.",
     "validate": "Compare simulated steps with published measurements, by class of table.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ratrain.ratrain_ir.config.plan import Optimizer
-from ratrain.ratrain_ir.support.text import Source, shown
+from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     ADAM_W,
     BETAS,
@@ -61,6 +61,7 @@ from ratrain.ratrainc.bridge.settings import (
     put_batch,
     put_ranks,
     put_seq_len,
+    until_said,
 )
 
 _TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
@@ -164,7 +165,7 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     if _auto(reader, name):
         if asked is None:
             where = f"give {option}, or say" if option else "say"
-            text = f"{_until_said(keys)}: what calls DeepSpeed fills 'auto' in; {where} {' and '.join(keys)}"
+            text = f"{until_said(keys)}: what calls DeepSpeed fills 'auto' in; {where} {' and '.join(keys)}"
             reader.leave(name, f"{text} in [optimizer]", trains=True)
             reader.unsaid.update(keys)
         reader.taken.add(name)
@@ -175,16 +176,6 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     if asked is not None and said is not None and said != asked:
         reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
     return said
-
-
-def _until_said(keys: Sequence[str]) -> str:
-    """Return the values that a plan has for keys of its optimizer that its file leaves out."""
-    own = {key: getattr(Optimizer(), key) for key in keys if key not in ("max_norm", "min_lr")}  # idle by default
-    values = [
-        f"no {key}" if value is None else f"{key} = {shown(list(value) if key == 'betas' else value)}"
-        for key, value in own.items()
-    ]
-    return f"the plan has {', '.join(values)}"
 
 
 def _stages(reader: SettingsReader) -> int:
@@ -365,7 +356,7 @@ def _without_optimizer(reader: SettingsReader) -> None:
         reader.carry(key, value, OPTIMIZER)
     unsaid = [key for key, value in asked.items() if value is None]
     reader.unsaid.update(unsaid)
-    text = f"{_until_said(unsaid)}: what calls DeepSpeed brings its own optimizer; say them in [optimizer]"
+    text = f"{until_said(unsaid)}: what calls DeepSpeed brings its own optimizer; say them in [optimizer]"
     options = [f"--{key.replace('_', '-')}" for key in unsaid if key not in ("betas", "eps")]
     text += f", or give {', '.join(options)}" if options else ""
     reader.left.append(Left("optimizer", None, text, trains=True))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -13,12 +14,15 @@ from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
-from ratrain.ratrain_ir.support.text import Place, Source, read_text, shown
+from ratrain.ratrain_ir.support.text import Place, Places, Source, read_text, shown
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 _NOT_CARRIED = "Not carried over"
 _ELSEWHERE = "Not carried over, said elsewhere or without effect"
@@ -29,7 +33,8 @@ FRAMEWORKS: dict[str, Framework] = {"megatron": MEGATRON, "deepspeed": DEEPSPEED
 class Imported:
     """A plan that was made from the settings of another framework."""
 
-    framework: Framework
+    title: str
+    """the framework's name"""
     file: str
     plan: Plan
     """without cuts if they are to be chosen for the model"""
@@ -59,9 +64,9 @@ class Imported:
             text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
         lines = text.splitlines(keepends=True)
         text = "".join(line for line in lines if line.partition(" = ")[0] not in self.unsaid)
-        head = [f"From settings of {self.framework.title}."]
+        head = [f"From settings of {self.title}."]
         head += [f"Passes: {','.join(self.passes)} (--passes)."] if self.passes else []
-        taken = f"Taken from {self.framework.title}'s defaults"
+        taken = f"Taken from {self.title}'s defaults"
         head += [
             f"{taken}: {name} = {shown(each.value)}" + (f" ({each.source})" if each.source else "")
             for name, each in self.defaults.items()
@@ -116,7 +121,7 @@ def imported(framework: Framework, file: str, text: str, asked: Asked) -> Import
     plan, auto = _plan(reader)
     passes, defaults = tuple(reader.passes), dict(reader.defaults)
     left = tuple(sorted(reader.left, key=lambda each: not each.trains))
-    return Imported(framework, file, plan, auto, passes, left, defaults, frozenset(reader.unsaid), reader.unset)
+    return Imported(framework.title, file, plan, auto, passes, left, defaults, frozenset(reader.unsaid), reader.unset)
 
 
 def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
@@ -125,12 +130,21 @@ def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
     def place(label: str) -> Place:
         return reader.places.get(label.rpartition(".")[2], reader.top)
 
+    return plan_of_values(reader.values, place)
+
+
+def plan_of_values(given: Mapping[str, Any], place: Places, model: ModelConfig | None = None) -> tuple[Plan, bool]:
+    """Make a plan from keys by name, by the rules of plan files; and tell whether its cuts are open.
+
+    `place` finds a key in the file that it came from. Raises `DiagnosticError` RT063 and RT064 with all errors, those
+    against the model too if one is given.
+    """
     report = Report(place)
-    values = KEYS.without_words(reader.values)
+    values = KEYS.without_words(dict(given))
     auto = "cuts" not in values and values.get("pp") != 1
     fields = FieldReader(values, report, "RT063", KEYS.labels)
     plan = KEYS.read(fields, {} if "cuts" in values else {"cuts": ()})
-    check_together(fields, plan, None, auto_cuts=auto)
+    check_together(fields, plan, model, auto_cuts=auto)
     check_said(fields, plan)
     report.check()
     return plan, auto
@@ -140,7 +154,7 @@ def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
     """Return the plan by its keys, and the settings that it leaves out, as `--json` prints them."""
     fields = {key: value for key, value in made.plan.to_fields().items() if key not in made.unsaid}
     return {
-        "from": made.framework.title,
+        "from": made.title,
         "plan": {**fields, "cuts": "auto"} if made.auto_cuts else fields,
         "passes": list(made.passes),
         "defaults": {name: each.value for name, each in made.defaults.items()},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 
+from ratrain.ratrain_ir.config.plan import Optimizer
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, nearest
 from ratrain.ratrain_ir.support.text import Place, shown
 
@@ -139,6 +141,10 @@ class Asked:
     steps: int | None = None
     given: Mapping[str, str] = field(factory=dict)
     """values for variables of a script"""
+    beside: tuple[Path, ...] = ()
+    """further files of the same run: an accelerate file, a ds_config.json"""
+    f32_state: bool = False
+    """true if a plan with f32 masters and moments may stand for a file that keeps them in fewer bits"""
 
 
 @define
@@ -384,6 +390,16 @@ def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:
 
 
 # what all frameworks say alike
+
+
+def until_said(keys: Sequence[str]) -> str:
+    """Return the values that a plan has for keys of its optimizer that its file leaves out."""
+    own = {key: getattr(Optimizer(), key) for key in keys if key not in ("max_norm", "min_lr")}  # idle by default
+    values = [
+        f"no {key}" if value is None else f"{key} = {shown(list(value) if key == 'betas' else value)}"
+        for key, value in own.items()
+    ]
+    return f"the plan has {', '.join(values)}"
 
 
 def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *others: tuple[str, int]) -> int | None:

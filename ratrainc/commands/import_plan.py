@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import click
 
 from ratrain.ratrainc.bridge.settings import Asked
@@ -25,12 +23,18 @@ Examples:
   ratrainc import-plan --from megatron train.sbatch --set SLURM_NNODES=4 --set FP8=0 -o P.toml
   ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
   ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
+  ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml  of axolotl, torchtune, ...
+  ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
 """
 _MOST = 1 << 16
+_NAMES = (
+    *("megatron", "deepspeed", "torchtitan", "axolotl", "llama-factory", "torchtune", "nanotron", "accelerate", "trl"),
+    *("transformers", "llm-foundry"),
+)
 
 
 def _auto(text: str) -> str:
-    return f"{text}, where a ds_config says 'auto' or nothing."
+    return f"{text}, where a ds_config says 'auto' or nothing, or another file leaves it open."
 
 
 @click.command(epilog=_EPILOG)
@@ -38,12 +42,20 @@ def _auto(text: str) -> str:
 @click.option(
     "--from",
     "framework",
-    type=click.Choice(["megatron", "deepspeed", "torchtitan"]),
-    required=True,
-    help="Whose settings they are: a launch script or flags, a ds_config.json, a job's TOML.",
+    type=click.Choice(_NAMES),
+    help="Whose settings they are: a launch script or flags of megatron, a ds_config.json, a job's TOML of torchtitan, "
+    "a YAML or JSON of the others. Without it, the file's content says it.",
+)
+@click.option(
+    "--beside",
+    type=InputFile("settings"),
+    multiple=True,
+    metavar="FILE",
+    help="A further file of the same run: an accelerate or FSDP file, a ds_config.json; may be repeated.",
 )
 @click.option(
     "--clusters",
+    "--devices",
     "asked_clusters",
     type=click.IntRange(1, _MOST),
     metavar="N",
@@ -105,6 +117,12 @@ def _auto(text: str) -> str:
     help=_auto("Step at which the learning rate has come down"),
 )
 @click.option(
+    "--f32-state",
+    "asked_f32_state",
+    is_flag=True,
+    help="Keep masters and moments in f32 where the file keeps them in fewer bits, which no plan does.",
+)
+@click.option(
     "--set",
     "asked_given",
     multiple=True,
@@ -125,18 +143,25 @@ def _auto(text: str) -> str:
 @in_groups(asked=Asked)
 def command(
     file: str,
-    framework: Literal["megatron", "deepspeed", "torchtitan"],
+    framework: str | None,
+    beside: tuple[str, ...],
     asked: Asked,
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Convert settings of Megatron-LM, DeepSpeed or torchtitan to a plan.
+    """Convert a settings file of another framework to a plan.
+
+    FILE holds settings of Megatron-LM, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune, nanotron, accelerate,
+    TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters, experts, frozen parts,
+    float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr
     too, the others by name. Contradictions are refused, as is an unknown name
     that may decide what is trained. Scripts are read, not run.
     """
+    import shlex
+
     from attrs import asdict
 
     from ratrain import api
@@ -146,7 +171,7 @@ def command(
     from ratrain.ratrainc.console.console import print_json
 
     with misuse_of_command():
-        made = api.import_plan(framework, file, **asdict(asked))
+        made = api.import_plan(framework, file, **(asdict(asked) | {"beside": beside}))
     if output is not None:
         write_text(output, made.text())
     if as_json:
@@ -160,6 +185,6 @@ def command(
         if value:
             echo(f"not set: {name}, so the script has {shown(value)} (--set {name}=...)", err=True)
     if made.passes:
-        echo(f"passes to say: --passes {','.join(made.passes)}", err=True)
+        echo(f"passes to say: --passes {shlex.quote(','.join(made.passes))}", err=True)
     if output is not None:
         echo(f"wrote {output}", err=True)

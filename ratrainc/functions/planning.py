@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import load_plan, place_in_plan
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.text import Place
-from ratrain.ratrainc.bridge import importing
+from ratrain.ratrainc.bridge.job_plans import importing_jobs
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
@@ -231,9 +231,10 @@ def compare_best(
 
 
 def import_plan(
-    framework: Literal["megatron", "deepspeed", "torchtitan"],
+    framework: str | None,
     file: str | Path,
     *,
+    beside: Sequence[str | Path] = (),
     clusters: int | None = None,
     pp: int | None = None,
     seq_len: int | None = None,
@@ -245,37 +246,37 @@ def import_plan(
     max_norm: float | None = None,
     warmup_steps: int | None = None,
     steps: int | None = None,
+    f32_state: bool = False,
     given: Mapping[str, str] | None = None,
 ) -> Imported:
     """Make a plan from the settings of another framework.
 
-    The numbers from `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are
-    for DeepSpeed alone, whose files leave them to the program that calls it ("auto"). `given` has the variables of a
-    Megatron launch script, such as `SLURM_NNODES`, and the script's arguments as `1`, `2`, ... The result lists
-    settings that were not carried over in `left`, and settings that the file leaves out in `defaults`. Raises
-    `DiagnosticError` with everything that is wrong in the file.
+    `framework` is `megatron`, `deepspeed`, `torchtitan`, or the name of a format that `fit` reads; None: by the file's
+    content. `beside` are further files of the same run: an accelerate file, a ds_config.json. The numbers from
+    `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are not for Megatron
+    and torchtitan, whose files say them; `pp` and `dtype` are for DeepSpeed alone. With `f32_state` a plan with f32
+    masters and moments stands for a file that keeps them in fewer bits. `given` has the variables of a Megatron launch
+    script, such as `SLURM_NNODES`, and the script's arguments as `1`, `2`, ... The result lists settings that were not
+    carried over in `left`, and settings that the file leaves out in `defaults`. Raises `DiagnosticError` with
+    everything that is wrong in the file.
     """
-    if framework not in importing.FRAMEWORKS:
-        misuse(f"there is no framework '{framework}'; there are {', '.join(importing.FRAMEWORKS)}")
-    of_deepspeed: dict[str, Any] = {
-        "pp": pp,
-        "micro_batch_size": micro_batch_size,
-        "global_batch": global_batch,
-        "dtype": dtype,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "max_norm": max_norm,
-        "warmup_steps": warmup_steps,
-        "steps": steps,
-    }
-    said = [name for name, value in of_deepspeed.items() if value is not None]
-    if said and framework != "deepspeed":
-        misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the other formats have it in the file")
-    if given and not importing.FRAMEWORKS[framework].script:
-        misuse("--set is for --from megatron: the other formats are no scripts")
-    return importing.import_plan(
-        framework, file, Asked(clusters=clusters, seq_len=seq_len, given=dict(given or {}), **of_deepspeed)
+    asked = Asked(
+        clusters=clusters,
+        pp=pp,
+        seq_len=seq_len,
+        micro_batch_size=micro_batch_size,
+        global_batch=global_batch,
+        dtype=dtype,
+        lr=lr,
+        weight_decay=weight_decay,
+        max_norm=max_norm,
+        warmup_steps=warmup_steps,
+        steps=steps,
+        given=dict(given or {}),
+        beside=tuple(map(Path, beside)),
+        f32_state=f32_state,
     )
+    return importing_jobs.import_settings(framework, file, asked)
 
 
 def _model(model: str | ModelConfig) -> ModelConfig:

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.jobs.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, engine_type, put_deepspeed
 from ratrain.ratrainc.bridge.jobs.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
-from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, HfReader, Said, settings_of
+from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, DEEPSPEED, HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import PREPARED, put_asked_model, put_types
 from ratrain.ratrainc.bridge.jobs.hf_words import phrase_of_accelerate
 from ratrain.ratrainc.bridge.jobs.job import Job, Sharding
@@ -178,12 +178,23 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     micro = reader.settle("micro_batch_size", "micro_batch_size", "--micro-batch-size")
     reader.settle("seq_len", "seq_len", "--seq-len")
     put_accelerate(reader, Arguments(Said(micro, "--micro-batch-size"), nothing, nothing, mixed, fills=False))
+    _put_engine_sizes(reader)
     mixed = (engine_type(reader) if reader.engine else None) or mixed
     put_asked_model(reader)
     put_types(reader, Said("f32", "weights", PREPARED), mixed)
     if not reader.engine and reader.values.get("sharding") not in (Sharding.FSDP1, Sharding.FSDP2):
         reader.doubt("weights", None, "the training script loads the model, and its type; counted as f32")
     return reader.finish({**INERT, **INERT_DEEPSPEED})
+
+
+def _put_engine_sizes(reader: HfReader) -> None:
+    """Set accumulation and clipping as DeepSpeed's settings say them, which no training arguments fill in here."""
+    for name in (_TABLE, DEEPSPEED):
+        times, norm = f"{name}gradient_accumulation_steps", f"{name}gradient_clipping"
+        if reader.engine and reader.has(times) and reader.settings[times].value != "auto":
+            reader.put("gradient_accumulation", reader.size(times), times)
+        if reader.engine and reader.has(norm) and reader.settings[norm].value not in ("auto", "none"):
+            reader.put("max_grad_norm", reader.take(norm, float), norm)
 
 
 def _phrase(job: Job, name: str, value: Any) -> str | None:

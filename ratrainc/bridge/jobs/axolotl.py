@@ -36,7 +36,7 @@ from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
-from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one
+from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
 _SCHEMAS = "axolotl src/axolotl/utils/schemas"
 TRAINING = f"{_SCHEMAS}/training.py, HyperparametersConfig"
@@ -154,6 +154,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _put_adapter(reader)
     defaults = TrainingDefaults((None, ""), ("cosine", f"{TRAINING}.lr_scheduler"), (1.0, f"{TRAINING}.num_epochs"))
     put_training(reader, Names("learning_rate", "lr_scheduler", "num_epochs"), defaults)
+    _put_least_rate(reader)
     put_optimizer(reader, "optimizer", f"{TRAINING}.optimizer", _OWN_OPTIMIZERS, _OTHER_OPTIMIZERS)
     _put_checkpointing(reader)
     _put_sharding(reader, Arguments(micro, times, Said(reader.training["max_grad_norm"], "max_grad_norm"), mixed))
@@ -169,6 +170,15 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     put_types(reader, loaded, mixed, upcast="" if any(reader.under("fsdp_config.")) else UPCAST_FSDP2)
     _note_uncounted(reader)
     return reader.finish(_INERT)
+
+
+def _put_least_rate(reader: HfReader) -> None:
+    """Set the learning rate at a cosine's end (core/trainers/mixins/scheduler.py, SchedulerMixin.create_scheduler)."""
+    lr = reader.training.get("lr")
+    if lr is None or reader.training.get("scheduler") != "cosine":
+        return
+    if (share := reader.take("cosine_min_lr_ratio", float)) is not None:
+        reader.put("min_lr", product(share, lr), "cosine_min_lr_ratio")
 
 
 def _put_devices(reader: HfReader) -> None:

@@ -33,6 +33,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
 from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
 from ratrain.ratrainc.bridge.jobs.job import Origin, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import note_ratio
+from ratrain.ratrainc.bridge.settings import as_number
 
 WHAT = "a ds_config of DeepSpeed"
 ZERO_CONFIG = "deepspeed deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig"
@@ -279,6 +280,12 @@ def _put_own_optimizer(reader: HfReader, at: Callable[[str], str]) -> None:
         own = at(f"{PARAMS}{name}")
         if not _auto(reader, own):
             reader.put(field, reader.take(own, float), own)
+    own = at(f"{PARAMS}betas")
+    pair = [as_number(each) for each in reader.take(own, list) or []] if not _auto(reader, own) else []
+    if len(pair) == 2 and None not in pair:
+        reader.put("betas", tuple(pair), own)
+    elif pair:
+        reader.wrong(own, f"{reader.own(own)} is {shown(reader.settings[own].value)}: two numbers are expected")
 
 
 def _note_groups(reader: HfReader, at: Callable[[str], str], stage: int) -> None:

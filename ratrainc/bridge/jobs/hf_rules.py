@@ -138,6 +138,8 @@ def put_training(reader: HfReader, names: Names = _NAMES, defaults: TrainingDefa
     else:  # a share of all steps: training_args.py, TrainingArguments.get_warmup_steps
         share = warm or reader.take("warmup_ratio", float)
         reader.put("warmup_ratio", share, "warmup_steps" if warm else "warmup_ratio")
+        if warm == 0 and not share:
+            reader.put("warmup_steps", 0, "warmup_steps")
     _put_least_rate(reader)
 
 

@@ -25,6 +25,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.omegaconf_text import interpolated
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
+from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -367,8 +368,28 @@ def _optimizer(reader: JobReader) -> None:
             reader.assume(field, default, f"optimizer.{field}", source)
         reader.put(field, value, f"optimizer.{field}")
     reader.put("scheduler", reader.take("scheduler.name", str), "scheduler.name")
+    _lengths(reader)
     clip = "algorithms.gradient_clipping.clipping_threshold"
     reader.put("max_grad_norm", reader.take(clip, float), clip)
+
+
+def _lengths(reader: JobReader) -> None:
+    """Set lengths that are said in batches, epochs or a share of the run, and the learning rate at the end.
+
+    Others (tokens, samples, seconds) are left to the notes (mosaicml/composer: composer/core/time.py, TimeUnit).
+    """
+    for key, units in (
+        ("max_duration", {"ba": "steps", "ep": "epochs"}),
+        ("scheduler.t_warmup", {"ba": "warmup_steps", "dur": "warmup_ratio"}),
+    ):
+        said = reader.settings[key].value if reader.has(key) else None
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ba|ep|dur)", str(said).strip())
+        if match is not None and match[2] in units and (match[2] == "dur" or match[1].isdecimal()):
+            reader.taken.add(key)
+            reader.put(units[match[2]], float(match[1]) if match[2] in ("dur", "ep") else int(match[1]), key)
+    lr, share = reader.training.get("lr"), "scheduler.alpha_f"
+    if lr is not None and reader.has(share) and (part := reader.take(share, float)) is not None:
+        reader.put("min_lr", product(part, lr), share)
 
 
 # phrases

@@ -280,6 +280,11 @@ def _optimizer(reader: JobReader) -> None:
         ("min_lr", "min_decay_lr", float),
     ):
         reader.put(field, reader.take(f"{rates}{key}", kind_), f"{rates}{key}")
+    default = f"{_CONFIG}, LRSchedulerArgs.__post_init__"
+    if "scheduler" not in reader.training:
+        reader.assume("scheduler", "linear", "lr_decay_style", default)
+    if "min_lr" not in reader.training and "lr" in reader.training:  # the rate then stays
+        reader.assume("min_lr", reader.training["lr"], "min_decay_lr", default)
     stage = reader.take("optimizer.zero_stage", int)
     dp = reader.settings["parallelism.dp"].value if reader.has("parallelism.dp") else 1
     if stage is None:

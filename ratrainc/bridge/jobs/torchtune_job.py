@@ -60,7 +60,7 @@ _SPREAD_KEYS = (
     "enable_fp8_training",
 )
 """Settings that only recipes for several devices read."""
-_COMPONENT = re.compile(r"""^\s*-?\s*_component_:\s*['"]?torchtune\.""", re.MULTILINE)
+_COMPONENT = re.compile(r"""^[^#\n]*\b_component_:\s*['"]?torchtune\.""", re.MULTILINE)
 
 
 def _recognises(path: Path, text: str) -> bool:

@@ -66,5 +66,6 @@ def _refusal(option: click.Parameter, values: Sequence[Any]) -> str:
         yes, no = (max(names, key=len) for names in (option.opts, option.secondary_opts))
         return f"{yes} and {no} exclude each other: leave one of them out"
     *others, last = [f"'{' '.join(value) if isinstance(value, tuple) else value}'" for value in values]
-    title = max(option.opts, key=len)
+    name, *others_of_it = [each for each in option.opts if each.startswith("--")] or option.opts
+    title = name + "".join(f" ({each})" for each in others_of_it)
     return f"{title} takes one value, and {', '.join(others)} and {last} are given: leave all but one out"

@@ -96,7 +96,15 @@ def test_the_only_machine_that_begins_so_is_suggested(capsys: pytest.CaptureFixt
 INPUTS = {
     *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
     *("--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),
-    *("fit --beside", "calibrate --profile", "plan --what-if", "run --scratch", "report --against", "run --log-to"),
+    *(
+        "fit --beside",
+        "import-plan --beside",
+        "calibrate --profile",
+        "plan --what-if",
+        "run --scratch",
+        "report --against",
+        "run --log-to",
+    ),
 }
 """Options that look as if they named a place to write to and do not, of any command or of one."""
 PLACE = re.compile(r"DIR|FILE|PATH|\.\w")

@@ -66,6 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "trl.yaml").write_text(
             "model_name_or_path: m.json\ndataset_name: d\nmax_length: 64\nper_device_train_batch_size: 2\n"
         )
+        (folder / "narrow.yaml").write_text((folder / "trl.yaml").read_text() + "optim: adamw_bnb_8bit\n")
         (folder / "acc.yaml").write_text(
             "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 1\n"
         )
