@@ -162,9 +162,15 @@ class Kernel:
     def signature_problem(self, parameters: Iterable[Parameter]) -> str | None:
         """Return how the parameters of an implementation, without `self`, differ from these, or None.
 
-        Annotations do not count.
+        Annotations do not count. `**options` stands for all options and optional operands that have no parameter of
+        their own; an implementation passes them on to a class of `ratrain.targets.program.kernel_options`.
         """
         mine, theirs = self.parameters, {parameter.name: parameter for parameter in parameters}
+        rest = [name for name, each in theirs.items() if each.kind is Parameter.VAR_KEYWORD]
+        if rest:
+            del theirs[rest[0]]
+            together = {*self.options, *(operand.name for operand in self.operands if operand.optional)}
+            theirs |= {name: each for name, each in mine.items() if name in together and name not in theirs}
         for name in [*mine, *theirs]:
             wanted, actual = (
                 "nothing"
