@@ -123,7 +123,7 @@ def take_old_names(reader: SettingsReader) -> None:
 
 def _refuse_what_is_on(reader: SettingsReader) -> None:
     for name, why in FORBIDDEN.items():
-        if is_auto(reader, name):
+        if _auto(reader, name):
             reader.leave(name, f"the plan has it off: what calls DeepSpeed fills 'auto' in, and {why}", trains=True)
         elif reader.has(name) and reader.flag(name):
             reader.wrong(name, f"{name} is on: {why}", way_out="switch it off")
@@ -137,7 +137,7 @@ def _refuse_what_is_on(reader: SettingsReader) -> None:
         reader.taken.add(f"{PARAMS}max_grad_norm")
 
 
-def is_auto(reader: SettingsReader, name: str) -> bool:
+def _auto(reader: SettingsReader, name: str) -> bool:
     """Tell whether a setting is "auto", which the program that calls DeepSpeed fills in."""
     return reader.has(name) and reader.settings[name].value == "auto"
 
@@ -149,7 +149,7 @@ def _asked(reader: SettingsReader, name: str) -> Any:
 
 def _refuse_auto(reader: SettingsReader) -> None:
     """Refuse "auto" for settings that neither an option nor the plan's file can provide afterwards."""
-    for name in [name for name in reader.settings if is_auto(reader, name)]:
+    for name in [name for name in reader.settings if _auto(reader, name)]:
         if name in RULES and RULES[name].keys and name not in MAY_BE_AUTO:
             reader.wrong(name, f"{name} is 'auto': what calls DeepSpeed fills it in", way_out="write its value instead")
             del reader.settings[name]
@@ -161,7 +161,7 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
     If it is "auto" without an option: report it, leave its `keys` out of the plan, and return None.
     """
     option, asked = OPTIONS.get(name, ("", ""))[0], _asked(reader, name)
-    if is_auto(reader, name):
+    if _auto(reader, name):
         if asked is None:
             where = f"give {option}, or say" if option else "say"
             text = f"{_until_said(keys)}: what calls DeepSpeed fills 'auto' in; {where} {' and '.join(keys)}"
@@ -191,7 +191,7 @@ def _stages(reader: SettingsReader) -> int:
     """Read the number of pipeline stages. If only the model's code knows it, `--pp` must give it."""
     asked = reader.asked.pp
     pipeline = [name for name in reader.settings if name.startswith("pipeline.")]
-    if not pipeline or (reader.has(STAGES) and not is_auto(reader, STAGES)):
+    if not pipeline or (reader.has(STAGES) and not _auto(reader, STAGES)):
         return one_of(reader, STAGES, reader.size(STAGES), asked, "--pp")
     reader.taken.add(STAGES)
     if asked is None:
@@ -218,7 +218,7 @@ def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
     others = (("tensor-parallel ranks", tp), ("stages", pp), ("sequence-parallel ranks", peers))
     dp = put_ranks(reader, world, WHOLE if replicas is None else REPLICAS, *others)
     reader.carry("dp", dp, WHOLE)
-    open_sizes = [name for name in sizes if is_auto(reader, name) and sizes[name] is None]
+    open_sizes = [name for name in sizes if _auto(reader, name) and sizes[name] is None]
     if open_sizes and (whole, micro, times).count(None) > 1:
         wanted = [OPTIONS[name][0] for name in (MICRO, WHOLE) if sizes[name] is None]
         if micro is None and whole is None and times is not None:
@@ -237,7 +237,7 @@ def _size(reader: SettingsReader, name: str) -> int | None:
     """Read one of the three sizes of the batch, or take the option for it; None if neither gives it."""
     option = OPTIONS.get(name, ("", ""))[0]
     asked: int | None = _asked(reader, name)
-    if is_auto(reader, name):
+    if _auto(reader, name):
         reader.taken.add(name)
         return asked
     said = reader.size(name)
@@ -291,7 +291,7 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
         return
     reader.put("view_dtype", view, BF16, FP16)
     if view == "f16":
-        scale = None if is_auto(reader, LOSS_SCALE) else reader.number(LOSS_SCALE)
+        scale = None if _auto(reader, LOSS_SCALE) else reader.number(LOSS_SCALE)
         reader.put("loss_scale", scale or "dynamic", LOSS_SCALE)
     if not reader.has(SUM_TYPE):
         reader.default(SUM_TYPE, _THEIRS[view], SUMS_SOURCE)
@@ -306,7 +306,7 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
 def _view(reader: SettingsReader) -> str | None:
     """Read the type that blocks compute with; if it is "auto", `--dtype` must give it. None after an error."""
     types, asked = {BF16: "bf16", FP16: "f16"}, reader.asked.dtype
-    unknown = [name for name in types if is_auto(reader, name)]
+    unknown = [name for name in types if _auto(reader, name)]
     reader.taken.update(unknown)
     said = {name: reader.flag(name) for name in types if reader.has(name) and name not in unknown}
     on = [types[name] for name in said if said[name]]
@@ -349,7 +349,7 @@ def _optimizer(reader: SettingsReader) -> None:
         reader.wrong(UNBIASED, "moments of a plan are corrected for their bias")
     reader.carry("lr", _number(reader, f"{PARAMS}lr", "lr"), f"{PARAMS}lr")
     reader.carry("eps", _number(reader, f"{PARAMS}eps", "eps"), f"{PARAMS}eps")
-    if is_auto(reader, BETAS):
+    if _auto(reader, BETAS):
         _number(reader, BETAS, "betas")
     else:
         reader.carry("betas", reader.items(BETAS), BETAS)
@@ -453,7 +453,7 @@ def _highest(reader: SettingsReader, kind: str) -> None:
     """
     name, rate = f"{TIMING}warmup_max_lr", f"{PARAMS}lr"
     known = reader.values.get("lr")
-    if is_auto(reader, name):
+    if _auto(reader, name):
         highest = reader.asked.lr if reader.asked.lr is not None else known
         if highest is None:
             _number(reader, name, "lr")

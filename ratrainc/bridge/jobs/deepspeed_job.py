@@ -150,20 +150,12 @@ def _fill(reader: JobReader, *, trainer: bool) -> dict[str, str]:
     return filled
 
 
-def _size(reader: JobReader, name: str) -> int | None:
-    value = reader.take(name, int)
-    if value is not None and value < 1:
-        reader.wrong(name, f"{name} is {value}: at least 1 is expected")
-        return None
-    return value
-
-
 def _degrees(reader: JobReader) -> None:
     peers = reader.take(PEERS, int)
     for field, name, value in (
         ("tp", PEERS, peers or None),
-        ("pp", STAGES, _size(reader, STAGES)),
-        ("cp", SEQUENCE_RANKS, _size(reader, SEQUENCE_RANKS)),
+        ("pp", STAGES, reader.size(STAGES)),
+        ("cp", SEQUENCE_RANKS, reader.size(SEQUENCE_RANKS)),
     ):
         if value is not None:
             reader.put(field, value, name)
@@ -176,14 +168,14 @@ def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:
     put_model(reader, asked, name, f"{_A}model_name_or_path", None)
     key = next((f"{_A}{each}" for each in _LENGTHS if reader.has(f"{_A}{each}")), None)
     if key is not None:
-        reader.put("seq_len", _size(reader, key), key)
+        reader.put("seq_len", reader.size(key), key)
 
 
 def _batch(reader: JobReader, asked: Asked) -> None:
     """Set the batch as DeepSpeed does: two of three sizes determine the third, with the number of devices."""
-    whole, micro, times = (_size(reader, name) for name in (WHOLE, MICRO, TIMES))
+    whole, micro, times = (reader.size(name) for name in (WHOLE, MICRO, TIMES))
     model = reader.values["tp"] * reader.values["pp"] * reader.values["cp"]
-    replicas = _size(reader, REPLICAS)
+    replicas = reader.size(REPLICAS)
     if asked.devices is not None and asked.devices > 0 and asked.devices % model == 0:
         replicas = asked.devices // model
     elif replicas is None and whole and micro and times and whole % (micro * times) == 0:

@@ -15,7 +15,6 @@ from typing import Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.deepspeed import is_auto
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     BF16,
     CLIP,
@@ -123,7 +122,7 @@ def put_deepspeed(reader: HfReader, arguments: Arguments, inline: str = "") -> N
 
 def _auto(reader: HfReader, key: str) -> bool:
     """Tell whether a setting is "auto" or left out; both are filled in."""
-    return not reader.has(key) or is_auto(reader, key)
+    return not reader.has(key) or reader.settings[key].value == "auto"
 
 
 def _stage(reader: HfReader, at: Callable[[str], str], inline: str) -> int:

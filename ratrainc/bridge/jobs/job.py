@@ -34,7 +34,7 @@ class Sharding(Enum):
 
 
 ZERO_STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
-"""What DeepSpeed's zero_optimization.stage shards, from 0."""
+"""Sharding by the stage of DeepSpeed's zero_optimization, from 0."""
 
 
 class Checkpointing(Enum):

@@ -52,8 +52,6 @@ class SettingsFormat:
     None if the framework cannot express it"""
     reads_script: bool = False
     """true if a launch script, whose variables the environment may set, says the settings"""
-    reads_all: bool = True
-    """false if the format is known but its jobs are not built yet"""
 
 
 @frozen
@@ -109,6 +107,14 @@ class JobReader:
             self.wrong(name, f"{name} is {shown(said)}: {EXPECTED[kind]} is expected")
         elif kind is int and not -1 <= int(value) <= MOST:  # type: ignore[call-overload]
             self.wrong(name, f"{name} is {shown(said)}, which is out of range")
+            return None
+        return value
+
+    def size(self, name: str) -> int | None:
+        """Take a whole number of at least 1; report another value, and return None."""
+        value = self.take(name, int)
+        if value is not None and value < 1:
+            self.wrong(name, f"{name} is {value}: at least 1 is expected")
             return None
         return value
 

@@ -112,14 +112,6 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     return reader.finish(INERT)
 
 
-def _size(reader: JobReader, key: str) -> int | None:
-    value = reader.take(key, int)
-    if value is not None and value < 1:
-        reader.wrong(key, f"{key} is {value}: at least 1 is expected")
-        return None
-    return value
-
-
 def _model(reader: JobReader, asked: Asked) -> None:
     kind = reader.take("model.name", str)
     hub = reader.take("model.pretrained_model_name_or_path", str)
@@ -167,7 +159,7 @@ def _mpt_loss(reader: JobReader) -> None:
 
 def _mpt(reader: JobReader) -> ModelConfig | None:
     """Return the model that an MPT's settings describe; None after an error."""
-    sizes = {name: _size(reader, f"model.{name}") or default for name, default in _DEFAULTS.items()}
+    sizes = {name: reader.size(f"model.{name}") or default for name, default in _DEFAULTS.items()}
     hidden, heads = sizes["d_model"], sizes["n_heads"]
     attention = "model.attn_config."
     kind, _ = one_word(
@@ -176,7 +168,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         ("multihead_attention", "multiquery_attention", "grouped_query_attention"),
         "multihead_attention",
     )
-    groups = _size(reader, f"{attention}kv_n_heads")
+    groups = reader.size(f"{attention}kv_n_heads")
     kv_heads = 1 if kind == "multiquery_attention" else groups if kind == "grouped_query_attention" else heads
     if hidden % heads or heads % (kv_heads or 1):
         text = f"d_model {hidden}, {heads} heads and {kv_heads} of keys and values do not divide one another"
@@ -189,7 +181,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         reader.unknown(ffn_key, "of this kind no model is built here: give --model")
         return None
     gated = ffn_kind == "mptglu"
-    width = _size(reader, "model.ffn_config.ffn_hidden_size")
+    width = reader.size("model.ffn_config.ffn_hidden_size")
     biased = not reader.take("model.no_bias", bool)
     alibi, rope = (bool(reader.take(f"{attention}{name}", bool)) for name in ("alibi", "rope"))
     learned = reader.take("model.learned_pos_emb", bool)
@@ -197,7 +189,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
     tied = reader.take("model.tie_word_embeddings", bool)
     rates = [reader.take(key, float) for key in ("model.resid_pdrop", "model.emb_pdrop", f"{attention}attn_pdrop")]
     reader.put("dropout", max((each for each in rates if each is not None), default=None), "model.resid_pdrop")
-    longest = _size(reader, "model.max_seq_len") or _size(reader, "max_seq_len")
+    longest = reader.size("model.max_seq_len") or reader.size("max_seq_len")
     own = reader.take("model.attention_bias", bool)
     norm = reader.take("model.norm_type", str) or "low_precision_layernorm"
     return dense(
@@ -210,7 +202,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         kv_heads=kv_heads,
         ffn=width or int((4 if ratio is None else ratio) * hidden),
         eps=1e-5,
-        head_dim=_size(reader, "model.head_dim") or hidden // heads,
+        head_dim=reader.size("model.head_dim") or hidden // heads,
         norm="rms" if "rmsnorm" in norm else "layer",
         tied_embeddings=tied is not False,
         position="learned" if table else "alibi" if alibi else "rope",
@@ -235,7 +227,7 @@ def _adapter(reader: JobReader) -> None:
     if kind is not None and kind.upper() != "LORA":
         reader.unknown(f"{prefix}peft_type", "adapters of this kind are not counted")
     targets = reader.take(f"{prefix}target_modules", list)
-    rank, alpha = _size(reader, f"{prefix}r"), reader.take(f"{prefix}lora_alpha", float)
+    rank, alpha = reader.size(f"{prefix}r"), reader.take(f"{prefix}lora_alpha", float)
     dropout = reader.take(f"{prefix}lora_dropout", float)
     names = _LORA_TARGETS if targets is None else tuple(map(str, targets))
     adapter = Adapter(rank or 8, 8.0 if alpha is None else alpha, names, dropout or 0.0)  # huggingface/peft: LoraConfig
@@ -246,14 +238,14 @@ def _adapter(reader: JobReader) -> None:
 
 
 def _batch(reader: JobReader) -> None:
-    reader.put("seq_len", _size(reader, "max_seq_len"), "max_seq_len")
+    reader.put("seq_len", reader.size("max_seq_len"), "max_seq_len")
     key = "device_train_microbatch_size"
     said = reader.settings[key].value if reader.has(key) else "auto"
     if said == "auto":
         reader.taken.add(key)
         reader.ignore(key, "Composer finds the largest micro-batch that fits: give --micro-batch-size to ask for one")
     else:
-        reader.put("micro_batch_size", _size(reader, key), key)
+        reader.put("micro_batch_size", reader.size(key), key)
     packing = "train_loader.dataset.packing_ratio"
     text = reader.settings.get("train_loader.name")
     if text is not None and text.value == "text":
