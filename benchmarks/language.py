@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.analysis.dependence import stage_numbers
+from ratrain.ratrain_ir.analysis.dependence import ops_as_numbers
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
@@ -118,7 +118,7 @@ def measure(module: Module, repeat: int) -> dict[str, float]:
         "print": rate(lambda: print_module(module)),
         **{name: rate(partial(verified, module, layer)) for name, layer in layers.items()},
         "lifetimes": rate(lambda: [lifetimes(stage) for stage in module.stages]),
-        "dependence graph": rate(lambda: [stage_numbers(stage).reduced_waits() for stage in module.stages]),
+        "dependence graph": rate(lambda: [ops_as_numbers(stage).reduced_waits() for stage in module.stages]),
     }
 
 

@@ -187,7 +187,7 @@ class _Forms(dict[Tensor, int]):
         return number
 
 
-def columns_of(module: Module, stage: Stage) -> StageColumns:
+def stage_columns(module: Module, stage: Stage) -> StageColumns:
     """Make the columns of a stage from its ops."""
     kind_keys: Numbers[object] = Numbers()
     tensors: Numbers[Tensor] = Numbers({tensor: place for place, tensor in enumerate(stage.tensors.values())})

@@ -62,7 +62,7 @@ class StageNumbers:
         return reduced_waits(self.swept, len(ENGINES), _COMPUTE, _COLLECTIVE)
 
 
-def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
+def ops_as_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
     """Return the ops of a stage as numbers; tensors are numbered in the order in which ops touch them.
 
     Without `reuse` tensors count as having no addresses, so no waits follow from shared bytes.
