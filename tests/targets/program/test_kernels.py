@@ -13,8 +13,9 @@ from attrs import evolve
 
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.program.kernel import Kernel
 from ratrain.targets.program.kernel_options import AdamWOptions, LogitOptions, ProductOptions, RopeOptions
-from ratrain.targets.program.kernels import KERNELS, Kernel
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import TABLES, PerKernel
 from ratrain.targets.runtime.kernels import KERNEL_SETS, KernelSet, kernel_set
 from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
