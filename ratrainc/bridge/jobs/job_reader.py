@@ -88,6 +88,8 @@ class JobReader:
     idle: list[Note] = field(factory=list)
     """settings that change no byte"""
     report: Diagnostics = field(factory=Diagnostics)
+    mark: str = ""
+    """what stands before the name of a setting in the file: `--` in a launch script"""
 
     def has(self, name: str) -> bool:
         """Tell whether the file has a setting with a value; `key:` without one and `null` count as left out."""
@@ -114,7 +116,7 @@ class JobReader:
         """Take a whole number of at least 1; report another value, and return None."""
         value = self.take(name, int)
         if value is not None and value < 1:
-            self.wrong(name, f"{name} is {value}: at least 1 is expected")
+            self.wrong(name, f"{self.mark}{name} is {value}: at least 1 is expected")
             return None
         return value
 
@@ -137,6 +139,14 @@ class JobReader:
             self.assume(name, default, key, source)
             return default
         self.put(name, value, key)
+        return value
+
+    def choose_size(self, name: str, key: str, default: int, source: str) -> int:
+        """Set a field as `choose` does; report a number below 1, and set the field to 1."""
+        value: int = self.choose(name, key, int, default, source)
+        if value < 1:
+            self.wrong(key, f"{self.mark}{key} is {value}: at least 1 is expected")
+            self.values[name] = value = 1
         return value
 
     def ignore(self, key: str, why: str, *, less: bool = False) -> None:

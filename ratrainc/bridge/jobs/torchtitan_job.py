@@ -117,11 +117,7 @@ def _source(key: str) -> str:
 
 def _size(reader: JobReader, field: str, key: str) -> int:
     """Set a field from a setting of at least 1, or to torchtitan's default; report a smaller one."""
-    value: int = reader.choose(field, key, int, RULES[key].default, _source(key))
-    if value < 1:
-        reader.wrong(key, f"{key} is {value}: at least 1 is expected")
-        reader.values[field] = 1
-    return max(1, value)
+    return reader.choose_size(field, key, RULES[key].default, _source(key))
 
 
 def _degrees(reader: JobReader) -> None:
@@ -286,11 +282,7 @@ def _chunks(reader: JobReader, *, several: bool) -> tuple[int, str]:
 def _lengths(reader: JobReader, pp: int, *, early: bool) -> None:
     key = "training.seq_len"
     _size(reader, "seq_len", key)
-    local = reader.take(LOCAL, int)
-    if local is not None and local < 1:
-        reader.wrong(LOCAL, f"{LOCAL} is {local}: at least 1 is expected")
-        local = None
-    size = local if local is not None else RULES[LOCAL].default
+    size = reader.size(LOCAL) or RULES[LOCAL].default
     if pp == 1 and reader.has(LOCAL):
         reader.put("micro_batch_size", size, LOCAL)
     elif pp == 1:
