@@ -132,6 +132,13 @@ class JobReader:
         self._set(name, value)
         self.origins[name] = Origin(key, source, default=True)
 
+    def put_or_assume(self, name: str, value: Any, key: str, source: str, *, says: bool) -> None:
+        """Set a field as `put` does if the setting `key` says its value, else as `assume` does."""
+        if says:
+            self.put(name, value, key)
+        else:
+            self.assume(name, value, key, source)
+
     def choose(self, name: str, key: str, kind: type[T], default: T, source: str) -> T:
         """Set a field from a setting, or to the framework's default without it; return the value."""
         value = self.take(key, kind)

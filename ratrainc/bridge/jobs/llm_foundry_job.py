@@ -262,20 +262,15 @@ def _types(reader: JobReader) -> None:
     own = _PRECISIONS[word]
     if word == "amp_fp8":
         reader.put("fp8", True, key)
-    if says:
-        reader.put("compute_dtype", own, key)
-    else:
-        reader.assume("compute_dtype", own, key, f"{_CONFIG}.precision")
+    reader.put_or_assume("compute_dtype", own, key, f"{_CONFIG}.precision", says=says)
     for name in ("weight_dtype", "gradient_dtype"):
         reader.assume(name, "f32", key, "mosaicml/composer: composer/core/precision.py, get_precision_context")
     mixed = f"{_F}mixed_precision"
     sharded = any(name.startswith(_F) for name in reader.settings)
     policy, policy_says = one_word(reader, mixed, ("DEFAULT", "PURE", "FULL"), "DEFAULT")
     reduced = own if policy == "PURE" and sharded else "f32"
-    if policy_says:
-        reader.put("reduce_dtype", reduced, mixed)
-    else:
-        reader.assume("reduce_dtype", reduced, mixed, _MIXED if sharded else f"{_CONFIG}.fsdp_config")
+    source = _MIXED if sharded else f"{_CONFIG}.fsdp_config"
+    reader.put_or_assume("reduce_dtype", reduced, mixed, source, says=policy_says)
     if own != "f32" and (not sharded or policy == "FULL"):
         context = "mosaicml/composer: composer/core/precision.py, get_precision_context"
         reader.assume("autocast", True, key, context)
@@ -320,10 +315,8 @@ def _sharding(reader: JobReader, replicas: int | None) -> None:
 def _activations(reader: JobReader) -> None:
     key = f"{_F}activation_checkpointing"
     on = reader.take(key, bool)
-    if on is None:
-        reader.assume("checkpointing", Checkpointing.NONE, key, f"{_FSDP}.activation_checkpointing")
-    else:
-        reader.put("checkpointing", Checkpointing.FULL if on else Checkpointing.NONE, key)
+    kind = Checkpointing.FULL if on else Checkpointing.NONE
+    reader.put_or_assume("checkpointing", kind, key, f"{_FSDP}.activation_checkpointing", says=on is not None)
     target = "model.activation_checkpointing_target"
     for name in [name for name in reader.settings if name == target or name.startswith(f"{target}.")]:
         reader.unknown(name, "which parts of a layer are recomputed is not counted: it is taken for whole layers")

@@ -393,10 +393,8 @@ def _kernels(reader: JobReader) -> None:
         rate = reader.take(name, float)
         rates[name] = 0.1 if rate is None else rate
     largest = max(rates, key=lambda name: rates[name])
-    if reader.has(largest):
-        reader.put("dropout", rates[largest], largest)
-    else:
-        reader.assume("dropout", rates[largest], largest, f"{_TRANSFORMER}.{largest.replace('-', '_')}")
+    source = f"{_TRANSFORMER}.{largest.replace('-', '_')}"
+    reader.put_or_assume("dropout", rates[largest], largest, source, says=reader.has(largest))
 
 
 def _training(reader: JobReader) -> None:

@@ -318,10 +318,8 @@ def _adam(reader: JobReader, component: str, kind: str, betas: tuple[float, floa
 def _activations(reader: JobReader) -> None:
     key = "enable_activation_checkpointing"
     full, mode = reader.take(key, bool), reader.take("ac_mode", str)
-    if full is not None:
-        reader.put("checkpointing", Checkpointing.FULL if full else Checkpointing.NONE, key)
-    else:
-        reader.assume("checkpointing", Checkpointing.NONE, key, f"{SPREAD}.__init__")
+    kind = Checkpointing.FULL if full else Checkpointing.NONE
+    reader.put_or_assume("checkpointing", kind, key, f"{SPREAD}.__init__", says=full is not None)
     if mode is not None and full:
         reader.unknown("ac_mode", "with enable_activation_checkpointing neither is applied: torchtune keeps all")
         reader.put("checkpointing", Checkpointing.NONE, "ac_mode")
