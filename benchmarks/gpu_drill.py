@@ -1,9 +1,10 @@
-"""Parts of gpu_drill.sh, each a process with a time limit, a block of lines and a JSON; a table at the end.
+"""Run the parts of gpu_drill.sh: each a process with a time limit, a block of lines and a JSON; a table at the end.
 
     python benchmarks/gpu_drill.py [--device cuda|cpu] [--only PART ...]
 
 Run it by gpu_drill.sh, which finds an interpreter for it. `OUT` names the folder of results (default: drill),
-`DRILL_SECONDS` the time of all parts together. This process imports the standard library alone, so that it can say what else is missing.
+`DRILL_SECONDS` the time of all parts together. This process imports the standard library alone until a part begins, so
+that it can say what else is missing. What the parts do stands in drill_parts.py.
 """
 
 from __future__ import annotations
@@ -14,600 +15,59 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from processes import ROOT, end_group, environment, interrupt_on_sigterm
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ratrain.targets.runtime.kernels import KernelSet
-
 SECONDS = {"cuda": 560.0, "cpu": 1800.0}
 """The limit of all parts together; a rehearsal takes less than three minutes, where others leave it two cores."""
-MIB = 1 << 20
 CPU = "cpu"
-NO_GPU = "needs a GPU"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 EXTRAS = ("calibrate", "testing")
 UNUSED = ("hjson", "tree-sitter", "tree-sitter-bash", "PyYAML")
 """Requirements that only readers of other tools' settings have."""
 
 
-class SkipError(Exception):
-    """A part, or the rest of it, that makes no sense here."""
-
-
-@dataclass
-class Drill:
-    """Settings of a part, with the figures and faults that it notes."""
-
-    device: str
-    out: Path
-    seconds: float
-    sets: Sequence[str] = ()
-    """Kernel sets whose results are compared; all that are installed if none is named."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def on_host(self) -> bool:
-        """True in a rehearsal on the processor."""
-        return self.device == CPU
-
-    @property
-    def kernels(self) -> str:
-        """The kernel set of a run on this device."""
-        from ratrain.targets.runtime.settings import default_kernels
-
-        return "torch-device" if self.on_host else default_kernels(self.device)
-
-    def kernel_set(self, name: str | None = None) -> Any:
-        """Return a kernel set on the device."""
-        from ratrain.targets.runtime.kernels import kernel_set
-
-        return kernel_set(name or self.kernels, 1, self.device)
-
-    def check(self, holds: bool, otherwise: str) -> None:
-        """Note what is wrong, and go on."""
-        if not holds:
-            self.wrong.append(otherwise)
-            print(f"WRONG: {otherwise}", flush=True)
-
-    def command(self, *words: str) -> None:
-        """Run a command with this interpreter, whose output is the part's."""
-        print("$", " ".join(("python", *words)), flush=True)
-        code = subprocess.run([sys.executable, *words], check=False).returncode
-        self.check(code == 0, f"python {' '.join(words[:3])} ended with {code}")
-
-
-def machine(drill: Drill) -> None:
-    """Print the device and the versions of what runs on it."""
-    import platform
-
-    import torch
-
-    found = {
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        **{name: _version(name) for name in ("torch", "triton", "numpy", "numba", "ml_dtypes")},
-        "cuda": torch.version.cuda,
-    }
-    if not drill.on_host:
-        free, total = torch.cuda.mem_get_info()
-        properties = torch.cuda.get_device_properties(0)
-        found |= {"name": properties.name, "capability": f"{properties.major}.{properties.minor}"}
-        found |= {"multiprocessors": properties.multi_processor_count, "MiB": total // MIB, "free MiB": free // MIB}
-    for name, value in found.items():
-        print(f"{name:16s} {value}")
-    drill.figures |= found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def correctness(drill: Drill) -> None:
-    """Compare kernels on the device with numpy's, and three steps of tiny models of three families."""
-    if drill.on_host:
-        os.environ["TRITON_INTERPRET"] = "1"
-    import ml_dtypes
-    import numpy as np
-
-    from ratrain.targets.runtime.kernels import KERNEL_SETS
-
-    _make_tests_importable()
-    names = list(drill.sets) or ["torch-device", *(["torch-triton"] if _version("triton") else [])]
-    if "torch-triton" not in names and not drill.sets:
-        print("torch-triton is left out: Triton is not installed")
-    kinds: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32]
-    done = 0
-    for name in names:
-        kernels = drill.kernel_set(name)
-        asked = _kernels_of_its_own(type(kernels), KERNEL_SETS.load("torch-device"))
-        variants = ("plain", "capped", "packed")
-        is_slow = drill.on_host and name == "torch-triton"  # interpreted
-        for dtype in kinds[1:2] if is_slow else kinds:
-            for variant in variants[: 1 if is_slow else 3]:
-                start, worst, calls = time.monotonic(), ("", 0.0), 0
-                what = f"{name:13s} {np.dtype(dtype).name:9s} {variant:7s}"
-                for kernel, share in _kernel_errors(drill, kernels, variant, dtype, asked):
-                    calls += 1
-                    worst = max(worst, (kernel, share), key=lambda each: each[1])
-                    drill.check(share <= 1, f"{' '.join(what.split())} {kernel}: {share:.3g} of the bound")
-                done += calls
-                seconds = f"{time.monotonic() - start:.1f} s"
-                print(
-                    f"{what} {calls:3d} kernels, worst {worst[1]:.2f} of the bound ({worst[0]}), {seconds}", flush=True
-                )
-    drill.figures["kernel calls"] = done
-    for name in names:
-        _check_trainings(drill, name)
-
-
-def _kernels_of_its_own(made: type, plain: type) -> Callable[[str], bool]:
-    """Return a test that a kernel of a set is not inherited from the plain set."""
-    return lambda kernel: made is plain or getattr(made, kernel) is not getattr(plain, kernel)
-
-
-def _make_tests_importable() -> None:
-    """Make the folder importable as `tests`, whatever else has that name."""
-    package = types.ModuleType("tests")
-    package.__path__ = [str(ROOT / "tests")]
-    sys.modules["tests"] = package
-
-
-def _kernel_errors(
-    drill: Drill, kernels: KernelSet, variant: str, dtype: Any, asked: Callable[[str], bool]
-) -> Iterator[tuple[str, float]]:
-    """Yield each kernel with the largest error of an output, as a share of what is allowed.
-
-    Allowed are two roundings to the narrowest type of its operands.
-    """
-    from copy import deepcopy
-
-    from ratrain.targets.program.kernels import KERNELS
-    from ratrain.targets.runtime.kernels import Scratch, kernel_set
-    from tests.targets.pytorch.kernel_calls import kernel_calls
-
-    reference, memory = kernel_set("reference"), kernels.memory
-    for kernel, arguments in kernel_calls(variant, dtype).items():
-        if not asked(kernel):
-            continue
-        try:
-            expected, on_host = deepcopy(arguments), deepcopy(arguments)
-            value = getattr(reference, kernel)(**expected, scratch=Scratch(reference.scratch_bytes(kernel, **expected)))
-            scratch = memory.scratch(kernels.scratch_bytes(kernel, **on_host))
-            given = _on_device(on_host, memory)
-            again = getattr(kernels, kernel)(**given, scratch=scratch)
-            shares = [0.0 if not isinstance(value, bool) or bool(again) == value else float("inf")]
-            for output in KERNELS[kernel].outputs:
-                if output in arguments and (kernel, output) != ("head_backward", "logits"):  # a workspace
-                    found = memory.to_host(given[output])
-                    shares.append(_share(found, expected[output], _allowed(arguments)))
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, the others are asked too
-            drill.check(False, f"{kernels.name} {kernel} {variant}: {_one_line(error)}")
-        else:
-            yield kernel, max(shares)
-
-
-def _on_device(arguments: dict[str, Any], memory: Any) -> dict[str, Any]:
-    """Arguments with arrays as tensors of the device; those that are one array are one tensor."""
-    import numpy as np
-
-    known: dict[int, Any] = {}
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, list):
-            return [moved(each) for each in value]
-        if not isinstance(value, np.ndarray):
-            return value
-        if id(value) not in known:
-            known[id(value)] = memory.staged(value)
-        return known[id(value)]
-
-    return {name: moved(value) for name, value in arguments.items()}
-
-
-def _allowed(arguments: dict[str, Any]) -> float:
-    import ml_dtypes
-    import numpy as np
-
-    arrays = [each for each in arguments.values() if isinstance(each, np.ndarray)]
-    narrow = [float(ml_dtypes.finfo(each.dtype).eps) for each in arrays if each.dtype.itemsize == 2]
-    return max([2e-5, *(2 * eps for eps in narrow)])
-
-
-def _share(found: np.ndarray, expected: np.ndarray, allowed: float) -> float:
-    """The largest error by what is allowed of it, relative to the element or to the largest one."""
-    import numpy as np
-
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    bound = allowed * (max(1.0, float(np.abs(expected).max(initial=0.0))) + np.abs(expected))
-    error = np.abs(found - expected) / bound
-    return float(error.max(initial=0.0)) if np.isfinite(found).all() else float("inf")
-
-
-NEAR = {"f32": 1e-5, "f16": 2e-3, "bf16": 4e-3}
-"""Of losses, relative; the tests have 2e-6 for f32, with the exponentials of one processor."""
-
-
-def _check_trainings(drill: Drill, name: str) -> None:
-    """Losses of three steps against the reference kernels."""
-    from ratrain.targets.runtime.kernels import kernel_set
-    from tests.end_to_end.tiny_runs import MODEL, losses, make_program, run_settings, stream_for
-    from tests.end_to_end.toys import GEMMA3, GPT2
-    from tests.program_files import prepare
-
-    for family, model in {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3}.items():
-        is_short = drill.on_host and name == "torch-triton"  # what is interpreted is slow
-        if is_short and family != "llama":
-            continue
-        off = {}
-        for dtype, near in (NEAR if not is_short else {"f32": NEAR["f32"]}).items():
-            program = make_program(model, view_dtype=dtype)
-            both = []
-            for kernels in (kernel_set("reference"), drill.kernel_set(name)):
-                run = prepare(program, stream_for(program), run_settings(3, kernels=kernels.name), kernels)
-                list(run.steps())
-                both.append(losses(run))
-            off[dtype] = max(abs(mine / theirs - 1) for theirs, mine in zip(*both, strict=True))
-            drill.check(off[dtype] <= near, f"{name} trains {family} in {dtype} with losses {off[dtype]:.1e} off")
-        words = ", ".join(f"{dtype} {each:.1e}" for dtype, each in off.items())
-        print(f"{name:13s} {family}: losses of 3 steps of 4 ranks off by {words}", flush=True)
-        drill.figures[f"losses {name} {family}"] = off
-
-
-TILES = {
-    64: {
-        "attend": [(128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (128, 32, 8, 4)],
-        "gradients_of_keys": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3)],
-        "gradients_of_queries": [(64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3)],
-    },
-    128: {
-        "attend": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 8, 3)],
-        "gradients_of_keys": [(64, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 1), (32, 64, 4, 2)],
-        "gradients_of_queries": [(64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 2)],
-    },
+SHARES = {
+    "machine": 0.04,
+    "correctness": 0.18,
+    "graph": 0.10,
+    "ranks": 0.05,
+    "bytes": 0.11,
+    "ballast": 0.06,
+    "tiles": 0.07,
+    "calibrate": 0.14,
+    "speed": 0.27,
 }
-"""By elements of a head and kernel: rows, columns, warps and stages of tiles to time."""
+"""By part, in their order: the share that it may take of the time that is left."""
 
 
-def tiles(drill: Drill) -> None:
-    """Time the fused kernels of attention with tiles of several sizes: 4 sequences of 2048 tokens, 32 heads, 4 shared."""
-    if drill.on_host:
-        raise SkipError(NO_GPU)
-    from ratrain.targets.pytorch.triton import triton_attention as fused
-
-    usual = fused.tiles_of
-    for width, kernels in TILES.items():
-        runs, flops = _attention_runs(width)
-        for number, (kernel, candidates) in enumerate(kernels.items()):
-            for candidate in candidates:
-                chosen = list(usual(width, halves=True))
-                chosen[number] = fused.Tile(*candidate)
-                fused.tiles_of = lambda *_, _chosen=tuple(chosen), **__: _chosen
-                try:
-                    seconds = _seconds_on_gpu(runs[number])
-                except Exception as error:  # noqa: BLE001 - a tile that does not fit is no fault
-                    print(f"{width:4d} {kernel:22s} {candidate}: {_one_line(error)}", flush=True)
-                    continue
-                drill.figures[f"{width} {kernel} {candidate}"] = seconds
-                rate = flops[number] / seconds / 1e12
-                print(f"{width:4d} {kernel:22s} {candidate}: {seconds * 1e6:7.1f} us, {rate:5.0f} TFLOP/s", flush=True)
-    fused.tiles_of = usual
-
-
-def _attention_runs(width: int) -> tuple[list[Callable[[], None]], list[float]]:
-    """Return attention's forward, gradients of keys and gradients of queries, ready to run, and operations of each."""
-    import torch
-
-    from ratrain.targets.program.attention_spec import AttentionSpec
-    from ratrain.targets.pytorch.triton import triton_attention as fused
-
-    spec = AttentionSpec(batch=4, seq_len=2048, heads=32, kv_heads=4, head_dim=width)
-    rows = spec.batch * spec.seq_len
-    q, o, do, dq = (torch.randn(rows, 32 * width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    k, v, dk, dv = (torch.randn(rows, 4 * width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    lse, delta = (torch.full((32, rows), 9.0, device="cuda") for _ in range(2))
-    call = fused.AttentionCall(spec.block, None, None, halves=True)
-    operands = (q, k, v, do, lse, delta)
-    product = spec.batch * spec.heads * spec.seq_len**2 * width  # of a causal half, two operations each
-    return [
-        lambda: call.forward((q, k, v, o, lse, lse)),
-        lambda: call.backward_of_keys(operands, (dk, dv), adds=False),
-        lambda: call.backward_of_queries(operands, dq, adds=False),
-    ], [2.0 * product, 4.0 * product, 3.0 * product]
-
-
-def _seconds_on_gpu(run: Callable[[], None], repeat: int = 10) -> float:
-    """The median seconds of a few runs, one after the other."""
-    from itertools import pairwise
-    from statistics import median
-
-    import torch
-
-    run()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
-    torch.cuda._sleep(20_000_000)  # noqa: SLF001 - the device begins when all are issued
-    for mark in marks[:-1]:
-        mark.record()
-        run()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    return median(one.elapsed_time(other) for one, other in pairwise(marks)) / 1e3
-
-
-GRAPHS = {
-    "pipeline": ("pp = 2", ()),
-    "tensor ranks": ("pp = 1\ntp = 2", ()),
-    "state in a file": (
-        "pp = 2",
-        ("--machine", "examples/small-memory.toml", "--passes", "place-1f1b,offload-state{home=file},allocate-ddr"),
-    ),
-}
-"""By name: the line of the tiny plan that takes the place of `pp = 2`, and more words of `compile`."""
-IN_FILES = ("state in a file",)
-"""Programs that no graph can repeat: their host reads and writes files."""
-NEAR_GRAPHS = 1e-4
-"""Largest relative difference between losses of the first plan and of the others, f16."""
-
-
-def graph(drill: Drill) -> None:
-    """Run three tiny programs by `ratrainc run`, step by step and as one graph: the same losses."""
-    examples = ROOT / "examples"
-    plan = (examples / "tiny.toml").read_text("utf-8")
-    found: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (keys, more) in GRAPHS.items():
-            program, changed = str(Path(folder, f"{len(found)}.rtx")), Path(folder, "plan.toml")
-            changed.write_text(plan.replace("pp = 2", keys, 1), "utf-8")
-            words = ["--model", str(examples / "tiny.json"), "--plan", str(changed), "-o", program, *more]
-            drill.command("-m", "ratrain", "compile", *words)
-            found[name] = _losses(drill, name, program)
-            if drill.on_host or name in IN_FILES:
-                continue
-            replayed = _losses(drill, f"{name}, graph", program, "--graph")
-            drill.check(found[name] == replayed, f"{name}: the losses of the graph are others")
-    first, *others = found.values()
-    for name, losses in zip(list(found)[1:], others, strict=True):
-        pairs = zip(first, losses, strict=False)
-        off = max((abs(mine / theirs - 1) for theirs, mine in pairs), default=float("inf"))
-        drill.check(off <= NEAR_GRAPHS, f"{name}: losses {off:.1e} off the pipeline's")
-    if drill.on_host:
-        raise SkipError(f"--graph {NO_GPU}; {len(found)} programs ran without it")
-
-
-def _losses(
-    drill: Drill, name: str, program: str, *options: str, launcher: Sequence[str] = ("-m", "ratrain")
-) -> list[float]:
-    """Return the losses of a few steps of `ratrainc run`."""
-    log = Path(program).with_suffix(".jsonl")
-    log.unlink(missing_ok=True)
-    steps = ["--steps", "2" if drill.on_host else "12", "--log", str(log), "--data", str(ROOT / "docs" / "devices.md")]
-    place = ["--device", drill.device, "--kernels", drill.kernels]
-    drill.command(*launcher, "run", program, *steps, *place, *options)
-    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
-    losses = [line["loss"] for line in lines if "loss" in line]
-    drill.figures[name] = lines
-    drill.check(bool(losses), f"{name}: no step ran")
-    print(f"{name}: losses {' '.join(f'{loss:.6f}' for loss in losses)}", flush=True)
-    return losses
-
-
-def ranks(drill: Drill) -> None:
-    """Run two replicas of a tiny program as processes with GPUs of their own, over NCCL; one where there is one GPU."""
-    import torch
-
-    count = 2 if drill.on_host else min(2, torch.cuda.device_count())
-    examples = ROOT / "examples"
-    with tempfile.TemporaryDirectory() as folder:
-        program, plan = str(Path(folder, "tiny.rtx")), Path(folder, "plan.toml")
-        text = (examples / "tiny.toml").read_text("utf-8")
-        plan.write_text(text.replace("pp = 2", "pp = 1", 1).replace("dp = 2", f"dp = {count}", 1), "utf-8")
-        words = ["--model", str(examples / "tiny.json"), "--plan", str(plan), "-o", program]
-        drill.command("-m", "ratrain", "compile", *words)
-        alone = _losses(drill, "one process", program)
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), "-m", "--", "ratrain"]
-        together = _losses(drill, f"{count} processes", program, "--engine", "torch", launcher=launcher)
-        drill.check(alone == together, "the losses of ranks in processes of their own are others")
-    if not drill.on_host and count == 1:
-        raise SkipError("one GPU: one rank over NCCL ran, and had no one to talk to")
-
-
-def memory(drill: Drill) -> None:
-    """Compare bytes said of a step before it begins with those allocated."""
-    from attrs import evolve
-    from torch_device import Drawn, program_for
-
-    from ratrain.ratrain_ir.config.model_files import load_model
-    from ratrain.ratrain_ir.config.plan import DTYPE_KEYS, Optimizer, Plan
-    from ratrain.targets.runtime.checkpoint.state import start_from_weights
-    from ratrain.targets.runtime.data.data import Batches, TokenStream
-    from ratrain.targets.runtime.engine.certificate import certificate
-    from ratrain.targets.runtime.engine.local import LocalEngine
-
-    import numpy as np  # isort: skip
-
-    _make_tests_importable()
-    model = load_model("qwen2.5-0.5b")
-    if drill.on_host:
-        model = evolve(model, layers=2, hidden_size=112, ffn_size=256, vocab_size=512)
-    plan = evolve(
-        Plan(1, 1, (), 2, 2, 64 if drill.on_host else 1024, optimizer=Optimizer(lr=1e-4)),
-        loss_scale=1.0,
-        **dict.fromkeys(DTYPE_KEYS, "bf16"),
-    )
-    program = program_for(drill.device, model, plan)
-    kernels = drill.kernel_set()
-    said = certificate(program, kernels)
-    for name, count in {"arena": said.arena_bytes, "scratch": said.scratch_bytes, **said.constants}.items():
-        print(f"said: {name:24s} {count:15,d} bytes")
-        drill.figures[f"said {name}"] = count
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, 64 * plan.seq_len + 1).astype(np.uint32)
-    batches = Batches(TokenStream("random tokens", tokens, ""), plan, "sequential", 0)
-
-    def steps() -> None:
-        engine = LocalEngine(program, kernels, batches)
-        start_from_weights(engine, Drawn.of(model))
-        if not drill.on_host:
-            import torch
-
-            print(f"allocated at most before the first step: {torch.cuda.max_memory_allocated():,d} bytes", flush=True)
-        print("losses", *(f"{engine.run_step(step).loss:.4f}" for step in range(4)))
-
-    found = _allocated_on_host(steps) if drill.on_host else _allocated_on_gpu(steps)
-    drill.figures |= {"said": said.total_bytes, **found}
-    for name, count in {"said in all": said.total_bytes, **found}.items():
-        print(f"{name:30s} {count:15,d} bytes, {count / MIB:9.1f} MiB", flush=True)
-    beside = found["allocated at most"] - said.total_bytes
-    if beside > MIB and not drill.on_host:
-        print("what was allocated beside arena and scratch, most bytes first:")
-        print("\n".join(_largest_allocations(said.arena_bytes + said.scratch_bytes)))
-    drill.check(beside <= MIB, f"{beside} bytes more were allocated than said, over 1 MiB that rounding may take")
-
-
-def ballast(drill: Drill) -> None:
-    """Run steps in just the bytes that are said, where nothing else is left."""
-    words = (
-        ["--steps", "2", "--vocab", "1024", "--layers", "2", "--seq-len", "16"] if drill.on_host else ["--steps", "50"]
-    )
-    drill.command("benchmarks/torch_ballast.py", drill.device, *words)
-
-
-def _allocated_on_host(steps: Callable[[], None]) -> dict[str, int]:
-    from tests.targets.pytorch.allocations import allocations
-
-    with allocations() as found:
-        steps()
-    return {"allocated at most": found.peak}
-
-
-def _allocated_on_gpu(steps: Callable[[], None]) -> dict[str, int]:
-    import torch
-
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=200_000)  # noqa: SLF001  has no other name
-    free, _ = torch.cuda.mem_get_info()
-    steps()
-    torch.cuda.synchronize()
-    left, _ = torch.cuda.mem_get_info()
-    return {
-        "allocated at most": torch.cuda.max_memory_allocated(),
-        "reserved at most": torch.cuda.max_memory_reserved(),
-        "less free on the device": free - left,
-    }
-
-
-def _largest_allocations(least_beside: int) -> list[str]:
-    """Return a line for each place that allocated: times, bytes, and the innermost frames of this project."""
-    import torch
-
-    places: dict[tuple[int, str], int] = {}
-    for events in torch.cuda.memory._snapshot()["device_traces"]:  # noqa: SLF001
-        for event in events:
-            if event["action"] == "alloc" and MIB // 4 <= event["size"] < least_beside // 2:
-                frames = [f"{Path(each['filename']).name}:{each['line']}" for each in event["frames"]][:5]
-                key = event["size"], " < ".join(frames)
-                places[key] = places.get(key, 0) + 1
-    return [f"{count:6d} times {size:13,d} bytes  {where}" for (size, where), count in sorted(places.items())[:-25:-1]]
-
-
-GOAL = 0.10
-"""Error of a predicted step time that benchmarks/README.md has for its goal."""
-
-
-def calibrate(drill: Drill) -> None:
-    """A machine file of this device, and the step times of three plans that it predicts."""
-    from predicted_device import compared
-    from threadpoolctl import threadpool_limits
-
-    from ratrain.targets.machine.machine import load_machine
-
-    made = drill.out / "here.toml"
-    seconds = f"{2 if drill.on_host else drill.seconds / 10:.3g}"
-    words = ["--device", drill.device, "--kernels", drill.kernels, "--seconds", seconds, "-o", str(made)]
-    drill.command("-m", "ratrain", "calibrate", *words)
-    if drill.wrong:
-        return
-    with threadpool_limits(1):
-        for model, predicted, ran in compared(load_machine(str(made)), drill.kernel_set()):
-            error = predicted / ran - 1
-            print(f"{model:14s} predicted {predicted * 1e3:9.2f} ms, ran {ran * 1e3:9.2f} ms: {error:+.1%}", flush=True)
-            drill.figures[model] = {"predicted": predicted, "ran": ran, "error": error}
-            if not drill.on_host:  # in the rehearsal others use the processor
-                drill.check(abs(error) <= GOAL, f"{model} is off by {error:+.1%}, beyond the goal of {GOAL:.0%}")
-
-
-def speed(drill: Drill) -> None:
-    """Tokens a second and peak of a step, against PyTorch."""
-    from torch_device import GRAPH, OURS, Options, compare, other_trainings
-
-    ours, _ = OURS
-    if drill.on_host:
-        names = [ours, "PyTorch bf16"]
-        options = Options(drill.device, drill.kernels, 1, 256, 2, 64)
-        print("torch.compile and the model of 1.1 billion parameters are left out: they need a GPU")
-    else:
-        names = [ours, GRAPH, "PyTorch autocast", "compiled autocast", "PyTorch bf16"]
-        options = Options(drill.device, drill.kernels, 4, 0, 0, 2048, 4, "tinyllama-1.1b", profile=True)
-    rows = compare(names, options, 2 if drill.on_host else 6, None)
-    drill.figures |= rows
-    for name in names:
-        drill.check(name in rows, f"{name} failed")
-    for words in other_trainings(rows):
-        drill.check(False, words)
-
-
-PARTS: dict[str, tuple[float, Callable[[Drill], None]]] = {
-    "machine": (0.04, machine),
-    "correctness": (0.18, correctness),
-    "graph": (0.10, graph),
-    "ranks": (0.05, ranks),
-    "bytes": (0.11, memory),
-    "ballast": (0.06, ballast),
-    "tiles": (0.07, tiles),
-    "calibrate": (0.14, calibrate),
-    "speed": (0.27, speed),
-}
-"""Share of the time that is left which a part may take, and what it does."""
-
-
-def do_part(name: str, drill: Drill) -> int:
+def do_part(name: str, device: str, out: Path, limit: float, sets: Sequence[str]) -> int:
     """Do a part in this process, and leave its JSON."""
+    from drill_parts import PARTS, Drill, SkipError, one_line
+
+    drill = Drill(device, out, limit, sets)
     status, why = PASSED, ""
     start = time.monotonic()
     try:
-        PARTS[name][1](drill)
+        PARTS[name](drill)
     except SkipError as skip:
         status, why = SKIPPED, str(skip)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the part has failed, whatever it was
         traceback.print_exc()
-        drill.wrong.append(_one_line(error))
+        drill.wrong.append(one_line(error))
     if drill.wrong:
         more = f" (and {len(drill.wrong) - 1} more)" if len(drill.wrong) > 1 else ""
         status, why = FAILED, drill.wrong[0] + more
     seconds = round(time.monotonic() - start, 2)
     _leave(drill.out, name, {"status": status, "why": why, "seconds": seconds, "wrong": drill.wrong, **drill.figures})
     return int(status == FAILED)
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _leave(out: Path, name: str, result: dict[str, Any]) -> None:
@@ -617,7 +77,7 @@ def _leave(out: Path, name: str, result: dict[str, Any]) -> None:
 def run_part(
     name: str, device: str, sets: Sequence[str], out: Path, limit: float, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Do a part in a process of its own, which ends with its limit and takes what it started with it; what it left."""
+    """Do a part in a process of its own, which ends at its limit with all that it started; return what it left."""
     place = out / f"{name}.json"
     place.unlink(missing_ok=True)
     words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit), "--sets", *sets]
@@ -655,8 +115,10 @@ def run_part(
 
 
 def missing() -> list[str]:
-    """Requirements of the project that this interpreter lacks, or has in another version than is asked for."""
+    """Return the requirements of the project that this interpreter lacks, or has in a version that does not do."""
     import tomllib
+
+    from drill_parts import version_of
 
     try:
         from pip._vendor.packaging.requirements import Requirement
@@ -667,7 +129,7 @@ def missing() -> list[str]:
     found = []
     for text in [*said["dependencies"], *more, "pytest>=8.3"]:
         name = re.split(r"[^A-Za-z0-9_.-]", text)[0]
-        version = _version(name)
+        version = version_of(name)
         is_other = version and Requirement and not Requirement(text).specifier.contains(version, prereleases=True)
         if name not in UNUSED and (version is None or is_other):
             found.append(text)
@@ -675,7 +137,7 @@ def missing() -> list[str]:
 
 
 def no_device(device: str) -> str:
-    """Why nothing can be run on a device; empty if it can."""
+    """Return why nothing can be run on a device; empty if it can."""
     text = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
     code = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True).returncode
     if code == 3 and device != CPU:
@@ -701,8 +163,8 @@ def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) 
 
         tell(f"drill on '{device}', {total:g} s in all, results in {out}")
         for number, name in enumerate(only):  # what a part leaves of its time is that of those after it
-            shares = sum(PARTS[later][0] for later in only[number:])
-            limit = max(1.0, end - time.monotonic()) * PARTS[name][0] / shares
+            shares = sum(SHARES[later] for later in only[number:])
+            limit = max(1.0, end - time.monotonic()) * SHARES[name] / shares
             tell(f"\n== {name} (at most {limit:.3g} s) ==")
             results[name] = run_part(name, device, sets, out, limit, tell)
         tell("\n| part | result | seconds | why |\n|---|---|---|---|")
@@ -714,13 +176,13 @@ def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do a part, or all; 1 if one failed, 2 if none can be done."""
+    """Do a part, or all; return 1 if one failed, 2 if none can be done."""
     parser = argparse.ArgumentParser(description="What this project claims of GPUs, in ten minutes on one.")
     parser.add_argument("--device", default="cuda", choices=SECONDS, help="cuda, or cpu for a rehearsal")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--only", nargs="+", choices=SHARES, default=list(SHARES), metavar="PART")
     parser.add_argument("--sets", nargs="*", default=[], metavar="SET", help="kernel sets to compare: torch-triton")
     parser.add_argument("--missing", action="store_true", help="print what has to be installed, and end")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     out = Path(os.environ.get("OUT") or ROOT / "drill").absolute()
@@ -728,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(missing()))
         return 0
     if chosen.part:
-        return do_part(chosen.part, Drill(chosen.device, out, chosen.limit, chosen.sets))
+        return do_part(chosen.part, chosen.device, out, chosen.limit, chosen.sets)
     if reason := no_device(chosen.device):
         print(reason, file=sys.stderr)
         return 2

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from processes import handed_back
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.analysis.dependence import stage_numbers
+from ratrain.ratrain_ir.analysis.dependence import ops_as_numbers
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
@@ -121,7 +121,7 @@ def measure(module: Module, repeat: int) -> dict[str, float]:
         "print": rate(lambda: print_module(module)),
         **{name: rate(partial(verified, module, layer)) for name, layer in layers.items()},
         "lifetimes": rate(lambda: [lifetimes(stage) for stage in module.stages]),
-        "dependence graph": rate(lambda: [stage_numbers(stage).reduced_waits() for stage in module.stages]),
+        "dependence graph": rate(lambda: [ops_as_numbers(stage).reduced_waits() for stage in module.stages]),
     }
 
 

@@ -34,7 +34,7 @@ from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, piece_of
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
-from ratrain.ratrain_ir.ops.numbering import Numbers
+from ratrain.ratrain_ir.ops.numbering import Numbers, add_operands
 from ratrain.ratrain_ir.ops.signatures import operand_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -187,7 +187,7 @@ class _Forms(dict[Tensor, int]):
         return number
 
 
-def columns_of(module: Module, stage: Stage) -> StageColumns:
+def stage_columns(module: Module, stage: Stage) -> StageColumns:
     """Make the columns of a stage from its ops."""
     kind_keys: Numbers[object] = Numbers()
     tensors: Numbers[Tensor] = Numbers({tensor: place for place, tensor in enumerate(stage.tensors.values())})
@@ -213,16 +213,7 @@ def columns_of(module: Module, stage: Stage) -> StageColumns:
         else:
             micro_batch = getattr(op, "micro_batch", None)
             micro_batches.append(NONE if micro_batch is None else micro_batch)
-            # Updates stand between reads and writes, so what an op accesses as reads + updates, and what it changes as
-            # updates + writes, are one run each.
-            operands += map(number, op.reads)
-            read = len(operands)
-            operands += map(number, op.updates)
-            updated = len(operands)
-            operands += map(number, op.writes)
-            written = len(operands)
-            operands += map(number, op.scratch)
-            bounds += read, updated, written, len(operands)
+            add_operands(op, number, operands, bounds)
         ended_bounds.append(len(ended))
     # declared tensors first, then the undeclared ones that ops touch
     known = list(tensors)

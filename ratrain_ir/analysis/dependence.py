@@ -31,7 +31,7 @@ from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
-from ratrain.ratrain_ir.ops.numbering import Numbers
+from ratrain.ratrain_ir.ops.numbering import Numbers, add_operands
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class StageNumbers:
         return reduced_waits(self.swept, len(ENGINES), _COMPUTE, _COLLECTIVE)
 
 
-def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
+def ops_as_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
     """Return the ops of a stage as numbers; tensors are numbered in the order in which ops touch them.
 
     Without `reuse` tensors count as having no addresses, so no waits follow from shared bytes.
@@ -84,14 +84,7 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
             continue
         engine = ENGINE_NUMBERS[op.engine]
         blocks.append(engine == _COLLECTIVE and is_blocking(op))
-        tensors += map(number_of, op.reads)
-        read = len(tensors)
-        tensors += map(number_of, op.updates)
-        updated = len(tensors)
-        tensors += map(number_of, op.writes)
-        written = len(tensors)
-        tensors += map(number_of, op.scratch)
-        bounds += read, updated, written, len(tensors)
+        add_operands(op, number_of, tensors, bounds)
         # a `peer_offload` and its `peer_reload` agree in stage, block and piece
         if type(op) is PeerOffload or type(op) is PeerReload:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))

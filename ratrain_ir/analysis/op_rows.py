@@ -11,6 +11,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.numbering import add_operands
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.loops import Allowance
 
@@ -92,15 +93,7 @@ class OpRows:
             return row
         released.append(False)
         # accesses of old contents (reads, updates) stand before new contents (writes, scratch)
-        number = self.tensors.__getitem__
-        operands += map(number, op.reads)
-        read = len(operands)
-        operands += map(number, op.updates)
-        updated = len(operands)
-        operands += map(number, op.writes)
-        written = len(operands)
-        operands += map(number, op.scratch)
-        bounds += read, updated, written, len(operands)
+        add_operands(op, self.tensors.__getitem__, operands, bounds)
         return row
 
 

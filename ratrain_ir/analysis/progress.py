@@ -20,7 +20,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
+from ratrain.ratrain_ir.analysis.dependence import StageNumbers, ops_as_numbers
 from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph
 from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Group, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
@@ -119,7 +119,7 @@ def _stage_events(stage: Stage, topology: Topology) -> StageEvents:
         elif key := meeting_stages(op, stage, topology):
             meetings.setdefault(key, []).append(position)
     return StageEvents(
-        len(stage.ops), *stage_edges(stage_numbers(stage)), *(_arrays(each) for each in (meetings, sends, recvs))
+        len(stage.ops), *stage_edges(ops_as_numbers(stage)), *(_arrays(each) for each in (meetings, sends, recvs))
     )
 
 

@@ -14,8 +14,6 @@ Inside a run the first product is added to zero. That the instruction rounds onc
 
 from __future__ import annotations
 
-from math import ceil
-
 F32_SUMS, HALF_RUNS = "f32", "f16-runs"
 ACCUMULATIONS = (F32_SUMS, HALF_RUNS)
 """Values of a plan's `accumulate`."""
@@ -24,19 +22,3 @@ HALF_RUN = 512
 GEMM on modern multi-core DSPs"; VVinstonSmith/BLAS-for-multi-core-DSP), which holds its sums in registers so long and
 then adds them to C in AM. Of a micro-kernel's 6 k + 26 cycles the 26 are then below 1 %. Those kernels sum in float32
 and float64; no float16 kernel is published, so its depth is assumed to be the same."""
-
-_HALF_UNIT, _SINGLE_UNIT = 2.0**-11, 2.0**-24
-"""Largest relative error of one rounding to float16 and to float32."""
-_HALF_UNDERFLOW = 2.0**-25
-"""Largest absolute error of one rounding to a subnormal float16."""
-
-
-def half_run_error(depth: int, run: int) -> tuple[float, float]:
-    """Bound the error of a sum of `depth` products by runs of `run`, where no sum of a run overflows float16.
-
-    Returns (relative, absolute): the error is at most relative * (sum of the products' magnitudes) + absolute. A
-    product meets at most min(depth, run) roundings to float16 and one to float32 for each run (Higham, "Accuracy and
-    Stability of Numerical Algorithms", section 3.1); underflow adds `_HALF_UNDERFLOW` for each product.
-    """
-    growth = (1 + _HALF_UNIT) ** min(depth, run) * (1 + _SINGLE_UNIT) ** ceil(depth / run)
-    return growth - 1, depth * _HALF_UNDERFLOW * growth

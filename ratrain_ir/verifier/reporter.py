@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns, columns_of
+from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns, stage_columns
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note
 from ratrain.ratrain_ir.text.printer import declaration_text, op_text
@@ -32,7 +32,7 @@ class Reporter:
         """Return the columns of a stage; they are made once for all layers."""
         found = self._columns.get(stage.index)
         if found is None:
-            found = self._columns[stage.index] = columns_of(self.module, stage)
+            found = self._columns[stage.index] = stage_columns(self.module, stage)
         return found
 
     def know(self, stage: Stage, columns: StageColumns) -> None:

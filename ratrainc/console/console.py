@@ -30,7 +30,7 @@ from rich.text import Text
 from ratrain.ratrain_ir.support import quantities
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Note, Severity, printable
 from ratrain.ratrainc.console.heartbeat import said_while_working
-from ratrain.ratrainc.console.terminal import above_what_moves, columns_of, echo, moving
+from ratrain.ratrainc.console.terminal import above_what_moves, echo, moving, terminal_columns
 from ratrain.ratrainc.console.wrapping import records, wrapped
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def output() -> Console:
 
 def show_diagnostic(diagnostic: Diagnostic) -> None:
     """Print a diagnostic on stderr, wrapped to the terminal except for the source line that it points at."""
-    width = columns_of(err=True)
+    width = terminal_columns(err=True)
     echo(diagnostic.render(lambda text: wrapped(printable(text), width)), err=True, wrap=False)
 
 
@@ -106,7 +106,7 @@ def show_refusal(error: DiagnosticError) -> None:
 
 def show_notes(notes: Sequence[Note]) -> None:
     """Print notes that were added to diagnostics that are on stderr already."""
-    width = columns_of(err=True)
+    width = terminal_columns(err=True)
     for note in notes:
         echo(wrapped(printable(f"  note: {note.message}"), width), err=True, wrap=False)
 
@@ -229,7 +229,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     A table wider than the terminal loses its lines; if it is still too wide, each row becomes several lines.
     """
     shown = shortened(columns, rows, most)
-    width, count = columns_of(), len(columns)
+    width, count = terminal_columns(), len(columns)
     needed = sum(max(map(cell_len, cells)) for cells in zip(columns, *shown, strict=True))
     _print(wrapped(printable(title), width), style="bold")
     if width is None or needed + 3 * count + 1 <= width:
@@ -267,7 +267,7 @@ def _print(shown: RenderableType, **options: Any) -> None:
 
 def say(text: str) -> None:
     """Print a line of a result on stdout, wrapped at words on a terminal."""
-    _print(wrapped(text, columns_of()))
+    _print(wrapped(text, terminal_columns()))
 
 
 def capacity_text(count: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Thread
 
-from ratrain.ratrainc.console.terminal import columns_of, echo
+from ratrain.ratrainc.console.terminal import echo, terminal_columns
 
 EVERY_SECONDS = 10.0
 _SILENT = [False]
@@ -48,5 +48,5 @@ def said_while_working(line: Callable[[], str]) -> Iterator[None]:
 
 def _timed(text: str, passed: timedelta) -> str:
     """Add the time passed to a text; in few words where a line of the terminal has no room for more."""
-    timed, width = f"{text} ({passed} so far)", columns_of(err=True)
+    timed, width = f"{text} ({passed} so far)", terminal_columns(err=True)
     return timed if width is None or len(timed) <= width else f"{text} ({passed})"

@@ -25,7 +25,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, wrap: bool = Tru
     """
     shown = printable(text)
     with above_what_moves():
-        click.echo(wrapped(shown, columns_of(err=err)) if wrap else shown, err=err, nl=nl)
+        click.echo(wrapped(shown, terminal_columns(err=err)) if wrap else shown, err=err, nl=nl)
 
 
 def echo_document(text: str) -> None:
@@ -35,7 +35,7 @@ def echo_document(text: str) -> None:
         sys.stdout.flush()
 
 
-def columns_of(*, err: bool = False) -> int | None:
+def terminal_columns(*, err: bool = False) -> int | None:
     """Return the width for lines of stdout or stderr: COLUMNS, else the terminal's width; None for a file or pipe."""
     said = os.environ.get("COLUMNS", "")
     if said.isascii() and said.isdigit() and 0 < int(said) < _WIDEST:

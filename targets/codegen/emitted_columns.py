@@ -208,7 +208,7 @@ def emitted_columns(
 ) -> ProgramColumns:
     """Return the columns of stages whose micro-batches are cut into `slices` slices, or not cut (0).
 
-    They equal those that `columns_of` makes of the stages' objects.
+    They equal those that `program_columns` makes of the stages' objects.
     """
     strings: Numbers[str] = Numbers()
     table = _Forms(forms, slices, strings)
@@ -255,8 +255,8 @@ _NAMED = (KEYWORD, VARIANT, GROUP)
 def _in_order_of_use(count: int, instructions: Int32s, operands: Int32s, blocks: Int32s, lengths: Int64s) -> Int64s:
     """Return the numbers of strings in the order in which streams of these lengths use them.
 
-    The order is that of `columns_of`: in each stream first keyword, variant and group of its instructions, then roles,
-    then blocks.
+    The order is that of `program_columns`: in each stream first keyword, variant and group of its instructions, then
+    roles, then blocks.
     """
     streams = np.repeat(np.arange(len(lengths)), lengths)
     never = np.iinfo(np.int64).max

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from attrs import define, evolve, field
 
-from ratrain.ratrain_ir.analysis.dependence import stage_numbers
+from ratrain.ratrain_ir.analysis.dependence import ops_as_numbers
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType
@@ -84,7 +84,7 @@ def without_reuse(program: Program, module: Module) -> Program:
     columns = program.columns()
     found = []
     for stage in module.stages:
-        numbers = stage_numbers(stage, reuse=False)
+        numbers = ops_as_numbers(stage, reuse=False)
         found.append(Streams.of(numbers).waits(numbers))
     instructions = columns.instructions.copy()
     instructions[:, WAITS] = np.concatenate([counts for counts, _ in found])
@@ -119,7 +119,7 @@ class _Emission:
             form_of((t.kind, t.type, t.carried, t.home, t.slot if t.kind is StateKind.SAVED else None)) for t in tensors
         ]
         index = dict(zip(tensors, range(len(tensors)), strict=True))
-        numbers = stage_numbers(stage)
+        numbers = ops_as_numbers(stage)
         own = list(map(index.__getitem__, numbers.tensors))
         operands = list(map(own.__getitem__, numbers.swept.tensors))
         operand_forms = list(map(tensor_forms.__getitem__, operands))

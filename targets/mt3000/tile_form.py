@@ -13,7 +13,7 @@ from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.program.on_chip import Constants, OnChipForm
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.kernels import Types
+    from ratrain.targets.program.kernel import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
 

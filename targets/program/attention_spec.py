@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import TypeAlias
 
-from attrs import field, frozen, validators
+from attrs import asdict, field, frozen, validators
 
 Position: TypeAlias = int
 """Place in a sequence, from 0."""
@@ -123,15 +123,6 @@ class AttentionSpec(_Attention):
     @property
     def block(self) -> AttentionBlockSpec:
         """Equal attention as one block of all queries and all keys."""
-        rows, heads = (self.seq_len, self.seq_len, 0, 0), (self.heads, self.kv_heads, self.head_dim)
-        return AttentionBlockSpec(
-            self.batch,
-            *rows,
-            *heads,
-            self.window,
-            self.alibi,
-            self.scale,
-            self.softcap,
-            self.all_heads,
-            self.first_head,
-        )
+        fields = asdict(self)
+        length = fields.pop("seq_len")
+        return AttentionBlockSpec(queries=length, keys=length, first_query=0, first_key=0, **fields)

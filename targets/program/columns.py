@@ -422,7 +422,7 @@ class StageObjects(NamedTuple):
     """the engines of its instructions in list order; None where it has none"""
 
 
-def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
+def program_columns(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
     """Return the columns of stages whose micro-batches are cut into `slices` slices, or not cut (0).
 
     Strings and forms are numbered in the order in which they are met.

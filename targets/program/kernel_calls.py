@@ -6,7 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES, Dtype
-from ratrain.targets.program.kernels import ANY_SHAPE, KERNELS, Kernel, Types
+from ratrain.targets.program.kernel import ANY_SHAPE, Kernel, Types
+from ratrain.targets.program.kernels import KERNELS
 
 if TYPE_CHECKING:
     from ratrain.targets.program.routine import Shape, Step

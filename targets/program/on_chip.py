@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail, nearest
 from ratrain.ratrain_ir.support.registry import Registry
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.kernels import Types
+    from ratrain.targets.program.kernel import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
 FORMS = Registry("on-chip form", "ratrain.on_chip_forms", {"tiles": "ratrain.targets.mt3000.tile_form:TileForm"})

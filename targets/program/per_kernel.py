@@ -8,10 +8,13 @@ and names it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratrain.ratrain_ir.support.complete_table import CompleteTable
-from ratrain.targets.program.kernels import KERNELS, Kernel
+from ratrain.targets.program.kernels import KERNELS
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.kernel import Kernel
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.messages import DonorReturn, PeerOffload
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.targets.program.columns import Int64s, ProgramColumns, StageObjects, columns_of
+from ratrain.targets.program.columns import Int64s, ProgramColumns, StageObjects, program_columns
 from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
 from ratrain.targets.program.routine import Routine
 
@@ -75,7 +75,7 @@ class ProgramStage:
 
     @property
     def objects(self) -> StageObjects:
-        """Everything that `columns_of` needs of the stage."""
+        """Everything that `program_columns` needs of the stage."""
         return StageObjects(self.tensors, [self.streams[engine] for engine in ENGINES], self.order)
 
     @property
@@ -83,7 +83,7 @@ class ProgramStage:
         """Most bytes live at once in list order: a lower bound of the arena."""
         unread = self.unread
         if unread is None:
-            return columns_of([self.objects], 0).peak_live_bytes(0)
+            return program_columns([self.objects], 0).peak_live_bytes(0)
         known: int | None = self.__dict__["known_peak"]
         if known is None:
             known = self.__dict__["known_peak"] = unread[0].peak_live_bytes(unread[1])
@@ -111,7 +111,7 @@ class ProgramStage:
 
     @property
     def _columns(self) -> tuple[ProgramColumns, int]:
-        return self.unread or (columns_of([self.objects], 0), 0)
+        return self.unread or (program_columns([self.objects], 0), 0)
 
     def _places(self, order: Callable[[ProgramColumns, int], Int64s]) -> list[tuple[Engine, int]]:
         """Return instructions, as (engine, position), in an order that columns have."""
@@ -222,7 +222,7 @@ class Program(ShownInNotebook):
             # right.
             if columns.slices == slices and unread == whole:
                 return columns
-        return columns_of([each.objects for each in self.stages], slices)
+        return program_columns([each.objects for each in self.stages], slices)
 
     @cached_property
     def peer_memory_senders(self) -> dict[int, set[int]]:

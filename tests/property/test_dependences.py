@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis import dependence_sweep
-from ratrain.ratrain_ir.analysis.dependence import stage_numbers
+from ratrain.ratrain_ir.analysis.dependence import ops_as_numbers
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -68,7 +68,7 @@ class Wait(NamedTuple):
 def stage_waits(stage: Stage) -> list[tuple[Wait, ...]]:
     """What each op of a stage waits for."""
     count = len(stage.ops)
-    kept, needed = stage_numbers(stage).reduced_waits()
+    kept, needed = ops_as_numbers(stage).reduced_waits()
     waits = iter([Wait(stage.ops[place % count].engine, place % count, place < count) for place in needed])
     return [tuple(islice(waits, number)) for number in kept]
 

@@ -48,7 +48,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, note_ratio, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
@@ -150,20 +150,12 @@ def _fill(reader: JobReader, *, trainer: bool) -> dict[str, str]:
     return filled
 
 
-def _size(reader: JobReader, name: str) -> int | None:
-    value = reader.take(name, int)
-    if value is not None and value < 1:
-        reader.wrong(name, f"{name} is {value}: at least 1 is expected")
-        return None
-    return value
-
-
 def _degrees(reader: JobReader) -> None:
     peers = reader.take(PEERS, int)
     for field, name, value in (
         ("tp", PEERS, peers or None),
-        ("pp", STAGES, _size(reader, STAGES)),
-        ("cp", SEQUENCE_RANKS, _size(reader, SEQUENCE_RANKS)),
+        ("pp", STAGES, reader.size(STAGES)),
+        ("cp", SEQUENCE_RANKS, reader.size(SEQUENCE_RANKS)),
     ):
         if value is not None:
             reader.put(field, value, name)
@@ -176,14 +168,14 @@ def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:
     put_model(reader, asked, name, f"{_A}model_name_or_path", None)
     key = next((f"{_A}{each}" for each in _LENGTHS if reader.has(f"{_A}{each}")), None)
     if key is not None:
-        reader.put("seq_len", _size(reader, key), key)
+        reader.put("seq_len", reader.size(key), key)
 
 
 def _batch(reader: JobReader, asked: Asked) -> None:
     """Set the batch as DeepSpeed does: two of three sizes determine the third, with the number of devices."""
-    whole, micro, times = (_size(reader, name) for name in (WHOLE, MICRO, TIMES))
+    whole, micro, times = (reader.size(name) for name in (WHOLE, MICRO, TIMES))
     model = reader.values["tp"] * reader.values["pp"] * reader.values["cp"]
-    replicas = _size(reader, REPLICAS)
+    replicas = reader.size(REPLICAS)
     if asked.devices is not None and asked.devices > 0 and asked.devices % model == 0:
         replicas = asked.devices // model
     elif replicas is None and whole and micro and times and whole % (micro * times) == 0:
@@ -212,7 +204,6 @@ def _batch(reader: JobReader, asked: Asked) -> None:
 def _state(reader: JobReader) -> None:
     """Set what is sharded and offloaded, and the sizes of ZeRO's buffers."""
     stage = reader.take(STAGE, int)
-    kinds = [Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
     if stage is None:
         reader.assume("sharding", Sharding.DDP, STAGE, f"deepspeedai/DeepSpeed: {RULES[STAGE].source}")
         stage = 0
@@ -220,7 +211,7 @@ def _state(reader: JobReader) -> None:
         reader.wrong(STAGE, f"{STAGE} is {stage}: 0 to 3 is expected")
         stage = 0
     else:
-        reader.put("sharding", kinds[stage], STAGE)
+        reader.put("sharding", ZERO_STAGES[stage], STAGE)
     group, views = reader.take(GROUP, int), reader.take(VIEWS, int)
     if group is not None and group > 0 and stage == 3:
         reader.put("shard_size", group, GROUP)
@@ -420,8 +411,7 @@ def _said(job: Job, field: str, value: Any) -> dict[str, Any] | None:
     if field == "checkpointing" and value in (Checkpointing.FULL, Checkpointing.NONE) and key:
         return {"gradient_checkpointing": value is Checkpointing.FULL}
     if field == "sharding":
-        stages = {Sharding.DDP: 0, Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
-        return {"zero_optimization": {"stage": stages[value]}} if value in stages else None
+        return {"zero_optimization": {"stage": ZERO_STAGES.index(value)}} if value in ZERO_STAGES else None
     if field in ("offload_optimizer", "offload_parameters"):
         name = "offload_optimizer" if field == "offload_optimizer" else "offload_param"
         return {"zero_optimization": {name: {"device": "cpu" if value else "none"}}}

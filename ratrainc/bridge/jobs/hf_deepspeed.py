@@ -22,16 +22,19 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     GROUP,
     MICRO,
     OPTIMIZER,
+    OPTIMIZERS,
     PARAMS,
+    SIZES,
     STAGE,
     SUM_TYPE,
     TIMES,
+    TYPES,
     VIEWS,
     WHOLE,
     ZERO,
 )
 from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Origin
 from ratrain.ratrainc.bridge.jobs.job_common import note_ratio
 from ratrain.ratrainc.bridge.settings import as_number
 
@@ -40,27 +43,10 @@ ZERO_CONFIG = "deepspeed deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig"
 FILLED = "transformers src/transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig"
 PLUGIN = "accelerate src/accelerate/utils/dataclasses.py, DeepSpeedPlugin"
 
-STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 _TABLE = f"{ZERO}."
-SIZES: Mapping[str, int] = {
-    "reduce_bucket_size": 500_000_000,
-    "allgather_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-    "sub_group_size": 1_000_000_000,
-}
-"""Buffers in elements, by DeepSpeed's names, with its defaults (`ZERO_CONFIG`)."""
-_BY_WIDTH: Mapping[str, Callable[[int], int]] = {
-    "reduce_bucket_size": lambda width: width * width,
-    "stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
-    "stage3_param_persistence_threshold": lambda width: 10 * width,
-}
-"""Values of "auto" by the model's width: `FILLED`.trainer_config_finalize."""
-_OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "lion": "lion", "muon": "muon", "sgd": "sgd"}
-"""DeepSpeed's own optimizers: FusedAdam works on many tensors at once (deepspeed/ops/adam/fused_adam.py)."""
-_TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+_SIZES = {name.removeprefix(_TABLE): size for name, size in SIZES.items() if name != f"{_TABLE}overlap_comm"}
+_SIZES["sub_group_size"] = _SIZES.pop("sub_group_size")  # last: the first size of a file is named as the place of all
+_OPTIMIZERS = {**OPTIMIZERS, "sgd": "sgd"}
 _MISMATCH = "transformers refuses a ds_config that contradicts the training arguments"
 INLINE: Mapping[str, str] = {
     STAGE: "zero_stage",
@@ -152,7 +138,7 @@ def _stage(reader: HfReader, at: Callable[[str], str], inline: str) -> int:
     if not 0 <= said.value <= 3:
         reader.wrong(key, f"{reader.own(key)} is {said.value}: 0 to 3 is expected")
         return 0
-    reader.lay("sharding", Said(STAGES[said.value], said.key, said.source))
+    reader.lay("sharding", Said(ZERO_STAGES[said.value], said.key, said.source))
     return int(said.value)
 
 
@@ -227,27 +213,27 @@ def engine_type(reader: HfReader) -> Said | None:
 def _put_type(reader: HfReader, key: str, field: str) -> None:
     if _auto(reader, key):
         reader.taken.add(key)
-    elif (said := reader.take(key, str)) in _TYPES:
-        reader.put(field, _TYPES[said], key)
+    elif (said := reader.take(key, str)) in TYPES:
+        reader.put(field, TYPES[said], key)
     else:
-        reader.wrong(key, f"{reader.own(key)} is {shown(said)}: one of {', '.join(_TYPES)} is expected")
+        reader.wrong(key, f"{reader.own(key)} is {shown(said)}: one of {', '.join(TYPES)} is expected")
 
 
 def _put_sizes(reader: HfReader, at: Callable[[str], str], stage: int) -> None:
     """Set the sizes of DeepSpeed's buffers in elements, of which three may follow from the model's width."""
     sizes: dict[str, Any] = {}
     model = reader.values.get("model")
-    for name, default in SIZES.items():
+    for name, (_, default, by_width) in _SIZES.items():
         key = reader.first(at(f"{_TABLE}{name}"), at(f"{_TABLE}{name.removeprefix('stage3_')}"))
         reader.taken.add(key)
         if name.startswith("stage3_") and stage != 3:
             reader.ignore(key, "only stage 3 reads it")
-        elif not reader.has(key) or (_auto(reader, key) and name not in _BY_WIDTH):
+        elif not reader.has(key) or (_auto(reader, key) and by_width is None):
             sizes[name] = default
         elif not _auto(reader, key):
             sizes[name] = reader.take(key, int)
-        elif model is not None:
-            sizes[name] = _BY_WIDTH[name](model.hidden_size)
+        elif model is not None and by_width is not None:
+            sizes[name] = by_width(model.hidden_size)
         else:
             reader.unknown(key, '"auto" follows from the width of the model, which is not known')
     overlap, whole = at(f"{_TABLE}overlap_comm"), at(f"{_TABLE}contiguous_gradients")

@@ -70,14 +70,6 @@ class HfReader(JobReader):
         """Take a truth value; return False without one."""
         return bool(self.take(name, bool))
 
-    def size(self, name: str) -> int | None:
-        """Take a whole number of at least 1; report another value, and return None."""
-        value = self.take(name, int)
-        if value is not None and value < 1:
-            self.wrong(name, f"{name} is {value}: at least 1 is expected")
-            return None
-        return value
-
     def first(self, *names: str) -> str:
         """Return the first of the names that the file has with a value; the first name if it has none of them."""
         return next((name for name in names if self.has(name)), names[0])

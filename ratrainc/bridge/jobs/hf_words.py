@@ -17,9 +17,8 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from ratrain.ratrainc.bridge.jobs.hf_deepspeed import STAGES
 from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS, types_held
-from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Loss, Note, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
@@ -141,7 +140,7 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     mixed = job.compute_dtype if job.autocast or job.master_dtype else None
     # its own preparation takes the place of accelerate's where axolotl's file says how state is sharded
     upcasts = job.framework != "axolotl" or _changed_by_launch(job)
-    types = types_held(value, job.weight_dtype, mixed, engine=value in STAGES[1:], upcasts=upcasts)
+    types = types_held(value, job.weight_dtype, mixed, engine=value in ZERO_STAGES[1:], upcasts=upcasts)
     return evolve(changed, **types)
 
 
@@ -154,7 +153,7 @@ _TRAINERS = ("axolotl", "llama-factory", "trl", "transformers", "accelerate")
 def _engine_table(job: Job, name: str, value: Any) -> Table | None:
     """Say what DeepSpeed shards or offloads, as settings of a ds_config."""
     if name == "sharding":
-        return {"zero_optimization": {"stage": STAGES.index(value)}} if value in STAGES else None
+        return {"zero_optimization": {"stage": ZERO_STAGES.index(value)}} if value in ZERO_STAGES else None
     if name == "offload_optimizer" and job.sharding is not Sharding.DDP:
         return {"zero_optimization": {"offload_optimizer": {"device": "cpu" if value else "none"}}}
     if name == "offload_parameters" and job.sharding is Sharding.ZERO3:
@@ -163,7 +162,7 @@ def _engine_table(job: Job, name: str, value: Any) -> Table | None:
 
 
 _INLINE: Mapping[str, Callable[[Any], Table]] = {
-    "sharding": lambda value: {"zero_stage": STAGES.index(value)},
+    "sharding": lambda value: {"zero_stage": ZERO_STAGES.index(value)},
     "offload_optimizer": lambda value: {"offload_optimizer_device": "cpu" if value else "none"},
     "offload_parameters": lambda value: {"offload_param_device": "cpu" if value else "none"},
 }
@@ -178,8 +177,8 @@ _LAUNCH: Mapping[Any, Table] = {
         },
     },
     **{
-        stage: {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": STAGES.index(stage)}}
-        for stage in STAGES[1:]
+        stage: {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": ZERO_STAGES.index(stage)}}
+        for stage in ZERO_STAGES[1:]
     },
 }
 """Sharding in the words of accelerate's file."""
@@ -189,8 +188,8 @@ def _main_sharding(words: Words, value: Any, main: bool) -> str | None:
     off: dict[str, Any] = dict.fromkeys(words.off)
     if value is Sharding.FSDP2:
         return _said({**off, **words.fsdp}, main)
-    if value in STAGES[1:]:
-        table = {**_ENGINE, **dict.fromkeys(_AUTO, "auto"), "zero_optimization": {"stage": STAGES.index(value)}}
+    if value in ZERO_STAGES[1:]:
+        table = {**_ENGINE, **dict.fromkeys(_AUTO, "auto"), "zero_optimization": {"stage": ZERO_STAGES.index(value)}}
         return _said({**off, "deepspeed": table}, main)
     return _said(off, main) if value is Sharding.DDP else None
 

@@ -33,6 +33,10 @@ class Sharding(Enum):
     """Megatron-LM's: masters and moments are shared out, main gradients are whole"""
 
 
+ZERO_STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
+"""Sharding by the stage of DeepSpeed's zero_optimization, from 0."""
+
+
 class Checkpointing(Enum):
     """Activations that forward drops and backward recomputes."""
 

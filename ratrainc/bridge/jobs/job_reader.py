@@ -52,8 +52,6 @@ class SettingsFormat:
     None if the framework cannot express it"""
     reads_script: bool = False
     """true if a launch script, whose variables the environment may set, says the settings"""
-    reads_all: bool = True
-    """false if the format is known but its jobs are not built yet"""
 
 
 @frozen
@@ -90,6 +88,8 @@ class JobReader:
     idle: list[Note] = field(factory=list)
     """settings that change no byte"""
     report: Diagnostics = field(factory=Diagnostics)
+    mark: str = ""
+    """what stands before the name of a setting in the file: `--` in a launch script"""
 
     def has(self, name: str) -> bool:
         """Tell whether the file has a setting with a value; `key:` without one and `null` count as left out."""
@@ -112,6 +112,14 @@ class JobReader:
             return None
         return value
 
+    def size(self, name: str) -> int | None:
+        """Take a whole number of at least 1; report another value, and return None."""
+        value = self.take(name, int)
+        if value is not None and value < 1:
+            self.wrong(name, f"{self.mark}{name} is {value}: at least 1 is expected")
+            return None
+        return value
+
     def put(self, name: str, value: Any, key: str) -> None:
         """Set a field of the job, or of its training, from the setting `key`; nothing happens if the value is None."""
         if value is None:
@@ -124,6 +132,13 @@ class JobReader:
         self._set(name, value)
         self.origins[name] = Origin(key, source, default=True)
 
+    def put_or_assume(self, name: str, value: Any, key: str, source: str, *, says: bool) -> None:
+        """Set a field as `put` does if the setting `key` says its value, else as `assume` does."""
+        if says:
+            self.put(name, value, key)
+        else:
+            self.assume(name, value, key, source)
+
     def choose(self, name: str, key: str, kind: type[T], default: T, source: str) -> T:
         """Set a field from a setting, or to the framework's default without it; return the value."""
         value = self.take(key, kind)
@@ -131,6 +146,14 @@ class JobReader:
             self.assume(name, default, key, source)
             return default
         self.put(name, value, key)
+        return value
+
+    def choose_size(self, name: str, key: str, default: int, source: str) -> int:
+        """Set a field as `choose` does; report a number below 1, and set the field to 1."""
+        value: int = self.choose(name, key, int, default, source)
+        if value < 1:
+            self.wrong(key, f"{self.mark}{key} is {value}: at least 1 is expected")
+            self.values[name] = value = 1
         return value
 
     def ignore(self, key: str, why: str, *, less: bool = False) -> None:

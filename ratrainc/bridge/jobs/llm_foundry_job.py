@@ -113,14 +113,6 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     return reader.finish(INERT)
 
 
-def _size(reader: JobReader, key: str) -> int | None:
-    value = reader.take(key, int)
-    if value is not None and value < 1:
-        reader.wrong(key, f"{key} is {value}: at least 1 is expected")
-        return None
-    return value
-
-
 def _model(reader: JobReader, asked: Asked) -> None:
     kind = reader.take("model.name", str)
     hub = reader.take("model.pretrained_model_name_or_path", str)
@@ -168,7 +160,7 @@ def _mpt_loss(reader: JobReader) -> None:
 
 def _mpt(reader: JobReader) -> ModelConfig | None:
     """Return the model that an MPT's settings describe; None after an error."""
-    sizes = {name: _size(reader, f"model.{name}") or default for name, default in _DEFAULTS.items()}
+    sizes = {name: reader.size(f"model.{name}") or default for name, default in _DEFAULTS.items()}
     hidden, heads = sizes["d_model"], sizes["n_heads"]
     attention = "model.attn_config."
     kind, _ = one_word(
@@ -177,7 +169,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         ("multihead_attention", "multiquery_attention", "grouped_query_attention"),
         "multihead_attention",
     )
-    groups = _size(reader, f"{attention}kv_n_heads")
+    groups = reader.size(f"{attention}kv_n_heads")
     kv_heads = 1 if kind == "multiquery_attention" else groups if kind == "grouped_query_attention" else heads
     if hidden % heads or heads % (kv_heads or 1):
         text = f"d_model {hidden}, {heads} heads and {kv_heads} of keys and values do not divide one another"
@@ -190,7 +182,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         reader.unknown(ffn_key, "of this kind no model is built here: give --model")
         return None
     gated = ffn_kind == "mptglu"
-    width = _size(reader, "model.ffn_config.ffn_hidden_size")
+    width = reader.size("model.ffn_config.ffn_hidden_size")
     biased = not reader.take("model.no_bias", bool)
     alibi, rope = (bool(reader.take(f"{attention}{name}", bool)) for name in ("alibi", "rope"))
     learned = reader.take("model.learned_pos_emb", bool)
@@ -198,7 +190,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
     tied = reader.take("model.tie_word_embeddings", bool)
     rates = [reader.take(key, float) for key in ("model.resid_pdrop", "model.emb_pdrop", f"{attention}attn_pdrop")]
     reader.put("dropout", max((each for each in rates if each is not None), default=None), "model.resid_pdrop")
-    longest = _size(reader, "model.max_seq_len") or _size(reader, "max_seq_len")
+    longest = reader.size("model.max_seq_len") or reader.size("max_seq_len")
     own = reader.take("model.attention_bias", bool)
     norm = reader.take("model.norm_type", str) or "low_precision_layernorm"
     return dense(
@@ -211,7 +203,7 @@ def _mpt(reader: JobReader) -> ModelConfig | None:
         kv_heads=kv_heads,
         ffn=width or int((4 if ratio is None else ratio) * hidden),
         eps=1e-5,
-        head_dim=_size(reader, "model.head_dim") or hidden // heads,
+        head_dim=reader.size("model.head_dim") or hidden // heads,
         norm="rms" if "rmsnorm" in norm else "layer",
         tied_embeddings=tied is not False,
         position="learned" if table else "alibi" if alibi else "rope",
@@ -236,7 +228,7 @@ def _adapter(reader: JobReader) -> None:
     if kind is not None and kind.upper() != "LORA":
         reader.unknown(f"{prefix}peft_type", "adapters of this kind are not counted")
     targets = reader.take(f"{prefix}target_modules", list)
-    rank, alpha = _size(reader, f"{prefix}r"), reader.take(f"{prefix}lora_alpha", float)
+    rank, alpha = reader.size(f"{prefix}r"), reader.take(f"{prefix}lora_alpha", float)
     dropout = reader.take(f"{prefix}lora_dropout", float)
     names = _LORA_TARGETS if targets is None else tuple(map(str, targets))
     adapter = Adapter(rank or 8, 8.0 if alpha is None else alpha, names, dropout or 0.0)  # huggingface/peft: LoraConfig
@@ -247,14 +239,14 @@ def _adapter(reader: JobReader) -> None:
 
 
 def _batch(reader: JobReader) -> None:
-    reader.put("seq_len", _size(reader, "max_seq_len"), "max_seq_len")
+    reader.put("seq_len", reader.size("max_seq_len"), "max_seq_len")
     key = "device_train_microbatch_size"
     said = reader.settings[key].value if reader.has(key) else "auto"
     if said == "auto":
         reader.taken.add(key)
         reader.ignore(key, "Composer finds the largest micro-batch that fits: give --micro-batch-size to ask for one")
     else:
-        reader.put("micro_batch_size", _size(reader, key), key)
+        reader.put("micro_batch_size", reader.size(key), key)
     packing = "train_loader.dataset.packing_ratio"
     text = reader.settings.get("train_loader.name")
     if text is not None and text.value == "text":
@@ -271,20 +263,15 @@ def _types(reader: JobReader) -> None:
     own = _PRECISIONS[word]
     if word == "amp_fp8":
         reader.put("fp8", True, key)
-    if says:
-        reader.put("compute_dtype", own, key)
-    else:
-        reader.assume("compute_dtype", own, key, f"{_CONFIG}.precision")
+    reader.put_or_assume("compute_dtype", own, key, f"{_CONFIG}.precision", says=says)
     for name in ("weight_dtype", "gradient_dtype"):
         reader.assume(name, "f32", key, "mosaicml/composer: composer/core/precision.py, get_precision_context")
     mixed = f"{_F}mixed_precision"
     sharded = any(name.startswith(_F) for name in reader.settings)
     policy, policy_says = one_word(reader, mixed, ("DEFAULT", "PURE", "FULL"), "DEFAULT")
     reduced = own if policy == "PURE" and sharded else "f32"
-    if policy_says:
-        reader.put("reduce_dtype", reduced, mixed)
-    else:
-        reader.assume("reduce_dtype", reduced, mixed, _MIXED if sharded else f"{_CONFIG}.fsdp_config")
+    source = _MIXED if sharded else f"{_CONFIG}.fsdp_config"
+    reader.put_or_assume("reduce_dtype", reduced, mixed, source, says=policy_says)
     if own != "f32" and (not sharded or policy == "FULL"):
         context = "mosaicml/composer: composer/core/precision.py, get_precision_context"
         reader.assume("autocast", True, key, context)
@@ -329,10 +316,8 @@ def _sharding(reader: JobReader, replicas: int | None) -> None:
 def _activations(reader: JobReader) -> None:
     key = f"{_F}activation_checkpointing"
     on = reader.take(key, bool)
-    if on is None:
-        reader.assume("checkpointing", Checkpointing.NONE, key, f"{_FSDP}.activation_checkpointing")
-    else:
-        reader.put("checkpointing", Checkpointing.FULL if on else Checkpointing.NONE, key)
+    kind = Checkpointing.FULL if on else Checkpointing.NONE
+    reader.put_or_assume("checkpointing", kind, key, f"{_FSDP}.activation_checkpointing", says=on is not None)
     target = "model.activation_checkpointing_target"
     for name in [name for name in reader.settings if name == target or name.startswith(f"{target}.")]:
         reader.unknown(name, "which parts of a layer are recomputed is not counted: it is taken for whole layers")

@@ -307,11 +307,11 @@ def _without_recipe(reader: JobReader, name: str | None) -> None:
     reader.unknown("recipe", f"{why}: what it says of ranks, types and batches is not known")
 
 
-def _put(reader: JobReader, field: str, key: str, base: Any, least: int = 1) -> Any:
+def _put(reader: JobReader, field: str, key: str, base: Any) -> Any:
     """Set a whole number from the files, else from the recipe; return it, None without either."""
     value = reader.take(key, int)
-    if value is not None and value < least:
-        reader.wrong(key, f"{key} is {value}: at least {least} is expected")
+    if value is not None and value < 1:
+        reader.wrong(key, f"{key} is {value}: at least 1 is expected")
         return None
     if value is not None:
         reader.put(field, value, key)

@@ -97,7 +97,7 @@ def _recognises(path: Path, text: str) -> bool:
 def _read(path: Path, text: str, asked: Asked) -> Job:
     top = Source(str(path), text).top()
     plan = PlanAsked(clusters=asked.devices, seq_len=asked.seq_len, given=asked.given)
-    reader = JobReader("megatron-lm", arguments_of(str(path), text, plan, _DECIDE), top)
+    reader = JobReader("megatron-lm", arguments_of(str(path), text, plan, _DECIDE), top, mark="--")
     _open_values(reader)
     _choices(reader)
     _degrees(reader)
@@ -144,19 +144,11 @@ def _choices(reader: JobReader) -> None:
             reader.settings.pop(name)
 
 
-def _degree(reader: JobReader, field: str, name: str, source: str) -> int:
-    value: int = reader.choose(field, name, int, 1, source)
-    if value < 1:
-        reader.wrong(name, f"--{name} is {value}: at least 1 is expected")
-        reader.values[field] = value = 1
-    return value
-
-
 def _degrees(reader: JobReader) -> None:
-    tp = _degree(reader, "tp", "tensor-model-parallel-size", f"{_PARALLEL}.tensor_model_parallel_size")
-    pp = _degree(reader, "pp", "pipeline-model-parallel-size", f"{_ARGUMENTS}, --pipeline-model-parallel-size")
-    _degree(reader, "cp", "context-parallel-size", f"{_PARALLEL}.context_parallel_size")
-    _degree(reader, "ep", "expert-model-parallel-size", f"{_PARALLEL}.expert_model_parallel_size")
+    tp = reader.choose_size("tp", "tensor-model-parallel-size", 1, f"{_PARALLEL}.tensor_model_parallel_size")
+    pp = reader.choose_size("pp", "pipeline-model-parallel-size", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size")
+    reader.choose_size("cp", "context-parallel-size", 1, f"{_PARALLEL}.context_parallel_size")
+    reader.choose_size("ep", "expert-model-parallel-size", 1, f"{_PARALLEL}.expert_model_parallel_size")
     sequence = reader.take("sequence-parallel", bool)
     if sequence is not None:
         reader.put("sequence_sharding", sequence and tp > 1, "sequence-parallel")
@@ -183,10 +175,7 @@ def _sizes(reader: JobReader) -> None:
     """Set what decides how layers and vocabulary are shared out, by Megatron-LM's names with underscores."""
     sizes: dict[str, int] = {}
     for name in ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"):
-        count = reader.take(name, int)
-        if count is not None and count < 1:
-            reader.wrong(name, f"--{name} is {count}: at least 1 is expected")
-        elif count is not None:
+        if (count := reader.size(name)) is not None:
             sizes[name] = count
     for name in ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"):
         if reader.take(name, bool):
@@ -211,19 +200,11 @@ def _devices(reader: JobReader) -> None:
 
 
 def _batch(reader: JobReader) -> None:
-    size = reader.take("micro-batch-size", int)
-    if size is None and not reader.has("micro-batch-size"):
+    if not reader.has("micro-batch-size"):
         reader.wrong("", "micro-batch-size is missing: Megatron-LM stops there", way_out="say --micro-batch-size 1")
-    elif size is not None and size < 1:
-        reader.wrong("micro-batch-size", f"--micro-batch-size is {size}: at least 1 is expected")
-    else:
-        reader.put("micro_batch_size", size, "micro-batch-size")
+    reader.put("micro_batch_size", reader.size("micro-batch-size"), "micro-batch-size")
     key = "encoder-seq-length" if reader.has("encoder-seq-length") else "seq-length"
-    length = reader.take(key, int)
-    if length is not None and length < 1:
-        reader.wrong(key, f"--{key} is {length}: at least 1 is expected")
-    else:
-        reader.put("seq_len", length, key)
+    reader.put("seq_len", reader.size(key), key)
     reader.unknown("rampup-batch-size", "the batch grows to the global one, which is counted")
 
 
@@ -412,10 +393,8 @@ def _kernels(reader: JobReader) -> None:
         rate = reader.take(name, float)
         rates[name] = 0.1 if rate is None else rate
     largest = max(rates, key=lambda name: rates[name])
-    if reader.has(largest):
-        reader.put("dropout", rates[largest], largest)
-    else:
-        reader.assume("dropout", rates[largest], largest, f"{_TRANSFORMER}.{largest.replace('-', '_')}")
+    source = f"{_TRANSFORMER}.{largest.replace('-', '_')}"
+    reader.put_or_assume("dropout", rates[largest], largest, source, says=reader.has(largest))
 
 
 def _training(reader: JobReader) -> None:

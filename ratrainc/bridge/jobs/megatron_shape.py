@@ -26,14 +26,14 @@ def described_model(reader: JobReader, tp: int, given: ModelConfig | None) -> Mo
     A missing vocabulary is noted, unless a model is `given` anyway.
     The vocabulary is padded to a multiple for all `tp` tensor-parallel ranks, as Megatron-LM pads it.
     """
-    layers = _take_size(reader, "num-layers") or _take_size(reader, "encoder-num-layers")
-    hidden, heads = _take_size(reader, "hidden-size"), _take_size(reader, "num-attention-heads")
-    ffn, channels = _take_size(reader, "ffn-hidden-size"), _take_size(reader, "kv-channels")
-    groups = _take_size(reader, "num-query-groups") if reader.take("group-query-attention", bool) else None
+    layers = reader.size("num-layers") or reader.size("encoder-num-layers")
+    hidden, heads = reader.size("hidden-size"), reader.size("num-attention-heads")
+    ffn, channels = reader.size("ffn-hidden-size"), reader.size("kv-channels")
+    groups = reader.size("num-query-groups") if reader.take("group-query-attention", bool) else None
     gated = bool(reader.take("swiglu", bool))
     vocabulary = _take_vocabulary(reader, tp, given)
     more = _take_make_up(reader, gated=gated)
-    experts = _take_size(reader, "num-experts")
+    experts = reader.size("num-experts")
     if experts is not None:
         reader.unknown("num-experts", "experts are not counted")
     if layers is None or hidden is None or heads is None or vocabulary is None or (experts or 1) > 1:
@@ -63,18 +63,10 @@ def described_model(reader: JobReader, tp: int, given: ModelConfig | None) -> Mo
     )
 
 
-def _take_size(reader: JobReader, name: str) -> int | None:
-    value = reader.take(name, int)
-    if value is not None and value < 1:
-        reader.wrong(name, f"--{name} is {value}: at least 1 is expected")
-        return None
-    return value
-
-
 def _take_vocabulary(reader: JobReader, tp: int, given: ModelConfig | None) -> int | None:
     """Return the rows of the embedding; None, with a note, if the script does not say its vocabulary."""
-    divisor = _take_size(reader, "make-vocab-size-divisible-by") or _DIVISOR
-    padded, tokens = _take_size(reader, "padded-vocab-size"), _take_size(reader, "vocab-size")
+    divisor = reader.size("make-vocab-size-divisible-by") or _DIVISOR
+    padded, tokens = reader.size("padded-vocab-size"), reader.size("vocab-size")
     kind, name = reader.take("tokenizer-type", str), reader.take("tokenizer-model", str)
     file = reader.settings.get("vocab-file")
     if padded is not None:
@@ -103,7 +95,7 @@ def _take_make_up(reader: JobReader, *, gated: bool) -> dict[str, Any]:
     kind = reader.take("position-embedding-type", str) or "learned_absolute"
     if reader.take("use-rotary-position-embeddings", bool):
         kind = "rope"
-    longest = _take_size(reader, "max-position-embeddings")
+    longest = reader.size("max-position-embeddings")
     learned = kind == "learned_absolute" and not reader.take("no-position-embedding", bool)
     squared = reader.take("squared-relu", bool)
     window = reader.take("window-size", str)

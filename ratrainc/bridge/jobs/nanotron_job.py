@@ -88,26 +88,15 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     return in_own_words(reader.finish(INERT, method="pretrain"), lambda key: called.get(key, key))
 
 
-def _size(reader: JobReader, key: str, default: int | None = None) -> int | None:
-    """Take a whole number of at least 1; return the default without one, and report another."""
-    value = reader.take(key, int)
-    if value is None:
-        return default
-    if value < 1:
-        reader.wrong(key, f"{key} is {value}: at least 1 is expected")
-        return default
-    return value
-
-
 def _parallelism(reader: JobReader) -> None:
     degrees = {}
     for name in ("dp", "pp", "tp"):
         key = f"parallelism.{name}"
         if not reader.has(key):
             reader.wrong("", f"{key} is missing: nanotron stops there", way_out=f"write {name}: 1 in parallelism")
-        degrees[name] = _size(reader, key) or 1
+        degrees[name] = reader.size(key) or 1
     for name, key in (("cp", "context_parallel_size"), ("ep", "expert_parallel_size")):
-        size = _size(reader, f"parallelism.{key}")
+        size = reader.size(f"parallelism.{key}")
         degrees[name] = size or 1
         if size is None:
             reader.assume(name, 1, key, f"{_PARALLEL}.{key}")
@@ -144,16 +133,16 @@ def _model(reader: JobReader, asked: Asked) -> None:
     experts = any(note.key.startswith(f"{_M}moe_config.") for note in reader.notes)
     reader.ignore(f"{_M}moe_config", "no experts")
     other = _other_kind(reader)
-    sizes = {name: _vocabulary(reader) if name == "vocab_size" else _size(reader, f"{_M}{name}") for name in _SIZES}
+    sizes = {name: _vocabulary(reader) if name == "vocab_size" else reader.size(f"{_M}{name}") for name in _SIZES}
     sizes = {name: default if sizes[name] is None else sizes[name] for name, default in _SIZES.items()}
     vocabulary, layers, hidden, heads = (sizes[name] or 1 for name in _SIZES)
-    kv_heads = _size(reader, f"{_M}num_key_value_heads", heads) or heads
+    kv_heads = reader.size(f"{_M}num_key_value_heads") or heads
     bias = bool(reader.take(f"{_M}attention_bias", bool))
     window = reader.take(f"{_M}sliding_window_size", int)
     tied = reader.take(f"{_M}tie_word_embeddings", bool)
-    ffn = _size(reader, f"{_M}intermediate_size", _FFN) or _FFN
+    ffn = reader.size(f"{_M}intermediate_size") or _FFN
     _check_heads(reader, heads, kv_heads)
-    multiple = (_size(reader, "model.make_vocab_size_divisible_by", 1) or 1) * (reader.values.get("tp") or 1)
+    multiple = (reader.size("model.make_vocab_size_divisible_by") or 1) * (reader.values.get("tp") or 1)
     described = None
     if not other and not experts:
         described = dense(
@@ -245,7 +234,7 @@ def _lengths(reader: JobReader) -> None:
         ("gradient_accumulation", "batch_accumulation_per_replica"),
         ("seq_len", "sequence_length"),
     ):
-        count = _size(reader, f"tokens.{key}")
+        count = reader.size(f"tokens.{key}")
         if not reader.has(f"tokens.{key}"):
             reader.wrong("", f"tokens.{key} is missing: nanotron stops there", way_out=f"write {key} in tokens")
         reader.put(name, count, f"tokens.{key}")

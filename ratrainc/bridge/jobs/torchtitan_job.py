@@ -117,11 +117,7 @@ def _source(key: str) -> str:
 
 def _size(reader: JobReader, field: str, key: str) -> int:
     """Set a field from a setting of at least 1, or to torchtitan's default; report a smaller one."""
-    value: int = reader.choose(field, key, int, RULES[key].default, _source(key))
-    if value < 1:
-        reader.wrong(key, f"{key} is {value}: at least 1 is expected")
-        reader.values[field] = 1
-    return max(1, value)
+    return reader.choose_size(field, key, RULES[key].default, _source(key))
 
 
 def _degrees(reader: JobReader) -> None:
@@ -197,10 +193,7 @@ def _hybrid(reader: JobReader, shard: int | None, copies: int, replicas: int | N
         reader.assume("sharding", Sharding.NONE, key, _DIMENSIONS)
     policy, says = one_word(reader, RESHARD, ("default", "always", "never"), "default")
     reshard = policy == "always" or (policy == "default" and reader.values["pp"] == 1)
-    if says:
-        reader.put("reshard_after_forward", reshard, RESHARD)
-    else:
-        reader.assume("reshard_after_forward", reshard, RESHARD, f"{_PARALLELIZE}, apply_fsdp")
+    reader.put_or_assume("reshard_after_forward", reshard, RESHARD, f"{_PARALLELIZE}, apply_fsdp", says=says)
     _cast(reader, sharded=sharded)
 
 
@@ -208,17 +201,12 @@ def _types(reader: JobReader, *, early: bool) -> None:
     """Set the type of weights, gradients and moments, and note in `compute_dtype` what the file says of products."""
     types = {"bfloat16": "bf16", "float32": "f32"}
     word, says = one_word(reader, STATE, tuple(types), "float32")
+    source = f"{_REPO}: torchtitan/config/job_config.py, Training.dtype"
     for name in ("weight_dtype", "gradient_dtype"):
-        if says:
-            reader.put(name, types[word], STATE)
-        else:
-            reader.assume(name, "f32", STATE, f"{_REPO}: torchtitan/config/job_config.py, Training.dtype")
+        reader.put_or_assume(name, types[word], STATE, source, says=says)
     for name, key in (("compute_dtype", VIEW), ("reduce_dtype", REDUCE)):
         word, says = one_word(reader, key, tuple(TYPES), RULES[key].default)
-        if says:
-            reader.put(name, TYPES[word], key)
-        else:
-            reader.assume(name, TYPES[word], key, _source(key))
+        reader.put_or_assume(name, TYPES[word], key, _source(key), says=says)
     # before June 2025 nothing but FSDP cast weights
     reader.values["autocast"] = not early
 
@@ -247,10 +235,7 @@ def _pipeline(reader: JobReader) -> None:
     word = SCHEDULES.get(name, "interleaved")
     if name not in SCHEDULES:
         reader.unknown(SCHEDULE, "it is counted as interleaved")
-    if reader.has(SCHEDULE):
-        reader.put("schedule", word, SCHEDULE)
-    else:
-        reader.assume("schedule", word, SCHEDULE, _source(SCHEDULE))
+    reader.put_or_assume("schedule", word, SCHEDULE, _source(SCHEDULE), says=reader.has(SCHEDULE))
     if reader.take(TABLE, str):
         reader.unknown(TABLE, "the order of a table is not read")
     chunks, key = _chunks(reader, several=word not in ("1f1b", "gpipe"))
@@ -286,11 +271,7 @@ def _chunks(reader: JobReader, *, several: bool) -> tuple[int, str]:
 def _lengths(reader: JobReader, pp: int, *, early: bool) -> None:
     key = "training.seq_len"
     _size(reader, "seq_len", key)
-    local = reader.take(LOCAL, int)
-    if local is not None and local < 1:
-        reader.wrong(LOCAL, f"{LOCAL} is {local}: at least 1 is expected")
-        local = None
-    size = local if local is not None else RULES[LOCAL].default
+    size = reader.size(LOCAL) or RULES[LOCAL].default
     if pp == 1 and reader.has(LOCAL):
         reader.put("micro_batch_size", size, LOCAL)
     elif pp == 1:
@@ -387,10 +368,7 @@ def _activations(reader: JobReader) -> None:
     shapes = f"{_AC}per_op_sac_force_recompute_mm_shapes_by_fqns"
     reader.ignore(shapes, "more products are recomputed than is counted", less=True)
     reader.ignore(f"{_AC}memory_budget", "of the mode memory_budget")
-    if says:
-        reader.put("checkpointing", kind, mode_key)
-    else:
-        reader.assume("checkpointing", kind, mode_key, f"{source}.mode")
+    reader.put_or_assume("checkpointing", kind, mode_key, f"{source}.mode", says=says)
     if mode != "selective" or option == "op":
         return
     if not option.isdigit():
@@ -412,10 +390,8 @@ def _loss_and_kernels(reader: JobReader) -> None:
     source = f"{_REPO}: torchtitan/components/loss.py, cross_entropy_loss"
     parallel = reader.values["tp"] > 1 and not whole
     loss = Loss.VOCAB_PARALLEL if parallel else Loss.UPCAST
-    if reader.has(_LOSS):
-        reader.put("loss", loss, _LOSS)
-    else:
-        reader.assume("loss", loss, _LOSS, f"{_PARALLELIZE}, apply_tp" if parallel else source)
+    source = f"{_PARALLELIZE}, apply_tp" if parallel else source
+    reader.put_or_assume("loss", loss, _LOSS, source, says=reader.has(_LOSS))
     if reader.take(_OFFLOAD, bool):
         for name in ("offload_parameters", "offload_optimizer"):
             reader.put(name, True, _OFFLOAD)

@@ -244,12 +244,8 @@ def _types(reader: JobReader) -> None:
 
 def _batch(reader: JobReader) -> None:
     for name, key in (("micro_batch_size", "batch_size"), ("gradient_accumulation", "gradient_accumulation_steps")):
-        count = reader.take(key, int)
-        if count is not None and count < 1:
-            reader.wrong(key, f"{key} is {count}: at least 1 is expected")
-        elif count is not None:
-            reader.put(name, count, key)
-        elif not reader.has(key):
+        reader.put(name, reader.size(key), key)
+        if not reader.has(key):
             reader.wrong("", f"{key} is missing: torchtune stops there", way_out=f"write {key}: 1, or another number")
     reader.put("seq_len", reader.take("tokenizer.max_seq_len", int), "tokenizer.max_seq_len")
     reader.put("packing", reader.take("dataset.packed", bool), "dataset.packed")
@@ -322,10 +318,8 @@ def _adam(reader: JobReader, component: str, kind: str, betas: tuple[float, floa
 def _activations(reader: JobReader) -> None:
     key = "enable_activation_checkpointing"
     full, mode = reader.take(key, bool), reader.take("ac_mode", str)
-    if full is not None:
-        reader.put("checkpointing", Checkpointing.FULL if full else Checkpointing.NONE, key)
-    else:
-        reader.assume("checkpointing", Checkpointing.NONE, key, f"{SPREAD}.__init__")
+    kind = Checkpointing.FULL if full else Checkpointing.NONE
+    reader.put_or_assume("checkpointing", kind, key, f"{SPREAD}.__init__", says=full is not None)
     if mode is not None and full:
         reader.unknown("ac_mode", "with enable_activation_checkpointing neither is applied: torchtune keeps all")
         reader.put("checkpointing", Checkpointing.NONE, "ac_mode")

@@ -14,22 +14,6 @@ _PARALLEL = frozenset({*MEGATRON, "torchtitan", "nanotron"})
 _PER_DEVICE = ("seq_len", "micro_batch_size", "gradient_accumulation")
 
 
-_SIZES = frozenset(
-    {
-        *("reduce_bucket_size", "overlap_comm", "sub_group_size"),
-        *("stage3_max_live_parameters", "stage3_prefetch_bucket_size"),
-        *("make_vocab_size_divisible_by", "compile_loss"),
-        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
-        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    }
-)
-
-
-def unread_sizes(job: Job) -> tuple[str, ...]:
-    """Return the names among the job's sizes that no formula reads, so that an answer can name them."""
-    return tuple(sorted(job.sizes.keys() - _SIZES))
-
-
 def refusal(job: Job) -> str:
     """Return why the bytes of a job are not known; empty if they are.
 

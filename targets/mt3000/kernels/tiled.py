@@ -17,6 +17,7 @@ from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
 from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_SCORES, tiles_of
 from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory, Ranges, TileSchedule
+from ratrain.targets.program.kernel_options import ProductOptions
 from ratrain.targets.runtime.arena.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.fast.fast import Fast
 from ratrain.targets.runtime.kernels.reference.reference_common import quiet
@@ -106,22 +107,10 @@ class Tiled(Fast):
         TiledMemory(schedule, present, place_of, memories, self.late).run()
 
     @quiet
-    def gemm(
-        self,
-        a,
-        b,
-        out,
-        *,
-        scratch,
-        trans_a=False,
-        trans_b=False,
-        accumulate=False,
-        half_run=None,
-        bias=None,
-        residual=None,
-    ):
+    def gemm(self, a, b, out, *, scratch, **options):
         # its schedule, which is verified against the step, has the transpositions and the runs
-        operands = {"a": a, "b": b, "out": out, "bias": bias, "residual": residual}
+        given = ProductOptions(**options)
+        operands = {"a": a, "b": b, "out": out, "bias": given.bias, "residual": given.residual}
         self.execute("gemm", operands, scratch)
 
     @quiet

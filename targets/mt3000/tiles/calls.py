@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ratrain.targets.mt3000.tiles.tile_schedule import Axes
-    from ratrain.targets.program.kernels import Types
+    from ratrain.targets.program.kernel import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
 UNTILED_SCORES = (

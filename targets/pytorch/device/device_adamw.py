@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from attrs import frozen
 
+from ratrain.targets.program.kernel_options import AdamWOptions
 from ratrain.targets.pytorch.device.device_common import F32, chunk_buffers, flat_chunks, shaped, size, wide
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels.shared import decay_segments
@@ -46,29 +46,12 @@ class _Numbers:
 class DeviceAdamW:
     """The optimizer of `TorchDevice`."""
 
-    def adamw(
-        self,
-        master,
-        m,
-        v,
-        grad,
-        *,
-        scratch,
-        view=None,
-        step,
-        grad_multiplier,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        decay,
-    ):
+    def adamw(self, master, m, v, grad, *, scratch, view=None, step, grad_multiplier, lr, **options):
         """Update a shard; `lr` is first rounded to float32, as in `adamw_on_device`."""
         buffers = scratch.take_all(adamw_plan(master))
         rate, multiplier, count = buffers[7].fill_(lr), buffers[8].fill_(grad_multiplier), buffers[12].fill_(step)
-        numbers = _numbers(buffers, count, multiplier, rate, beta1, beta2, weight_decay)
-        _update(master, m, v, grad, view, numbers, None, buffers, beta1, beta2, eps, decay)
+        given = AdamWOptions(**options)
+        _update(master, m, v, grad, view, _numbers(buffers, count, multiplier, rate, given), None, buffers, given)
 
     def adamw_on_device(
         self,
@@ -83,11 +66,7 @@ class DeviceAdamW:
         multiplier: F32,
         skip: Array,
         lr: F32,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decay: Sequence[tuple[int, int]],
+        **options: Any,
     ) -> None:
         """Do what `adamw` does with numbers that are on the device, for a step that is captured once and then repeated.
 
@@ -96,22 +75,21 @@ class DeviceAdamW:
         case. Results have the bits of `adamw`; the scratch is the same.
         """
         buffers = scratch.take_all(adamw_plan(master))
-        numbers = _numbers(buffers, t.view(1), multiplier.view(1), lr.view(1), beta1, beta2, weight_decay)
+        given = AdamWOptions(**options)
+        numbers = _numbers(buffers, t.view(1), multiplier.view(1), lr.view(1), given)
         # views of one element: no operation here reads a number on the host
         skips = torch.ne(skip.view(1), 0, out=buffers[11])
-        _update(master, m, v, grad, view, numbers, skips, buffers, beta1, beta2, eps, decay)
+        _update(master, m, v, grad, view, numbers, skips, buffers, given)
 
 
-def _numbers(
-    buffers: list[Array], t: I64, multiplier: F32, lr: F32, beta1: float, beta2: float, weight_decay: float
-) -> _Numbers:
+def _numbers(buffers: list[Array], t: I64, multiplier: F32, lr: F32, given: AdamWOptions) -> _Numbers:
     """Compute the factors of an update in float64, each rounded once."""
     step_size, root, keep, _, _, double, other = buffers[4:11]
-    _one_minus_power(beta1, t, double)
+    _one_minus_power(given.beta1, t, double)
     step_size.copy_(other.copy_(lr).div_(double))
-    root.copy_(_one_minus_power(beta2, t, double).sqrt_())
+    root.copy_(_one_minus_power(given.beta2, t, double).sqrt_())
     # `double` and `other` are reused: each number is rounded to float32 before the next is made
-    keep.copy_(double.copy_(lr).mul_(-weight_decay).add_(1))
+    keep.copy_(double.copy_(lr).mul_(-given.weight_decay).add_(1))
     return _Numbers(multiplier, step_size, root, keep)
 
 
@@ -129,10 +107,7 @@ def _update(
     numbers: _Numbers,
     skip: Array | None,
     buffers: list[Array],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: Sequence[tuple[int, int]],
+    given: AdamWOptions,
 ) -> None:
     """Update all elements, by chunks of decayed and other ones; if `skip` is given and true, state keeps its bits."""
     of_grad, of_m, of_v, term = buffers[:4]
@@ -144,14 +119,14 @@ def _update(
             torch.where(skip, out, value, out=out)
 
     views = [] if view is None else [view]
-    for start, stop, decayed in decay_segments(len(master), decay):
+    for start, stop, decayed in decay_segments(len(master), given.decay):
         for p, old_m, old_v, g, *of_view in flat_chunks(*(x[start:stop] for x in (master, m, v, grad, *views))):
             gradient = wide(of_grad, g).mul_(numbers.multiplier)
             new_m, new_v, value = (shaped(each, p.shape) for each in (of_m, of_v, term))
             # same order of operations as the reference: m + (g - m) * (1 - beta1)
-            torch.sub(gradient, old_m, out=new_m).mul_(1 - beta1).add_(old_m)
-            torch.mul(old_v, beta2, out=new_v).add_(gradient.square_().mul_(1 - beta2))
-            torch.sqrt(new_v, out=gradient).div_(numbers.root).add_(eps)
+            torch.sub(gradient, old_m, out=new_m).mul_(1 - given.beta1).add_(old_m)
+            torch.mul(old_v, given.beta2, out=new_v).add_(gradient.square_().mul_(1 - given.beta2))
+            torch.sqrt(new_v, out=gradient).div_(numbers.root).add_(given.eps)
             torch.div(new_m, gradient, out=value).mul_(numbers.step_size)
             # all new values are computed before any is stored, and kept out of state by selection, not by a branch
             store(old_m, new_m)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from ratrain.targets.program.kernel_options import LogitOptions
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.pytorch.device.device_common import (
     I32,
@@ -55,9 +56,7 @@ class HeadCall:
     xn: Array
     table: Array
     labels: I32
-    normalise: bool
-    scale: float
-    softcap: float | None
+    given: LogitOptions
     halves: bool
     buffers: dict[str, Array]
 
@@ -91,18 +90,16 @@ class HeadCall:
         labels: I32,
         logits: F32,
         scratch: Scratch,
+        given: LogitOptions,
         *,
         halves: bool,
-        normalise: bool,
-        scale_of_logits: float,
-        softcap: float | None,
     ) -> Self:
         """Check the labels, take the buffers, and fill those that all chunks share."""
         _check(labels, len(table))
         plan = cls.buffers_of(xn, table, logits)
         buffers = dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
-        head = cls(xn, table, labels, normalise, scale_of_logits, softcap, halves, buffers)
-        if normalise:
+        head = cls(xn, table, labels, given, halves, buffers)
+        if given.normalise:
             head.invert_norms()
         return head
 
@@ -130,12 +127,12 @@ class HeadCall:
 
     def shape(self, logits: F32) -> None:
         """Turn products into logits, in place."""
-        if self.normalise:
+        if self.given.normalise:
             logits.mul_(self.buffers["inverse"])
-        if self.scale != 1:
-            logits.mul_(self.scale)
-        if self.softcap is not None:
-            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.given.scale_of_logits != 1:
+            logits.mul_(self.given.scale_of_logits)
+        if self.given.softcap is not None:
+            logits.div_(self.given.softcap).tanh_().mul_(self.given.softcap)
 
     def mark(self, rows: slice) -> tuple[I64, Array]:
         """Return the labels of some rows as indices [rows, 1] and a mask [rows] of those without a row in this table.
@@ -169,14 +166,14 @@ class HeadCall:
         divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
         # in float64 on the device, rounded once when it is copied to `factor`
         double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
-        self.buffers["factor"].copy_(double).mul_(self.scale)
+        self.buffers["factor"].copy_(double).mul_(self.given.scale_of_logits)
 
     def logit_gradient(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
         index, absent = self.mark(rows)
         held = self.buffers["held"][: len(absent)].copy_(absent).neg_().add_(1)[:, None]
         ignored = torch.eq(self.labels[rows], IGNORED_LABEL, out=self.buffers["ignored"][: len(absent)])
-        shapes = self.normalise or self.softcap is not None
+        shapes = self.given.normalise or self.given.softcap is not None
         # `pull` is the sum of dlogit * logit over rows, by row of the table
         pull = self.buffers["pull"].zero_()
         for some in row_chunks(*logits.shape):
@@ -188,12 +185,12 @@ class HeadCall:
             # a scatter of gathered values: `held` is 0 in rows without a label here, whose index 0 then keeps its value
             gradient.scatter_(1, index[some], torch.gather(gradient, 1, index[some], out=at_label).sub_(held[some]))
             gradient.mul_(self.buffers["factor"]).masked_fill_(ignored[some, None], 0)
-            if self.softcap is not None:
-                gradient.mul_(complement(logit.div_(self.softcap).square_(), logit))
-            if self.normalise:
+            if self.given.softcap is not None:
+                gradient.mul_(complement(logit.div_(self.given.softcap).square_(), logit))
+            if self.given.normalise:
                 pull.add_(sum_rows(torch.mul(logit, gradient, out=logit), self.buffers["column"]))
                 gradient.mul_(self.buffers["inverse"])
-        if self.normalise:  # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
+        if self.given.normalise:  # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
             inverse = self.buffers["inverse"]
             constant = torch.ge(inverse, float(LARGEST_INVERSE), out=self.buffers["constant"])
             pull.mul_(inverse).mul_(inverse).masked_fill_(constant, 0)
@@ -215,7 +212,7 @@ class HeadCall:
             for some in row_chunks(len(dlogits), width):
                 x = wide(self.buffers["x"], self.xn[rows][some])
                 torch.addmm(total, dlogits[some, columns].T, x, out=total)
-            if self.normalise:
+            if self.given.normalise:
                 weight = wide(self.buffers["weight"], self.table[columns])
                 total.sub_(weight.mul_(self.buffers["pull"][columns, None]))
             if accumulate:
@@ -229,12 +226,9 @@ class DeviceHead:
     halves: bool
     head_class: ClassVar[type[HeadCall]] = HeadCall
 
-    def head_forward(
-        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
-    ):
+    def head_forward(self, xn, table, labels, lse, loss, logits, *, scratch, accumulate, **shaping):
         """Compute lse and loss; the losses of a chunk are summed in float64, in PyTorch's order."""
-        options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        head = self.head_class.begin(xn, table, labels, logits, scratch, LogitOptions(**shaping), halves=self.halves)
         if not accumulate:
             loss.zero_()
         for rows in row_steps(len(xn), len(logits)):
@@ -242,27 +236,8 @@ class DeviceHead:
             head.logits(rows, chunk)
             head.add_loss(rows, chunk, lse, loss)
 
-    def head_backward(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
-    ):
-        options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
-        head.set_factor(scale, denominator)
+    def head_backward(self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, accumulate, **options):
+        head = self._begin(xn, table, labels, scale, logits, scratch, **options)
         for rows in row_steps(len(xn), len(logits)):
             chunk = logits[: rows.stop - rows.start]
             head.logits(rows, chunk)
@@ -270,27 +245,26 @@ class DeviceHead:
             head.store(rows, chunk, dxn, dtable, accumulate=accumulate or rows.start > 0)
 
     def head_backward_from_logits(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dlogits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
+        self, xn, table, labels, lse, scale, logits, dlogits, dxn, dtable, *, scratch, accumulate, **options
     ):
-        options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
-        head.set_factor(scale, denominator)
+        head = self._begin(xn, table, labels, scale, logits, scratch, **options)
         rows = slice(0, len(xn))
         head.logit_gradient(rows, lse, logits, dlogits)
         head.store(rows, dlogits, dxn, dtable, accumulate=accumulate)
+
+    def _begin(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        scale: F32,
+        logits: F32,
+        scratch: Scratch,
+        *,
+        denominator: SupportsFloat,
+        **shaping: Any,
+    ) -> HeadCall:
+        """Prepare what all chunks of a backward share."""
+        head = self.head_class.begin(xn, table, labels, logits, scratch, LogitOptions(**shaping), halves=self.halves)
+        head.set_factor(scale, denominator)
+        return head

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import asdict
 
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.targets.program.kernel_options import RopeOptions
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch.device import device_activations as activations
 from ratrain.targets.pytorch.device import device_attention_kernels as attention
@@ -136,34 +138,18 @@ class TorchDevice(
         """Return whether 16-bit factors are multiplied without conversion."""
         return {"halves": self.halves}
 
-    def rope(
-        self,
-        x,
-        *,
-        documents=None,
-        scratch,
-        heads,
-        head_dim,
-        seq_len,
-        theta,
-        inverse,
-        first_position=0,
-        rotary_dim=None,
-        interleaved=False,
-        scaling="",
-    ):
-        check_documents(documents, seq_len, first_position)
-        shape: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "seq_len": seq_len, "rotary_dim": rotary_dim}
-        width = rotary_dim or head_dim
-        cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
-        starts = None if documents is None else documents.view(-1, seq_len)
-        turn = RotaryTurn(cos, sin, first_position, starts, width, interleaved, inverse)
-        self.turn_rows(x, turn, scratch, shape)
+    def rope(self, x, *, documents=None, scratch, **options):
+        given = RopeOptions(**options)
+        check_documents(documents, given.seq_len, given.first_position)
+        cos, sin = self._rope_rows(*given.table)
+        starts = None if documents is None else documents.view(-1, given.seq_len)
+        turn = RotaryTurn(cos, sin, given.first_position, starts, given.width, given.interleaved, given.inverse)
+        self.turn_rows(x, turn, scratch, given)
 
-    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, shape: dict[str, Any]) -> None:
-        """Rotate x [tokens, heads * head_dim] in place; `shape` has the arguments of `rope_plan`."""
-        buffers = scratch.take_all(rope_plan(**shape, documents=turn.documents))
-        turn.rotate(x.view(-1, shape["seq_len"], shape["heads"], shape["head_dim"]), buffers)
+    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, given: RopeOptions) -> None:
+        """Rotate x [tokens, heads * head_dim] in place."""
+        buffers = scratch.take_all(rope_plan(**asdict(given), documents=turn.documents))
+        turn.rotate(x.view(-1, given.seq_len, given.heads, given.head_dim), buffers)
 
 
 def _check_device(device: torch.device) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ratrain.targets.program.kernel_options import ProductOptions
 from ratrain.targets.pytorch.device.device_common import (
     add_wide,
     chunk_buffers,
@@ -86,22 +87,11 @@ def _is_stored_by_library(a: Array, out: Array, added: list[Array]) -> bool:
     return all(each.dtype == out.dtype and len(each.shape) > 1 for each in added)  # a bias has one dimension
 
 
-def gemm_plan(
-    a: Array,
-    b: Array,
-    out: Array,
-    *,
-    halves: bool,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    accumulate: bool = False,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    **_: object,
-) -> Plan:
+def gemm_plan(a: Array, b: Array, out: Array, *, halves: bool, **options: Any) -> Plan:
     """Plan rows of op(a), columns of op(b), their product and an addend, each empty if not needed."""
-    rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
-    added = [out] * accumulate + [each for each in (bias, residual) if each is not None]
+    given = ProductOptions(**options)
+    rows, columns, inner = product_shape(a, b, trans_a=given.trans_a, trans_b=given.trans_b)
+    added = [out] * given.accumulate + [each for each in (given.bias, given.residual) if each is not None]
     if halves and _is_half(a) and a.dtype == b.dtype:
         if _is_stored_by_library(a, out, added):
             return []
@@ -134,40 +124,22 @@ class DeviceProducts:
     halves: bool
     """True if 16-bit factors are multiplied without conversion."""
 
-    def gemm(
-        self,
-        a,
-        b,
-        out,
-        *,
-        scratch,
-        trans_a=False,
-        trans_b=False,
-        accumulate=False,
-        half_run=None,
-        bias=None,
-        residual=None,
-    ):
-        assert half_run is None, "refused where scratch is sized"
-        options: dict[str, Any] = {
-            "trans_a": trans_a,
-            "trans_b": trans_b,
-            "accumulate": accumulate,
-            "bias": bias,
-            "residual": residual,
-        }
+    def gemm(self, a, b, out, *, scratch, **options):
+        given = ProductOptions(**options)
+        assert given.half_run is None, "refused where scratch is sized"
         buffers = scratch.take_all(gemm_plan(a, b, out, halves=self.halves, **options))
+        trans_a, trans_b = given.trans_a, given.trans_b
         rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
         if not buffers:
             left, right = a.T if trans_a else a, b.T if trans_b else b
-            multiply_halves(left, right, out, out if accumulate else residual)
+            multiply_halves(left, right, out, out if given.accumulate else given.residual)
             return
         # empty buffers stand for copies that are not needed
         of_a, of_b, of_product, term = buffers
         direct = self.halves and _is_half(a) and a.dtype == b.dtype
         # uncopied factors are cut by rows only; copied ones into blocks whose copies fit a chunk
         some_rows, some_columns = (chunk_rows(rows, columns), columns) if direct else _block(rows, columns, inner)
-        stores_itself = out.dtype == torch.float32 and not accumulate and bias is None and residual is None
+        stores_itself = out.dtype == torch.float32 and given.is_plain
         for across in row_steps(columns, some_columns):
             right = b[across] if trans_b else b[:, across]
             right = operand(of_b, right, halves=direct)
@@ -180,12 +152,12 @@ class DeviceProducts:
                 # float32 results with nothing to add are multiplied in place
                 if stores_itself:
                     continue
-                if accumulate:
+                if given.accumulate:
                     add_wide(product, term, target)
-                if bias is not None:
-                    add_wide(product, term, bias[across])
-                if residual is not None:
-                    add_wide(product, term, residual[down, across])
+                if given.bias is not None:
+                    add_wide(product, term, given.bias[across])
+                if given.residual is not None:
+                    add_wide(product, term, given.residual[down, across])
                 target.copy_(product)
 
     def column_sum(self, a, out, *, scratch, accumulate):

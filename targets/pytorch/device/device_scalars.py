@@ -9,6 +9,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,29 +156,12 @@ class DeviceScalars:
         scratch: Scratch,
         accumulate: bool,
         divisor: float,
+        bits: int | None = None,
     ) -> None:
-        """Run the kernel of the same name; raise the flags unless all results are finite."""
-        work = _Work.of(scratch)
-        told = self._kernels.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
-        _raise(flags, told, work)
-
-    def mean_of_quantised(
-        self,
-        parts: Sequence[Array],
-        out: Array,
-        flags: Flags,
-        *,
-        scratch: Scratch,
-        accumulate: bool,
-        divisor: float,
-        bits: int,
-    ) -> None:
-        """Run the kernel of the same name; raise the flags unless all results are finite."""
-        work = _Work.of(scratch)
-        told = self._kernels.told_mean_of_quantised(
-            parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
-        )
-        _raise(flags, told, work)
+        """Run the kernel of parts as they are or of packed ones; raise the flags unless all results are finite."""
+        work, kernels = _Work.of(scratch), self._kernels
+        mean = kernels.told_mean_of_replicas if bits is None else partial(kernels.told_mean_of_quantised, bits=bits)
+        _raise(flags, mean(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor), work)
 
     def check_finite(self, a: Array, flags: Flags, *, scratch: Scratch) -> None:
         """Raise flags unless all elements are finite."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratrain.targets.program.kernel_options import LogitOptions
 from ratrain.targets.pytorch.device.device_common import row_steps
 from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, share_multiply, tensor_of
 from ratrain.targets.pytorch.host.product_loops import add_to_product, logit_gradient, widen
@@ -26,11 +27,9 @@ _TABLE_BLOCK = 1 << 20
 """Elements of a block of the table's gradient before it is stored: 2 MiB, which nearly fit the second-level cache."""
 
 
-def is_direct(
-    xn: Array, table: Array, *, normalise: bool, scale_of_logits: float = 1.0, softcap: float | None = None
-) -> bool:
+def is_direct(xn: Array, table: Array, given: LogitOptions) -> bool:
     """Return whether PyTorch makes a call's products, and they are its logits: not normalised, scaled or capped."""
-    return are_multiplied_here(xn, table) and not normalise and scale_of_logits == 1 and softcap is None
+    return are_multiplied_here(xn, table) and given.is_plain
 
 
 def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **options: Any) -> Plan:
@@ -38,7 +37,7 @@ def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threa
 
     Otherwise, as where `normalise` divides the table's rows by their norms, return the buffers of the `fast` set.
     """
-    if is_direct(xn, table, normalise=normalise, **_shaping(options)):
+    if is_direct(xn, table, _given(options, normalise=normalise)):
         return [Buffer((min(len(xn), len(logits), _ROWS), len(table)), BFLOAT16)] * threads
     return head_forward_plan(xn, table, logits, normalise=normalise)
 
@@ -47,13 +46,15 @@ def backward_plan(
     xn: Array, table: Array, logits: F32, dtable: Array, *, normalise: bool, threads: int, **options: Any
 ) -> Plan:
     """Plan a block of the table's gradient for each thread; nothing if that gradient is stored in bfloat16."""
-    if not is_direct(xn, table, normalise=normalise, **_shaping(options)):
+    if not is_direct(xn, table, _given(options, normalise=normalise)):
         return head_backward_plan(xn, table, logits, normalise=normalise)
     return [] if dtable.dtype == BFLOAT16 else [Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * threads
 
 
-def _shaping(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("scale_of_logits", "softcap") if name in options}
+def _given(options: dict[str, Any], *, normalise: bool) -> LogitOptions:
+    """Pick the options that shape logits from all arguments of a kernel."""
+    shaping = {name: options[name] for name in ("scale_of_logits", "softcap") if name in options}
+    return LogitOptions(normalise=normalise, **shaping)
 
 
 def _block_rows(dtable: Array) -> int:

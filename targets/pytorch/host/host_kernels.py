@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratrain.targets.program.kernel_options import LogitOptions, ProductOptions
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, tensor_of
@@ -28,21 +29,13 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import Array
 
 
-def _gemm_plan(
-    a: Array,
-    b: Array,
-    out: Array,
-    *,
-    accumulate: bool = False,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    **_: object,
-) -> Plan:
+def _gemm_plan(a: Array, b: Array, out: Array, *, threads: int = 1, **options: Any) -> Plan:
     """Plan the product, unless PyTorch can store the result at once."""
     if not are_multiplied_here(a, b):
-        return gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual)
-    added = [out] * accumulate + ([] if residual is None else [residual])
-    at_once = bias is None and len(added) < 2 and all(each.dtype == BFLOAT16 for each in (out, *added))
+        return gemm_plan(a, b, out, threads=threads, **options)
+    given = ProductOptions(**options)
+    added = [out] * given.accumulate + ([] if given.residual is None else [given.residual])
+    at_once = given.bias is None and len(added) < 2 and all(each.dtype == BFLOAT16 for each in (out, *added))
     return [] if at_once else [Buffer(out.shape, BFLOAT16)]
 
 
@@ -61,56 +54,34 @@ class TorchOnHost(Fast):
     sums_halves = False
     plans = PerKernel("scratch in 'torch'", _PLANS, never=[name for name in KERNELS if name not in _PLANS])
 
-    def gemm(
-        self,
-        a,
-        b,
-        out,
-        *,
-        scratch,
-        trans_a=False,
-        trans_b=False,
-        accumulate=False,
-        half_run=None,
-        bias=None,
-        residual=None,
-    ):
-        assert half_run is None, "refused where scratch is sized"
+    def gemm(self, a, b, out, *, scratch, **options):
+        given = ProductOptions(**options)
+        assert given.half_run is None, "refused where scratch is sized"
         if not are_multiplied_here(a, b):
-            super().gemm(
-                a,
-                b,
-                out,
-                scratch=scratch,
-                trans_a=trans_a,
-                trans_b=trans_b,
-                accumulate=accumulate,
-                bias=bias,
-                residual=residual,
-            )
+            super().gemm(a, b, out, scratch=scratch, **options)
             return
-        buffers = scratch.take_all(_gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
+        buffers = scratch.take_all(_gemm_plan(a, b, out, **options))
         left, right = tensor_of(a), tensor_of(b)
-        if trans_a:
+        if given.trans_a:
             left = left.T
-        if trans_b:
+        if given.trans_b:
             right = right.T
         product = tensor_of(buffers[0] if buffers else out)
         added = None
-        if not buffers and accumulate:
+        if not buffers and given.accumulate:
             added = product
-        elif not buffers and residual is not None:
-            added = tensor_of(residual)
+        elif not buffers and given.residual is not None:
+            added = tensor_of(given.residual)
         stored = bits(out)
-        extra = None if residual is None else bits(residual)
-        of_columns = None if bias is None else bits(bias)
+        extra = None if given.residual is None else bits(given.residual)
+        of_columns = None if given.bias is None else bits(given.bias)
 
         def part(rows: slice) -> None:
             multiply(left[rows], right, product[rows], None if added is None else added[rows])
             if buffers:
                 add_to_product(
                     bits(buffers[0])[rows],
-                    stored[rows] if accumulate else None,
+                    stored[rows] if given.accumulate else None,
                     of_columns,
                     None if extra is None else extra[rows],
                     stored[rows],
@@ -118,11 +89,8 @@ class TorchOnHost(Fast):
 
         self.team.run(part, self.team.product_rows(len(out), b.size))
 
-    def head_forward(
-        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
-    ):
-        shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        if host_head.is_direct(xn, table, **shaping):
+    def head_forward(self, xn, table, labels, lse, loss, logits, *, scratch, accumulate, **shaping):
+        if host_head.is_direct(xn, table, LogitOptions(**shaping)):
             host_head.forward(self.team, xn, table, labels, lse, loss, logits, scratch, accumulate=accumulate)
         else:
             super().head_forward(
@@ -130,41 +98,13 @@ class TorchOnHost(Fast):
             )
 
     def head_backward(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
+        self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, denominator, accumulate, **shaping
     ):
-        shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
-        if host_head.is_direct(xn, table, **shaping):
+        if host_head.is_direct(xn, table, LogitOptions(**shaping)):
             factor = np.float32(float(scale[0]) / float(denominator))
             host_head.backward(
                 self.team, xn, table, labels, lse, factor, logits, dxn, dtable, scratch, accumulate=accumulate
             )
         else:
-            super().head_backward(
-                xn,
-                table,
-                labels,
-                lse,
-                scale,
-                logits,
-                dxn,
-                dtable,
-                scratch=scratch,
-                denominator=denominator,
-                accumulate=accumulate,
-                **shaping,
-            )
+            shaping |= {"denominator": denominator, "accumulate": accumulate}
+            super().head_backward(xn, table, labels, lse, scale, logits, dxn, dtable, scratch=scratch, **shaping)

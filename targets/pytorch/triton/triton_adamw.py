@@ -6,12 +6,12 @@ Its numbers (learning rate, step) come from the host, or from the device in a ca
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 
+from ratrain.targets.program.kernel_options import AdamWOptions
 from ratrain.targets.pytorch.triton.triton_common import (
     BLOCK,
     jit,
@@ -105,29 +105,12 @@ def _log(beta: float) -> float:
 class TritonAdamW:
     """The optimizer of `TorchTriton`."""
 
-    def adamw(
-        self,
-        master,
-        m,
-        v,
-        grad,
-        *,
-        scratch,
-        view=None,
-        step,
-        grad_multiplier,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        decay,
-    ):
+    def adamw(self, master, m, v, grad, *, scratch, view=None, step, grad_multiplier, lr, **options):
         """Update a shard; `lr` is first rounded to float32, as in `adamw_on_device`."""
         numbers, rate, multiplier, count = scratch.take_all(adamw_plan())
-        betas, by_host = (beta1, beta2), (count.fill_(step), multiplier.fill_(grad_multiplier), rate.fill_(lr))
-        _prepare(numbers, *by_host, betas, weight_decay)
-        _update(master, m, v, grad, view, numbers, None, betas, eps, decay)
+        given = AdamWOptions(**options)
+        _prepare(numbers, count.fill_(step), multiplier.fill_(grad_multiplier), rate.fill_(lr), given)
+        _update(master, m, v, grad, view, numbers, None, given)
 
     def adamw_on_device(
         self,
@@ -142,22 +125,18 @@ class TritonAdamW:
         multiplier: F32,
         skip: Array,
         lr: F32,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decay: Sequence[tuple[int, int]],
+        **options: Any,
     ) -> None:
         """Do what `adamw` does with numbers that are on the device; see `DeviceAdamW.adamw_on_device`."""
         numbers, *_ = scratch.take_all(adamw_plan())
-        betas = beta1, beta2
-        _prepare(numbers, t, multiplier, lr, betas, weight_decay)
-        _update(master, m, v, grad, view, numbers, skip, betas, eps, decay)
+        given = AdamWOptions(**options)
+        _prepare(numbers, t, multiplier, lr, given)
+        _update(master, m, v, grad, view, numbers, skip, given)
 
 
-def _prepare(numbers: F32, t: I64, multiplier: F32, lr: F32, betas: tuple[float, float], weight_decay: float) -> None:
-    one, other = map(_log, betas)
-    constants: dict[str, Any] = {"log_beta1": one, "log_beta2": other, "weight_decay": weight_decay}
+def _prepare(numbers: F32, t: I64, multiplier: F32, lr: F32, given: AdamWOptions) -> None:
+    logs = {"log_beta1": _log(given.beta1), "log_beta2": _log(given.beta2)}
+    constants: dict[str, Any] = {**logs, "weight_decay": given.weight_decay}
     launch(prepare_numbers, (1,), numbers, t, multiplier, lr, **constants, warps=1)
 
 
@@ -169,22 +148,20 @@ def _update(
     view: Array | None,
     numbers: F32,
     skip: Array | None,
-    betas: tuple[float, float],
-    eps: float,
-    decay: Sequence[tuple[int, int]],
+    given: AdamWOptions,
 ) -> None:
     """Update all elements, by runs of decayed and of other ones."""
     constants: dict[str, Any] = {
-        "beta1": betas[0],
-        "beta2": betas[1],
-        "eps": eps,
+        "beta1": given.beta1,
+        "beta2": given.beta2,
+        "eps": given.eps,
         "skips": skip is not None,
         "views": view is not None,
     }
     tensors = (master, m, v, grad, master if view is None else view)
     # any tensor will do where `skips` is False: it is not read
     flag = numbers if skip is None else skip
-    for start, stop, decayed in decay_segments(len(master), decay):
+    for start, stop, decayed in decay_segments(len(master), given.decay):
         parts = (each[start:stop] for each in tensors)
         grid = (programs(stop - start, BLOCK),)
         launch(update, grid, *parts, numbers, flag, stop - start, decayed=decayed, **constants, block=BLOCK)

@@ -197,17 +197,17 @@ class FusedHead(HeadCall):
 
     @property
     def _cap(self) -> float:
-        return self.softcap or 0.0
+        return self.given.softcap or 0.0
 
     def shape(self, logits: F32) -> None:
         """Turn products into logits, in place."""
-        if not self.normalise and self.scale == 1 and self.softcap is None:
+        if self.given.is_plain:
             return
         count, columns = logits.numel(), logits.shape[1]
         constants: dict[str, Any] = {
-            "scale": self.scale,
+            "scale": self.given.scale_of_logits,
             "cap": self._cap,
-            "normalise": self.normalise,
+            "normalise": self.given.normalise,
             "columns": columns,
         }
         grid = (programs(count, BLOCK),)
@@ -233,7 +233,7 @@ class FusedHead(HeadCall):
     def logit_gradient(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
         count, columns = logits.shape
-        at_a_time = count if self.normalise else _TILE_ROWS
+        at_a_time = count if self.given.normalise else _TILE_ROWS
         lines = [self.buffers[name] for name in ("factor", "inverse", "pull")]
         launch(
             logit_gradient_of_rows,
@@ -246,7 +246,7 @@ class FusedHead(HeadCall):
             count,
             at_a_time,
             cap=self._cap,
-            normalise=self.normalise,
+            normalise=self.given.normalise,
             columns=columns,
             tile=_TILE_ROWS,
             block=_TILE_COLUMNS,
@@ -273,7 +273,7 @@ class FusedHead(HeadCall):
             multiply_halves(parts[0, some], self.table, total)
             dxn[rows][some].copy_(multiply_halves(parts[1, some], self.table, total, total))
         both = parts.view(2 * count, -1).T, twice.view(2 * count, width)
-        if not self.normalise:
+        if not self.given.normalise:
             multiply_halves(*both, dtable, dtable if accumulate else None)
             return
         for columns in row_chunks(*self.table.shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.per_kernel import PerKernel
@@ -31,6 +31,7 @@ from ratrain.targets.pytorch.triton.triton_tables import TritonTables
 if TYPE_CHECKING:
     import torch
 
+    from ratrain.targets.program.kernel_options import RopeOptions
     from ratrain.targets.pytorch.device.device_common import Array
     from ratrain.targets.pytorch.device.device_rope import RotaryTurn
     from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
@@ -91,6 +92,6 @@ class TorchTriton(
                 help="use --kernels torch-device, or set TRITON_INTERPRET=1 to have Triton interpret it, which is slow",
             )
 
-    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, shape: dict[str, Any]) -> None:
+    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, given: RopeOptions) -> None:
         """Rotate x [tokens, heads * head_dim] in place."""
-        rotate(x, turn, heads=shape["heads"], head_dim=shape["head_dim"], seq_len=shape["seq_len"])
+        rotate(x, turn, heads=given.heads, head_dim=given.head_dim, seq_len=given.seq_len)

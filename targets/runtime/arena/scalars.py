@@ -127,21 +127,9 @@ class Scalars(Protocol):
         scratch: Any,
         accumulate: bool,
         divisor: float,
+        bits: int | None = None,
     ) -> None:
-        """Run the kernel of this name; raise the flags unless all is finite."""
-
-    def mean_of_quantised(
-        self,
-        parts: Sequence[Any],
-        out: Any,
-        flags: Flags,
-        *,
-        scratch: Any,
-        accumulate: bool,
-        divisor: float,
-        bits: int,
-    ) -> None:
-        """Run the kernel of this name; raise the flags unless all is finite."""
+        """Run the kernel of this name, or `mean_of_quantised` of `bits`; raise the flags unless all is finite."""
 
     def check_finite(self, a: Any, flags: Flags, *, scratch: Any) -> None:
         """Raise the flags unless all elements of `a` are finite."""

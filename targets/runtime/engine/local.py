@@ -413,12 +413,10 @@ _ALL_REDUCES = {
     Group.TENSOR: tensor_collectives.all_reduce_shared,
 }
 
-_ALONE = _Execution(LocalEngine.ready_alone, LocalEngine.run_one)
-
 _EXECUTIONS: PerOp[_Execution] = PerOp(
     "execution in one process",
     {
-        **dict.fromkeys(LONE_OPS, _ALONE),
+        **dict.fromkeys(LONE_OPS, _Execution(LocalEngine.ready_alone, LocalEngine.run_one)),
         Send: _Execution(LocalEngine.ready_alone, LocalEngine.send),
         Recv: _Execution(LocalEngine.ready_to_receive, LocalEngine.receive),
         **dict.fromkeys((PeerOffload, DonorReturn), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),

@@ -64,7 +64,7 @@ def mean_of_packed(
         for row, part in zip(packed, parts, strict=True):
             with scratch.lent():
                 kernels.quantise(part[start : start + _PIECE], row, scratch=scratch, bits=bits)
-        scalars.mean_of_quantised(
+        scalars.mean_of_replicas(
             list(packed),
             piece,
             flags,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import inf, isfinite, sqrt
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -62,26 +63,12 @@ class HostScalars:
         scratch: Scratch,
         accumulate: bool,
         divisor: float,
+        bits: int | None = None,
     ) -> None:
-        """Run the kernel of the same name; raise the flags unless all results are finite."""
-        if not self._kernels.mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor):
-            _raise(flags)
-
-    def mean_of_quantised(
-        self,
-        parts: Sequence[NDArray[Any]],
-        out: NDArray[Any],
-        flags: Flags,
-        *,
-        scratch: Scratch,
-        accumulate: bool,
-        divisor: float,
-        bits: int,
-    ) -> None:
-        """Run the kernel of the same name; raise the flags unless all results are finite."""
-        if not self._kernels.mean_of_quantised(
-            parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
-        ):
+        """Run the kernel of parts as they are or of packed ones; raise the flags unless all results are finite."""
+        kernels = self._kernels
+        mean = kernels.mean_of_replicas if bits is None else partial(kernels.mean_of_quantised, bits=bits)
+        if not mean(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor):
             _raise(flags)
 
     def check_finite(self, a: NDArray[Any], flags: Flags, *, scratch: Scratch) -> None:

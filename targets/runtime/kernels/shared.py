@@ -17,7 +17,7 @@ from ratrain.targets.runtime.kernels.host_scalars import HostScalars
 from ratrain.targets.runtime.kernels.team import Team
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.kernels import Kernel
+    from ratrain.targets.program.kernel import Kernel
     from ratrain.targets.program.per_kernel import PerKernel
     from ratrain.targets.runtime.arena.scalars import Place, Scalars
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64

@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import holdings, stage_holdings
 from ratrain.ratrainc.fit.holdings.part import Part
-from ratrain.ratrainc.fit.holdings.refusals import refusal, unread_sizes
+from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.holdings.state import moments
 from ratrain.ratrainc.fit.holdings.styles import STYLES
 from tests.ratrainc.fit.jobs import gpt, job_of, megatron, model_of
@@ -234,11 +234,6 @@ def test_no_formula_no_answer(fields, said):
     assert refusal(job).startswith(said)
     with pytest.raises(DiagnosticError, match="RT061"):
         holdings(job)
-
-
-def test_sizes_that_no_formula_reads_are_named():
-    job = job_of("deepspeed", LLAMA, sizes={"reduce_bucket_size": 5, "reduce_bucket": 5, "ddp_bucket_cap_mb": 1})
-    assert unread_sizes(job) == ("ddp_bucket_cap_mb", "reduce_bucket")
 
 
 def test_a_70b_on_64_devices_takes_milliseconds():

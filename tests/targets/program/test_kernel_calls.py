@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -11,8 +11,11 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.kernel_calls import step_problem
-from ratrain.targets.program.kernels import KERNELS, Types
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Step
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.kernel import Types
 
 F16, BF16, F32 = Dtype.F16, Dtype.BF16, Dtype.F32
 BLOCK: dict[str, Any] = {

@@ -13,7 +13,9 @@ from attrs import evolve
 
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.program.kernels import KERNELS, Kernel
+from ratrain.targets.program.kernel import Kernel
+from ratrain.targets.program.kernel_options import AdamWOptions, LogitOptions, ProductOptions, RopeOptions
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import TABLES, PerKernel
 from ratrain.targets.runtime.kernels import KERNEL_SETS, KernelSet, kernel_set
 from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
@@ -135,6 +137,33 @@ def test_a_kernel_set_with_other_arguments_cannot_be_made() -> None:
 
         class Lacks(ReferenceKernels):
             add = None
+
+
+def test_an_implementation_may_take_options_together_but_nothing_else() -> None:
+    gemm = KERNELS["gemm"]
+
+    def together(self, a, b, out, *, scratch, **options): ...
+
+    def without_scratch(self, a, b, out, **options): ...
+
+    def other_default(self, a, b, out, *, scratch, trans_a=True, **options): ...
+
+    assert gemm.signature_problem(parameters_of(together).values()) is None
+    assert "'gemm' is declared with scratch" in str(gemm.signature_problem(parameters_of(without_scratch).values()))
+    assert "it has trans_a=True" in str(gemm.signature_problem(parameters_of(other_default).values()))
+
+
+@pytest.mark.parametrize("options", [ProductOptions, RopeOptions, LogitOptions, AdamWOptions])
+def test_options_that_are_taken_together_are_as_declared(options: type) -> None:
+    """Names and defaults are those of the declarations, and an unknown name is refused."""
+    kernels = {ProductOptions: ("gemm",), RopeOptions: ("rope",), AdamWOptions: ("adamw",)}
+    heads = ("head_forward", "head_backward", "head_backward_from_logits")
+    for kernel in kernels.get(options, heads):
+        declared = KERNELS[kernel].parameters
+        for name, own in inspect.signature(options).parameters.items():
+            assert own.default == declared[name].default, (kernel, name)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'trans_c'"):
+        options(trans_c=True)
 
 
 def test_a_table_that_forgets_a_kernel_or_invents_one_cannot_be_made() -> None:

@@ -7,10 +7,11 @@ out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratrain.targets.program.kernel_options import AdamWOptions, ProductOptions, RopeOptions
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast import fast_flat, fast_rows
@@ -64,27 +65,16 @@ BLOCK = 1 << 15
 """Elements that pass through several loops while they stay in the second-level cache."""
 
 
-def gemm_plan(
-    a: Array,
-    b: Array,
-    out: Array,
-    *,
-    accumulate: bool = False,
-    half_run: int | None = None,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    threads: int = 1,
-    **_: object,
-) -> Plan:
+def gemm_plan(a: Array, b: Array, out: Array, *, threads: int = 1, **options: Any) -> Plan:
     """Plan the operands in float32, then the product; each only if it is not float32, or cannot be stored directly.
 
     For sums in float16 the operands are op(b) in float32, and the sums of a run of one row for each thread.
     """
+    given = ProductOptions(**options)
     operands = [Buffer(x.shape) for x in (a, b) if x.dtype != np.float32]
-    if half_run is not None:
+    if given.half_run is not None:
         operands = [Buffer((b.size // out.shape[1], out.shape[1])), Buffer((threads, out.shape[1]))]
-    direct = out.dtype == np.float32 and not accumulate and bias is None and residual is None
-    return operands if direct else [*operands, Buffer(out.shape)]
+    return operands if out.dtype == np.float32 and given.is_plain else [*operands, Buffer(out.shape)]
 
 
 def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
@@ -148,35 +138,12 @@ class Fast(
         ),
     )
 
-    def gemm(
-        self,
-        a,
-        b,
-        out,
-        *,
-        scratch,
-        trans_a=False,
-        trans_b=False,
-        accumulate=False,
-        half_run=None,
-        bias=None,
-        residual=None,
-    ):
-        buffers = scratch.take_all(
-            gemm_plan(
-                a,
-                b,
-                out,
-                accumulate=accumulate,
-                half_run=half_run,
-                bias=bias,
-                residual=residual,
-                threads=self.team.threads,
-            )
-        )
-        if half_run is not None:
+    def gemm(self, a, b, out, *, scratch, **options):
+        given = ProductOptions(**options)
+        buffers = scratch.take_all(gemm_plan(a, b, out, threads=self.team.threads, **options))
+        if given.half_run is not None:
             right, sums = buffers.pop(0), buffers.pop(0)
-            np.copyto(right, b.T if trans_b else b)
+            np.copyto(right, b.T if given.trans_b else b)
         else:
             operands = []
             for x in (a, b):
@@ -188,19 +155,20 @@ class Fast(
             left, right = operands
         product = buffers[0] if buffers else out
         stored = bits(out)
-        added = stored[0] if bias is None else bits(bias)
-        extra = stored if residual is None else bits(residual)
+        has_bias, has_residual = given.bias is not None, given.residual is not None
+        added = bits(given.bias) if has_bias else stored[0]
+        extra = bits(given.residual) if has_residual else stored
 
         def store(rows: slice) -> None:
-            fast_rows.store_product(
-                product[rows], stored[rows], added, bias is not None, extra[rows], residual is not None, accumulate
-            )
+            at, more = stored[rows], extra[rows]
+            fast_rows.store_product(product[rows], at, added, has_bias, more, has_residual, given.accumulate)
 
         then = store if buffers else None
-        if half_run is None:
-            share_product(self.team, left.T if trans_a else left, right.T if trans_b else right, product, then)
+        if given.half_run is None:
+            left, right = left.T if given.trans_a else left, right.T if given.trans_b else right
+            share_product(self.team, left, right, product, then)
         else:
-            share_half_runs(self.team, bits(a), trans_a, right, half_run, sums, product, then)
+            share_half_runs(self.team, bits(a), given.trans_a, right, given.half_run, sums, product, then)
 
     def _cast(self, src: Array, dst: Array) -> None:
         source, stored = flat(src), flat(dst)
@@ -213,34 +181,20 @@ class Fast(
         sum_groups(self.team, lambda group, rows: fast_rows.column_sum(stored[rows], sums[group]), len(a))
         store_sums(sums, total, out, accumulate)
 
-    def rope(
-        self,
-        x,
-        *,
-        documents=None,
-        scratch,
-        heads,
-        head_dim,
-        seq_len,
-        theta,
-        inverse,
-        first_position=0,
-        rotary_dim=None,
-        interleaved=False,
-        scaling="",
-    ):
-        check_starts(documents, seq_len, first_position)
-        cos, sin = self._rope_rows(slice(0, first_position + seq_len), rotary_dim or head_dim, theta, scaling)
-        rotate = fast_rows.rope_interleaved if interleaved else fast_rows.rope
-        rows = bits(x).reshape(-1, seq_len, heads * head_dim)
-        sign = np.float32(-1 if inverse else 1)
+    def rope(self, x, *, documents=None, scratch, **options):
+        turn = RopeOptions(**options)
+        check_starts(documents, turn.seq_len, turn.first_position)
+        cos, sin = self._rope_rows(*turn.table)
+        rotate = fast_rows.rope_interleaved if turn.interleaved else fast_rows.rope
+        rows = bits(x).reshape(-1, turn.seq_len, turn.heads * turn.head_dim)
+        sign = np.float32(-1 if turn.inverse else 1)
         # shared out by positions, not by rows: each part uses its rows of the table in every sequence
 
         def part(positions: slice) -> None:
-            first = first_position + positions.start
+            first = turn.first_position + positions.start
             for number, sequence in enumerate(rows):
-                starts = None if documents is None else documents.reshape(-1, seq_len)[number, positions]
-                rotate(sequence[positions], cos, sin, sign, heads, starts, first)
+                starts = None if documents is None else documents.reshape(-1, turn.seq_len)[number, positions]
+                rotate(sequence[positions], cos, sin, sign, turn.heads, starts, first)
 
         self.team.run(part, self.team.rows(rows.shape[1:]))
 
@@ -258,28 +212,11 @@ class Fast(
         for held in held_keys(keys, padding_token):
             fast_rows.embedding_backward(held, bits(dy), bits(dtable), acc, multiplier(scale))
 
-    def adamw(
-        self,
-        master,
-        m,
-        v,
-        grad,
-        *,
-        scratch,
-        view=None,
-        step,
-        grad_multiplier,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        decay,
-    ):
-        gradient = flat(grad)
+    def adamw(self, master, m, v, grad, *, scratch, view=None, step, grad_multiplier, lr, **options):
+        given, gradient = AdamWOptions(**options), flat(grad)
         blocks = [
             (slice(first, min(first + BLOCK, stop)), decayed)
-            for start, stop, decayed in decay_segments(len(master), decay)
+            for start, stop, decayed in decay_segments(len(master), given.decay)
             for first in range(start, stop, BLOCK)
         ]
 
@@ -291,13 +228,13 @@ class Fast(
                     v[at],
                     gradient[at],
                     np.float32(grad_multiplier),
-                    np.float32(1 - lr * weight_decay) if decayed else np.float32(1),
-                    np.float32(lr / (1 - beta1**step)),
-                    np.float32((1 - beta2**step) ** 0.5),
-                    np.float32(beta2),
-                    np.float32(1 - beta1),
-                    np.float32(1 - beta2),
-                    np.float32(eps),
+                    np.float32(given.kept(lr, decayed=decayed)),
+                    np.float32(given.step_size(lr, step)),
+                    np.float32(given.root(step)),
+                    np.float32(given.beta2),
+                    np.float32(1 - given.beta1),
+                    np.float32(1 - given.beta2),
+                    np.float32(given.eps),
                 )
                 if view is not None:
                     fast_flat.cast(master[at], bits(view[at]))

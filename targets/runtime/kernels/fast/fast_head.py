@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
+from ratrain.targets.program.kernel_options import LogitOptions
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.fast.blas import share_product
@@ -341,15 +342,14 @@ class FastHead:
 
     team: Team
 
-    def head_forward(
-        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
-    ):
+    def head_forward(self, xn, table, labels, lse, loss, logits, *, scratch, accumulate, **shaping):
         check_labels(labels, table.shape[0])
-        buffers = _take(scratch, _plan(xn, table, logits, normalise))
+        given = LogitOptions(**shaping)
+        buffers = _take(scratch, _plan(xn, table, logits, given.normalise))
         inverse = buffers.get("inverse")
         if inverse is not None:
             _inverse_norms(bits(table), inverse)
-        weights, shape = _Table(self.team, table, buffers.get("weight")), LogitShape.of(scale_of_logits, softcap)
+        weights, shape = _Table(self.team, table, buffers.get("weight")), LogitShape.of(given)
         if not accumulate:
             loss[0] = 0
         for rows in _chunks(xn, logits):
@@ -367,52 +367,35 @@ class FastHead:
             add_loss(chunk, labels[rows], sums, loss)
 
     def head_backward(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
+        self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, denominator, accumulate, **shaping
     ):
-        check_labels(labels, table.shape[0])
-        buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
-        products = _Products(self.team, table, lse, factor, shape, buffers)
+        products = self._products(xn, table, labels, lse, scale, logits, scratch, denominator=denominator, **shaping)
         for rows in _chunks(xn, logits):
             chunk = logits[: rows.stop - rows.start]
             products.backward(xn, labels, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
 
     def head_backward_from_logits(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dlogits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
+        self, xn, table, labels, lse, scale, logits, dlogits, dxn, dtable, *, scratch, accumulate, **options
     ):
-        check_labels(labels, table.shape[0])
-        buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
-        factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
-        products = _Products(self.team, table, lse, factor, shape, buffers)
+        products = self._products(xn, table, labels, lse, scale, logits, scratch, **options)
         products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)
+
+    def _products(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        scratch: Scratch,
+        *,
+        denominator: SupportsFloat,
+        **shaping: Any,
+    ) -> _Products:
+        """Check the labels, and prepare what all chunks of a backward share."""
+        check_labels(labels, table.shape[0])
+        given = LogitOptions(**shaping)
+        buffers = _take(scratch, _backward_plan(xn, table, logits, given.normalise))
+        factor = np.float32(float(scale[0]) / float(denominator))
+        return _Products(self.team, table, lse, factor, LogitShape.of(given), buffers)

@@ -19,6 +19,7 @@ from ratrain.targets.runtime.kernels.fast.fast_numba import (
 )
 
 if TYPE_CHECKING:
+    from ratrain.targets.program.kernel_options import LogitOptions
     from ratrain.targets.runtime.kernels.interface import F32, I32
     from ratrain.targets.runtime.kernels.team import Team
 
@@ -71,9 +72,9 @@ class LogitShape:
     softcap: np.float32 | None
 
     @classmethod
-    def of(cls, scale: float, softcap: float | None) -> Self | None:
+    def of(cls, given: LogitOptions) -> Self | None:
         """Make it from the options of a kernel; None if the products are the logits."""
-        shape = cls(multiplier(scale), None if softcap is None else np.float32(softcap))
+        shape = cls(multiplier(given.scale_of_logits), None if given.softcap is None else np.float32(given.softcap))
         return None if shape == cls(None, None) else shape
 
     def apply(self, team: Team, logits: F32, columns: slice) -> None:

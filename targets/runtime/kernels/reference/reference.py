@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ratrain.targets.program.kernel_options import AdamWOptions, ProductOptions, RopeOptions
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_attention import ReferenceAttention
@@ -120,20 +121,8 @@ class ReferenceKernels(
     )
 
     @quiet
-    def gemm(
-        self,
-        a,
-        b,
-        out,
-        *,
-        scratch,
-        trans_a=False,
-        trans_b=False,
-        accumulate=False,
-        half_run=None,
-        bias=None,
-        residual=None,
-    ):
+    def gemm(self, a, b, out, *, scratch, **options):
+        given = ProductOptions(**options)
         product, *buffers = scratch.take_all(_gemm_plan(a, b, out))
         left, right = a, b
         if a.dtype != np.float32:
@@ -142,21 +131,21 @@ class ReferenceKernels(
         if b.dtype != np.float32:
             right = buffers.pop(0)
             np.copyto(right, b)
-        left, right = left.T if trans_a else left, right.T if trans_b else right
-        if half_run is None:
+        left, right = left.T if given.trans_a else left, right.T if given.trans_b else right
+        if given.half_run is None:
             np.matmul(left, right, out=product)
         else:
             product.fill(0)
             for rows in row_blocks(len(out), out.shape[1], HALF_RUN_ELEMENTS):
-                add_half_runs(left[rows], right, product[rows], half_run)
+                add_half_runs(left[rows], right, product[rows], given.half_run)
         for rows in row_blocks(*out.shape):
             value = product[rows]
-            if accumulate:
+            if given.accumulate:
                 value += f32(out[rows])
-            if bias is not None:
-                value += f32(bias)
-            if residual is not None:
-                value += f32(residual[rows])
+            if given.bias is not None:
+                value += f32(given.bias)
+            if given.residual is not None:
+                value += f32(given.residual[rows])
             put(out[rows], value)
 
     @quiet
@@ -192,33 +181,18 @@ class ReferenceKernels(
         put(dgamma, acc + f32(dgamma) if accumulate else acc)
 
     @quiet
-    def rope(
-        self,
-        x,
-        *,
-        documents=None,
-        scratch,
-        heads,
-        head_dim,
-        seq_len,
-        theta,
-        inverse,
-        first_position=0,
-        rotary_dim=None,
-        interleaved=False,
-        scaling="",
-    ):
-        width = rotary_dim or head_dim
-        check_starts(documents, seq_len, first_position)
-        cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
-        sign = np.float32(-1 if inverse else 1)
-        for number, sequence in enumerate(x.reshape(-1, seq_len, heads, head_dim)):
-            halves = rotated_halves(sequence, width, interleaved=interleaved)
-            for rows in row_blocks(seq_len, heads * head_dim):
+    def rope(self, x, *, documents=None, scratch, **options):
+        turn = RopeOptions(**options)
+        check_starts(documents, turn.seq_len, turn.first_position)
+        cos, sin = self._rope_rows(*turn.table)
+        sign = np.float32(-1 if turn.inverse else 1)
+        for number, sequence in enumerate(x.reshape(-1, turn.seq_len, turn.heads, turn.head_dim)):
+            halves = rotated_halves(sequence, turn.width, interleaved=turn.interleaved)
+            for rows in row_blocks(turn.seq_len, turn.heads * turn.head_dim):
                 low, high = (f32(half[rows]) for half in halves)
-                position = np.arange(first_position + rows.start, first_position + rows.stop)
+                position = np.arange(turn.first_position + rows.start, turn.first_position + rows.stop)
                 if documents is not None:
-                    position -= documents.reshape(-1, seq_len)[number, rows]
+                    position -= documents.reshape(-1, turn.seq_len)[number, rows]
                 c, s = cos[position, None], sign * sin[position, None]
                 rotated = low * c - high * s, high * c + low * s
                 for half, value in zip(halves, rotated, strict=True):
@@ -260,36 +234,20 @@ class ReferenceKernels(
             add_by_keys(held, dy, dtable, np.float32(scale))
 
     @quiet
-    def adamw(
-        self,
-        master,
-        m,
-        v,
-        grad,
-        *,
-        scratch,
-        view=None,
-        step,
-        grad_multiplier,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        decay,
-    ):
-        step_size = np.float32(lr / (1 - beta1**step))
-        root = np.float32((1 - beta2**step) ** 0.5)
-        for start, stop, decayed in decay_segments(len(master), decay):
-            keep = np.float32(1 - lr * weight_decay) if decayed else np.float32(1)
+    def adamw(self, master, m, v, grad, *, scratch, view=None, step, grad_multiplier, lr, **options):
+        given = AdamWOptions(**options)
+        step_size, root = np.float32(given.step_size(lr, step)), np.float32(given.root(step))
+        beta2, eps = np.float32(given.beta2), np.float32(given.eps)
+        for start, stop, decayed in decay_segments(len(master), given.decay):
+            keep = np.float32(given.kept(lr, decayed=decayed))
             for part in row_blocks(stop - start, 1):
                 at = slice(start + part.start, start + part.stop)
                 g = f32(grad[at]) * np.float32(grad_multiplier)
                 # AdamW (Loshchilov and Hutter, 2019): decay is apart from the gradient; both bias corrections are in
                 # `step_size`, `root`
-                m[at] += (g - m[at]) * np.float32(1 - beta1)
-                v[at] = v[at] * np.float32(beta2) + g * g * np.float32(1 - beta2)
-                master[at] = master[at] * keep - step_size * (m[at] / (np.sqrt(v[at]) / root + np.float32(eps)))
+                m[at] += (g - m[at]) * np.float32(1 - given.beta1)
+                v[at] = v[at] * beta2 + g * g * np.float32(1 - given.beta2)
+                master[at] = master[at] * keep - step_size * (m[at] / (np.sqrt(v[at]) / root + eps))
         if view is not None:
             put(view, master)
 

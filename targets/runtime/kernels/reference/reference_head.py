@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 import numpy as np
 from attrs import frozen
 
+from ratrain.targets.program.kernel_options import LogitOptions
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks
@@ -46,9 +47,9 @@ class _Shaping:
     softcap: np.float32 | None
 
     @classmethod
-    def of(cls, scale: float, softcap: float | None) -> Self:
+    def of(cls, given: LogitOptions) -> Self:
         """Make it from the options of a kernel."""
-        return cls(np.float32(scale), None if softcap is None else np.float32(softcap))
+        return cls(np.float32(given.scale_of_logits), None if given.softcap is None else np.float32(given.softcap))
 
     def shape(self, logits: F32) -> None:
         """Turn products into logits, in place."""
@@ -71,12 +72,15 @@ def _logits(xn: F32, table: Array, inverse: F32 | None, shaping: _Shaping, out: 
         shaping.shape(out[:, rows])
 
 
-def _inverse_of(table: Array, buffers: list[Array]) -> F32 | None:
-    """Fill the second buffer of a backward with inverse norms and return it; None if there is none."""
-    if len(buffers) < 2:
-        return None
-    _inverse_norms(table, buffers[1])
-    return buffers[1]
+def _begin(
+    table: Array, labels: I32, scale: F32, buffers: list[Array], *, denominator: SupportsFloat, **options: Any
+) -> tuple[np.float32, _Shaping, F32 | None]:
+    """Check the labels of a backward; return the factor of its gradient, its shaping, and inverse norms if any."""
+    check_labels(labels, table.shape[0])
+    inverse = buffers[1] if len(buffers) > 1 else None
+    if inverse is not None:
+        _inverse_norms(table, inverse)
+    return np.float32(float(scale[0]) / float(denominator)), _Shaping.of(LogitOptions(**options)), inverse
 
 
 def _gradients(
@@ -126,19 +130,17 @@ class ReferenceHead:
     """The head kernels of `ReferenceKernels`."""
 
     @quiet
-    def head_forward(
-        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
-    ):
+    def head_forward(self, xn, table, labels, lse, loss, logits, *, scratch, accumulate, **shaping):
         check_labels(labels, table.shape[0])
-        inverse = None
-        if normalise:
+        given, inverse = LogitOptions(**shaping), None
+        if given.normalise:
             (inverse,) = scratch.take_all(head_forward_plan(table, normalise=True))
             _inverse_norms(table, inverse)
         total = float(loss[0]) if accumulate else 0.0
         for start in range(0, xn.shape[0], logits.shape[0]):
             stop = min(start + logits.shape[0], xn.shape[0])
             chunk = logits[: stop - start]
-            _logits(f32(xn[start:stop]), table, inverse, _Shaping.of(scale_of_logits, softcap), chunk)
+            _logits(f32(xn[start:stop]), table, inverse, _Shaping.of(given), chunk)
             for t, row in enumerate(chunk, start):
                 peak = row.max()
                 lse[t] = peak + np.log(np.exp(row - peak).sum())
@@ -146,28 +148,9 @@ class ReferenceHead:
         loss[0] = total
 
     @quiet
-    def head_backward(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
-    ):
-        check_labels(labels, table.shape[0])
-        buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
-        inverse = _inverse_of(table, buffers)
-        factor, shaping = np.float32(float(scale[0]) / float(denominator)), _Shaping.of(scale_of_logits, softcap)
+    def head_backward(self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, accumulate, **options):
+        buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=options["normalise"]))
+        factor, shaping, inverse = _begin(table, labels, scale, buffers, **options)
         for start in range(0, xn.shape[0], logits.shape[0]):
             rows = slice(start, min(start + logits.shape[0], xn.shape[0]))
             chunk, acc = logits[: rows.stop - start], buffers[0][: rows.stop - start]
@@ -179,27 +162,10 @@ class ReferenceHead:
 
     @quiet
     def head_backward_from_logits(
-        self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dlogits,
-        dxn,
-        dtable,
-        *,
-        scratch,
-        denominator,
-        normalise,
-        accumulate,
-        scale_of_logits=1.0,
-        softcap=None,
+        self, xn, table, labels, lse, scale, logits, dlogits, dxn, dtable, *, scratch, accumulate, **options
     ):
-        check_labels(labels, table.shape[0])
-        buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=normalise))
-        inverse, acc = _inverse_of(table, buffers), buffers[0]
-        factor, shaping = np.float32(float(scale[0]) / float(denominator)), _Shaping.of(scale_of_logits, softcap)
+        buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=options["normalise"]))
+        factor, shaping, inverse = _begin(table, labels, scale, buffers, **options)
+        acc = buffers[0]
         _gradients(f32(xn), table, labels, lse, factor, inverse, shaping, logits, dlogits, acc, dtable, accumulate)
         put(dxn, acc)

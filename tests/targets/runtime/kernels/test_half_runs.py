@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.accumulation import HALF_RUN, half_run_error
+from ratrain.ratrain_ir.config.accumulation import HALF_RUN
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.mt3000.kernels.tiled import Tiled
@@ -21,8 +22,23 @@ from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.targets.mt3000.tile_shapes import MT3000
 from tests.targets.runtime.kernels.kernels_oracle import HOST_SETS, call, same_bits
 
+_HALF_UNIT, _SINGLE_UNIT = 2.0**-11, 2.0**-24
+"""Largest relative error of one rounding to float16 and to float32."""
+_HALF_UNDERFLOW = 2.0**-25
+"""Largest absolute error of one rounding to a subnormal float16."""
 HALVES = st.integers(0, (1 << 16) - 1)
 """Bits of any float16."""
+
+
+def half_run_error(depth: int, run: int) -> tuple[float, float]:
+    """Bound the error of a sum of `depth` products by runs of `run`, where no sum of a run overflows float16.
+
+    Returns (relative, absolute): the error is at most relative * (sum of the products' magnitudes) + absolute. A
+    product meets at most min(depth, run) roundings to float16 and one to float32 for each run (Higham, "Accuracy and
+    Stability of Numerical Algorithms", section 3.1); underflow adds `_HALF_UNDERFLOW` for each product.
+    """
+    growth = (1 + _HALF_UNIT) ** min(depth, run) * (1 + _SINGLE_UNIT) ** ceil(depth / run)
+    return growth - 1, depth * _HALF_UNDERFLOW * growth
 
 
 @st.composite
