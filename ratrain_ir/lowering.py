@@ -25,54 +25,32 @@ Passes reorder and merge these ops. They never add or drop mathematics. Cost: ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     HEADS_SLOTS,
     INPUT_HALF_SLOTS,
-    KEY_SLOTS,
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
     Block,
-    Slot,
-    activation_type,
-    branch_slots,
-    branch_sums,
     computed_type,
-    exchanged_type,
     flat_elements,
     gathers_at_step_end,
     gathers_within_step,
     half_slots,
     is_sharded,
     keeps_view,
-    last_viewer,
     next_block,
-    normed_gradient_slots,
     parts_view,
     previous_block,
-    projected_slots,
-    reads_documents,
     reduces_each_micro_batch,
-    row_sum_slots,
-    row_sums_type,
-    saved_slots,
-    seen_slices,
-    shard_elements,
     shares_rows,
-    sum_slots,
-    token_type,
-    tokens_per_micro_batch,
-    view_shard_elements,
 )
-from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp, source_block, sum_block
+from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp, source_block, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import (
     Group,
@@ -82,7 +60,6 @@ from ratrain.ratrain_ir.ops.base import (
     Phase,
     Piece,
     Quantity,
-    Slice,
     piece_fields,
     piece_name,
 )
@@ -109,7 +86,12 @@ from ratrain.ratrain_ir.ops.compute import (
 )
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.tensor import Tensor
-from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.stage_tensors import StageTensors
+from ratrain.ratrain_ir.topology import topology_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:
@@ -120,21 +102,12 @@ def lower(model: ModelConfig, plan: Plan) -> Module:
 
 
 @define
-class _StageLowering:
-    """Builder of one stage's tensors and ops.
-
-    A tensor's name is its content, block and piece: `x.mlp.3.m0` is the input of `mlp.3` for micro-batch 0. Prefixes:
-    `x` activation and `dx` its gradient, `w` view, `v` part of a view, `p` master, `m1` `m2` moments, `t` update count,
-    `g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a backward, `b` branch (post-norm).
+class _StageLowering(StageTensors):
+    """Builder of one stage's ops.
 
     Methods that return a tensor may first emit the op that makes it, such as a gather. So call them before the op that
     reads the tensor is emitted.
     """
-
-    model: ModelConfig
-    plan: Plan
-    topology: Topology
-    stage: Stage
 
     def lower(self) -> Stage:
         # The order of declarations and ops is part of the result: equal inputs give an equal text.
@@ -159,36 +132,6 @@ class _StageLowering:
     def emit(self, op: Op) -> None:
         self.stage.ops.append(op)
 
-    def tensor(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
-        """Return the tensor of that name; declare it on first use."""
-        tensor = self.stage.tensors.get(name)
-        return tensor if tensor is not None else self.stage.add(Tensor(name, kind, type_))
-
-    def carried(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
-        return self.stage.add(Tensor(name, kind, type_, carried=True))
-
-    def named(self, name: str) -> Tensor:
-        return self.stage.tensors[name]
-
-    def declare_state(self, block: Block) -> None:
-        """Declare a block's carried tensors: its view (or the part of one), master, moments and update count."""
-        whole = flat_elements(self.model, self.plan, block)
-        shard = shard_elements(self.model, self.plan, block)
-        if not gathers_within_step(self.plan, block):
-            self.carried(StateKind.VIEW, f"w.{block}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
-        elif parts_view(self.plan, block):
-            part = view_shard_elements(self.model, self.plan, block)
-            self.carried(StateKind.VIEW_SHARD, f"v.{block}", tensor_type(Dtype(self.plan.view_dtype), (part,)))
-        self.carried(StateKind.MASTER, f"p.{block}", tensor_type(Dtype.F32, (shard,)))
-        self.carried(StateKind.MOMENT, f"m1.{block}", tensor_type(Dtype.F32, (shard,)))
-        self.carried(StateKind.MOMENT, f"m2.{block}", tensor_type(Dtype.F32, (shard,)))
-        self.carried(StateKind.SCALAR, f"t.{block}", tensor_type(Dtype.I64, (1,)))
-
-    def pieces(self, micro_batch: int) -> list[Piece]:
-        """List the pieces of a micro-batch in the order of its rows: its slices, or the whole micro-batch."""
-        count = len(self.plan.slices)
-        return [Slice(micro_batch, number) for number in range(count)] if count else [micro_batch]
-
     def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
         """Return the view that a block reads in a phase: the carried one, or one gathered for this piece and phase."""
         if not gathers_within_step(self.plan, block):
@@ -202,34 +145,6 @@ class _StageLowering:
             source = self.named(f"{'v' if parts_view(self.plan, block) else 'p'}.{block}")
             self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=(source,), writes=(view,)))
         return view
-
-    def gradient(self, block: Block, micro_batch: int) -> Tensor:
-        """Return the gradient that a backward adds to: one per step, or per micro-batch if each is reduced alone."""
-        elements = flat_elements(self.model, self.plan, block)
-        suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan, block) else ""
-        return self.tensor(StateKind.GRAD, f"g.{block}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
-
-    def shard(self, block: Block) -> Tensor:
-        elements = shard_elements(self.model, self.plan, block)
-        dtype = Dtype(self.plan.grad_shard_dtype)
-        return self.tensor(StateKind.GRAD_SHARD, f"gs.{block}", tensor_type(dtype, (elements,)))
-
-    def scalar(self, name: str, dtype: Dtype) -> Tensor:
-        return self.tensor(StateKind.SCALAR, name, tensor_type(dtype, (1,)))
-
-    def input(self, part: Part, piece: Piece) -> Tensor:
-        return self.tensor(StateKind.INPUT, f"{part.value}.{piece_name(piece)}", token_type(self.plan_of(piece)))
-
-    def activation(self, block: Block, piece: Piece, *, gradient: bool = False) -> Tensor:
-        """Return the input of a block for one piece, or the gradient of that input; a boundary if it crosses a cut."""
-        kind = StateKind.BOUNDARY if block in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
-        prefix = "dx" if gradient else "x"
-        type_ = activation_type(self.model, self.plan_of(piece), block)
-        return self.tensor(kind, f"{prefix}.{block}.{piece_name(piece)}", type_)
-
-    def adds_apart(self, block: Block) -> bool:
-        """Tell whether a separate op norms the block's output and adds it to the residual stream."""
-        return adds_branch_apart(self.model, self.plan, block)
 
     def read_activation(self, block: Block, piece: Piece, *, phase: Phase | None = None) -> Tensor:
         """Return an activation with all its rows; gather them from the tensor-parallel ranks if these share them.
@@ -255,19 +170,6 @@ class _StageLowering:
         self.emit(GatherRows(**fields, reads=(own,), writes=(whole,)))
         return whole
 
-    def written_activation(self, block: Block, piece: Piece, *, gradient: bool = False) -> Tensor:
-        """Return what the block before writes for the input of a block, or the block itself for the input's gradient.
-
-        It is the activation itself, or with tensor parallelism this rank's partial sum of it.
-        """
-        if self.plan.tp == 1:
-            return self.activation(block, piece, gradient=gradient)
-        what = f"{'dx' if gradient else 'x'}_part.{block}"
-        if not gradient and self.adds_apart(before := previous_block(block, self.model)):
-            what = f"branch_part.{before}"
-        name = f"{what}.{piece_name(piece)}"
-        return self.tensor(StateKind.PARTIAL, name, computed_type(self.model, self.plan_of(piece), block))
-
     def add_branch(self, block: Block, piece: Piece) -> None:
         """Emit the sum of a block's partial outputs, then the op that norms it and adds it to the residual stream."""
         branch, *statistics = self.branch(block, piece)
@@ -278,34 +180,12 @@ class _StageLowering:
         writes = (self.activation(after, piece), *statistics)
         self.emit(AddBranch(block=block, **fields, reads=reads, writes=writes))
 
-    def branch(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return a block's summed output and the statistics of its norm. The block's own ops do not save them."""
-        return self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)), "b")
-
-    def branch_gradient(self, block: Block, piece: Piece) -> Tensor:
-        """Return the gradient of a block's summed output, for the rows that a rank has between blocks."""
-        type_ = exchanged_type(self.model, self.plan_of(piece))
-        return self.tensor(StateKind.ACTIVATION, f"dbranch.{block}.{piece_name(piece)}", type_)
-
-    def branch_sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return the weight-gradient sums of the post-norm, which its backward leaves for the block's backward."""
-        return self.slots(block, piece, branch_sums(self.model, self.plan_of(piece), block), "b")
-
     def add_branch_backward(self, block: Block, piece: Piece) -> None:
         """Emit the post-norm's backward: from the gradient of the stream behind a block to that of its output."""
         dsum = self.activation(next_block(self.model, block), piece, gradient=True)
         reads = (dsum, *self.branch(block, piece), self.view(block, piece, Phase.BACKWARD))
         writes = (self.branch_gradient(block, piece), *self.branch_sums(block, piece))
         self.emit(AddBranchBackward(block=block, **piece_fields(piece), reads=reads, writes=writes))
-
-    def branch_part(self, mlp: Block, piece: Piece, *, gradient: bool = False) -> tuple[Tensor, ...]:
-        """Return the partial sum that a parallel attention wrote and this mlp adds to; empty for other blocks.
-
-        `gradient`: the mlp's partial gradient of their common input, to which attention's backward adds.
-        """
-        if not is_parallel_mlp(self.model, self.plan, mlp):
-            return ()
-        return (self.written_activation(mlp, piece, gradient=gradient),)
 
     def sum_parts(self, block: Block, piece: Piece, around: Block | None, *, gradient: bool = False) -> None:
         """Emit the sum over tensor-parallel ranks of the partial inputs of a block, or of their gradients.
@@ -321,39 +201,6 @@ class _StageLowering:
         result = self.activation(block, piece, gradient=gradient)
         fields = {"payload": payload, "block": block, **piece_fields(piece)}
         self.emit(ReduceRows(**fields, reads=(part, *stream), writes=(result,)))
-
-    def plan_of(self, piece: Piece) -> Plan:
-        """Return the plan that gives the sizes of a piece: that of its slice, or of whole micro-batches."""
-        return slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
-
-    def slots(self, block: Block, piece: Piece, slots: Iterable[Slot], group: str = "s") -> tuple[Tensor, ...]:
-        """Return the tensors of some slots of a block for a piece; `group` is the prefix of their names."""
-        names = f"{group}.{block}.{piece_name(piece)}"
-        return tuple(self.tensor(StateKind.SAVED, f"{names}.{slot.name}", slot.type) for slot in slots)
-
-    def saved(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        return self.slots(block, piece, saved_slots(self.model, self.plan_of(piece), block))
-
-    def projected(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return queries, keys and values before their norm, if it sums over tensor-parallel ranks; else nothing.
-
-        A separate op (`project`) makes them. The methods below up to `backward_heads` serve this case alone.
-        """
-        return self.slots(block, piece, projected_slots(self.model, self.plan_of(piece), block))
-
-    def row_sums(self, block: Block, piece: Piece, name: str) -> tuple[Tensor, ...]:
-        """Return the sums over each row, complete over all tensor-parallel ranks; `name` is `SQUARES` or `PRODUCTS`."""
-        slots = row_sum_slots(self.model, self.plan_of(piece), block, name)
-        return self.slots(block, piece, slots, "s" if name == SQUARES else "d")
-
-    def normed_gradients(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return the gradients of normed queries, normed keys and values."""
-        return self.slots(block, piece, normed_gradient_slots(self.model, self.plan_of(piece), block), "d")
-
-    def part_of_sums(self, block: Block, piece: Piece, name: str) -> Tensor:
-        """Return this rank's part of the sums over each row."""
-        name = f"{name}_part.{block}.{piece_name(piece)}"
-        return self.tensor(StateKind.PARTIAL, name, row_sums_type(self.plan_of(piece)))
 
     def reduce_sums(self, block: Block, piece: Piece, name: str, payload: Payload) -> None:
         """Emit the sum of the ranks' parts of the sums over each row."""
@@ -388,33 +235,6 @@ class _StageLowering:
         writes = (self.part_of_sums(block, piece, PRODUCTS), *gradients, *begun)
         self.emit(BackwardHeads(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=added))
         self.reduce_sums(block, piece, PRODUCTS, Payload.GRADIENT)
-
-    def seen(self, block: Block, piece: Piece) -> list[Slice]:
-        """List the earlier slices of the micro-batch whose keys a slice of an attention sees; none for other blocks."""
-        if isinstance(piece, int) or block.kind != "attention":
-            return []
-        return [Slice(piece.micro_batch, number) for number in seen_slices(self.model, self.plan_of(piece))]
-
-    def seen_keys(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return keys and values of the earlier slices that a slice of an attention sees."""
-        return tuple(t for other in self.seen(block, piece) for t in self.saved(block, other) if t.slot in KEY_SLOTS)
-
-    def sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return the sums in which later slices collect the gradients of this slice's keys and values."""
-        return self.slots(block, piece, sum_slots(self.model, self.plan_of(piece), block))
-
-    def seen_sums(self, block: Block, piece: Piece, *, first: bool) -> tuple[Tensor, ...]:
-        """Return the key and value gradient sums that a slice of an attention adds to.
-
-        `first` selects the sums that this slice begins; otherwise those that a later slice has begun.
-        """
-        number = None if isinstance(piece, int) else piece.number
-        return tuple(
-            tensor
-            for other in self.seen(block, piece)
-            if (last_viewer(self.model, self.plan_of(other)) == number) is first
-            for tensor in self.sums(block, other)
-        )
 
     def into(self, chunk: int) -> int | None:
         """Return the `chunk` field of a message into a chunk; None if each stage holds one chunk."""
@@ -453,10 +273,6 @@ class _StageLowering:
         if after is not None:
             sent = self.activation(next_block(self.model, blocks[-1]), piece)
             self.emit(Send(**self.message(Payload.ACTIVATION, piece, chunk + 1, after), reads=(sent,)))
-
-    def documents(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return the tensor of document starts for a block that reads it; else nothing."""
-        return (self.input(Part.DOCUMENTS, piece),) if reads_documents(self.model, self.plan, block) else ()
 
     def load(self, part: Part, piece: Piece) -> None:
         self.emit(LoadInput(part=part, **piece_fields(piece), writes=(self.input(part, piece),)))
@@ -499,13 +315,6 @@ class _StageLowering:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return (writes, updates) of the op that makes a piece's loss: the first piece writes it, others add."""
         return ((*saved, loss), ()) if piece == self.pieces(0)[0] else (saved, (loss,))
-
-    def parts_of_loss(self, piece: Piece) -> tuple[Tensor, Tensor]:
-        """Return a tensor-parallel rank's log-sum-exp and loss, each over its part of the vocabulary, for a piece."""
-        rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(self.plan_of(piece)),))
-        types = {"lse_part": rows, "loss_part": tensor_type(Dtype.F64, (1,))}
-        lse, loss = (self.tensor(StateKind.PARTIAL, f"{n}.head.{piece_name(piece)}", t) for n, t in types.items())
-        return lse, loss
 
     def combine_loss(self, block: Block, piece: Piece) -> None:
         """Emit the op that combines the tensor-parallel ranks' parts of each row's loss; nothing if tp is 1."""
@@ -629,10 +438,6 @@ class _StageLowering:
             return self.reduce_scatter(block, None)
         flag = self.scalar(f"flag.{block}", Dtype.U32)
         return AllReduce(blocks=(block,), updates=(self.gradient(block, 0),), writes=(flag,))
-
-    def reduced(self, block: Block) -> Tensor:
-        """Return the reduced gradient that the block's update reads."""
-        return self.shard(block) if is_sharded(self.plan, block) else self.gradient(block, 0)
 
     def sum_shared(self, blocks: tuple[Block, ...]) -> None:
         """Emit the sums over tensor-parallel ranks of each block's gradients of replicated parameters, and of its flag.
