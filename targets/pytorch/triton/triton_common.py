@@ -8,7 +8,9 @@ not round to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,14 @@ def warps_for(elements: int) -> int:
     return min(_MOST_WARPS, max(4, power_of_two(elements) // 512))
 
 
+@contextmanager
+def _quiet_interpreter() -> Iterator[None]:
+    """Compute infinities and NaNs without a warning, as a GPU does; maxima of NaNs warn in a way of their own."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
+        yield
+
+
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: float | str
 ) -> None:
@@ -57,7 +67,7 @@ def launch(
     if not all(grid):
         return
     first: torch.Tensor = arguments[0]
-    with torch.cuda.device(first.device) if first.is_cuda else np.errstate(all="ignore"):
+    with torch.cuda.device(first.device) if first.is_cuda else _quiet_interpreter():
         kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
 
 
