@@ -499,7 +499,7 @@ OPTIONS = {
             "--model": Option("what is run", "--model m2.json", "--clusters 2 --plan p.toml"),
             "--clusters": Option("the points", "--clusters 2,4", "--model m.json --plan p.toml"),
             "--sequences-per-cluster": Option(
-                "sequences of a step", "--sequences-per-cluster 2", "--model m.json --clusters 2 --plan p.toml"
+                "sequences of a step", "--sequences-per-cluster 8", "--model m.json --clusters 2 --plan p.toml"
             ),
             "--seq-len": Option(
                 "tokens of a sequence, where there is no plan that says it",

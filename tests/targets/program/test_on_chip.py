@@ -166,7 +166,7 @@ def test_a_kernel_set_of_a_plugin_can_be_asked_for(
     write_program(make_program(evolve(UNEVEN, vocab_size=256)), path)
     words = ["run", path, "--steps", "1", "--kernels", "plain", "--json"]
     assert main(words) == 2
-    assert "'plain' is not one of 'fast', 'reference', 'tiled', 'torch'" in capsys.readouterr().err
+    assert "'plain' is not one of 'auto', 'fast', 'reference', 'tiled', 'torch'" in capsys.readouterr().err
     monkeypatch.setattr(kernels, "KERNEL_SETS", with_name(kernels.KERNEL_SETS, "plain", "Plain"))
     assert main(words) == 0
 
