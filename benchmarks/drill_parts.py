@@ -577,4 +577,4 @@ PARTS: dict[str, Callable[[Drill], None]] = {
     "calibrate": calibrate,
     "speed": speed,
 }
-"""What each part does."""
+"""Function of each part, by its name; it notes figures and faults in the drill that it is given."""

@@ -67,7 +67,7 @@ def with_kernels(program: Program, settings: RunSettings, *, several: bool) -> R
 def host_choice(dtype: Dtype, flags: Collection[str], *, has_torch: bool) -> KernelChoice | None:
     """Choose by the type of views and what a processor with these flags multiplies; None where times must decide."""
     if dtype is not Dtype.BF16:
-        return KernelChoice("fast", f"views are {dtype.value}")
+        return KernelChoice("fast", f"this plan computes in {dtype.value}")
     native = bf16_instructions(flags)
     if not native:
         return KernelChoice("fast", "this processor does not multiply bf16")

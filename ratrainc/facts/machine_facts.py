@@ -189,19 +189,13 @@ def kernels_fact(flags: Collection[str]) -> MachineFact:
     from ratrain.ratrainc.facts.kernel_choice import host_choice
     from ratrain.targets.runtime.kernels import KERNEL_SETS
 
-    packages = {"torch": "torch", "torch-device": "torch", "torch-triton": "triton"}
-    sets = {name: packages.get(name) for name in KERNEL_SETS.names()}
-    installed = [name for name, package in sets.items() if package is None or is_installed(package)]
-    missing = [f"{name} needs {package}" for name, package in sets.items() if name not in installed]
-    chosen = []
-    for dtype in (Dtype.F16, Dtype.BF16, Dtype.F32):
-        choice = host_choice(dtype, flags, has_torch="torch" in installed)
-        chosen.append(
-            f"{choice.name} for {dtype.value} ({choice.reason})"
-            if choice
-            else f"fast or torch for {dtype.value}, as timed"
-        )
-    return MachineFact(", ".join(installed + missing), f"on this processor --kernels auto takes {'; '.join(chosen)}")
+    extras = {"torch": "torch", "torch-device": "torch", "torch-triton": "triton"}
+    missing = {name: extra for name, extra in extras.items() if not is_installed(extra)}
+    found = [name for name in KERNEL_SETS.names() if name not in missing]
+    found += [f"{name} with 'ratrain[{extra}]'" for name, extra in missing.items()]
+    choice = host_choice(Dtype.BF16, flags, has_torch="torch" not in missing)
+    of_bf16 = "the faster of fast and torch" if choice is None else f"{choice.name} ({choice.reason})"
+    return MachineFact(", ".join(found), f"here 'run --kernels auto' takes fast for f16 and f32, for bf16 {of_bf16}")
 
 
 def _parameter_bytes(dtype: Dtype) -> int:

@@ -95,3 +95,23 @@ def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys:
     for words, ports in verdicts.items():
         show(evolve(found, ports=(ports,)).parts())
         assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("found", ["nothing", "slower"])
+def test_the_plan_at_hand_is_the_best_anew_where_a_search_finds_none_that_is_faster(
+    found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = with_constants(load_machine(None), SLOW)
+    request = planning_request(MODEL, 4, 8, 32, machine=machine, effort=SearchEffort(seconds=0.0))
+    answer = Search(request).run()
+    usual = answer.best
+    assert usual is not None
+    assert usual.evaluation is not None
+    slower = evolve(usual, evaluation=evolve(usual.evaluation, step_seconds=1e6), plan=evolve(usual.plan, seed=1))
+    anew = evolve(answer, candidates=[] if found == "nothing" else [slower])
+    monkeypatch.setattr(Search, "run", lambda _: evolve(anew, candidates=list(anew.candidates)))
+    for ports in robust_links(Planned(answer, False, None, "small.json", MachineChoice()), Steps()).ports:
+        best = ports.answer.best
+        assert best is not None
+        assert (best.plan, best.seconds) == (usual.plan, ports.kept_seconds)
+        assert not ports.flips

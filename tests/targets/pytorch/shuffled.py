@@ -1,8 +1,8 @@
 """A device that does later what it is asked, in any order that its streams and events allow: real kernels, on real arenas.
 
 Streams of a GPU may run one after the other, so that a wait that is missing changes nothing. Here a stream that may run at once often has to
-stand back until all others can do no more, as chance has it: whoever should have been waited for is late. Streams take turns operator by
-operator, so that two instructions which share a number outside the arenas are found too.
+stand back until all others can do no more, as chance has it: whoever should have been waited for is late. Streams take
+turns operator by operator, so that two instructions which share a number outside the arenas are found too.
 """
 
 from __future__ import annotations
