@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, OF_RATE, OF_TRAINING
 from ratrain.ratrainc.bridge.settings import Left, is_off
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class NoteRule:
     """true if something else is trained without it, unless it is off"""
     agrees: tuple[object, ...] = ()
     """values that say what the plan does anyway"""
+    unknown: bool = False
+    """true if the framework is not known to have the setting"""
 
 
 _SHAPE = "the learning rate of a plan warms up along a line, and then stays or falls along half a cosine"
@@ -114,7 +117,7 @@ def rule_of_ignored(note: Note) -> NoteRule:
     found = _matching(IGNORED, note.key)
     if found is not None:
         return found
-    if "of training" in note.why or "learning rate" in note.why:
+    if note.why in (OF_TRAINING, OF_RATE):
         return NoteRule(_NO_KEY, trains=True)
     speaks_of_memory = any(word in note.why for word in ("byte", "memory", "hold", "count", "size"))
     return NoteRule(_NO_KEY if speaks_of_memory else note.why)
@@ -127,9 +130,9 @@ def rule_of_open(note: Note, title: str) -> NoteRule:
     found = _matching(OPEN, note.key)
     if found is not None:
         return found
-    unknown = note.why.startswith("not known here")
-    why = f"not known here as a setting of {title}" if unknown else f"no plan has it ({note.why})"
-    return NoteRule(why, refused=True)
+    if note.why.startswith(NOT_KNOWN):
+        return NoteRule(f"{NOT_KNOWN} as a setting of {title}", refused=True, unknown=True)
+    return NoteRule(f"no plan has it ({note.why})", refused=True)
 
 
 def left_of(note: Note, rule: NoteRule) -> Left | None:

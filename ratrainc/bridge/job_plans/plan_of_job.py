@@ -507,7 +507,10 @@ class JobPlan:
                 self._views(note.key, note.value, note.place)
                 continue
             rule = rule_of_open(note, self.title)
-            if rule.refused or "HYBRID" in str(note.value).upper():
+            if rule.unknown:
+                where = self._place_of(note.place).location
+                self.report.error("RT063", f"{note.key} is {rule.why}", where, help="correct its name, or take it out")
+            elif rule.refused or "HYBRID" in str(note.value).upper():
                 self._refuse_note(note.key, note.value, note.place, rule.why)
             elif (left := left_of(note, rule)) is not None:
                 self.left.append(left)
@@ -524,10 +527,6 @@ class JobPlan:
             self.left.append(Left(key, said, "views are gathered from all that have shards"))
 
     def _refuse_note(self, key: str, value: Any, place: str, why: str) -> None:
-        where = self._place_of(place)
-        if "not known here" in why:
-            self.report.error("RT063", f"{key} is {why}", where.location, help="correct its name, or take it out")
-        else:
-            said = "" if value is None or value is True else f" {shown(value)}"
-            text = f"{key}{said} is not carried over: {why}"
-            self.report.error("RT064", text, where.location, help="take it out of the file")
+        said = "" if value is None or value is True else f" {shown(value)}"
+        text = f"{key}{said} is not carried over: {why}"
+        self.report.error("RT064", text, self._place_of(place).location, help="take it out of the file")

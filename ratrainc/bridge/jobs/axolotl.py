@@ -34,7 +34,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -94,7 +94,7 @@ _INERT: Mapping[str, str] = {
     r"(lr_.*|embedding_lr.*|cosine_.*|adam_(beta3|epsilon2)|optim_args.*|jagged_restart_.*|dion_.*|loraplus_.*"
     r"|label_smoothing_factor|peft_use_rslora|peft_init_lora_weights|lora_fan_in_fan_out|torchdistx_path"
     r"|bnb_config_kwargs.*|qlora_sharded_model_loading|relora_.*|lisa_.*_attribute|liger_use_token_scaling"
-    r"|eaft_.*)": "of training, which memory does not depend on",
+    r"|eaft_.*)": OF_TRAINING,
     r"fsdp_(final_state_dict_type)": "of saving",
     r"fsdp_config\.(fsdp_)?(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading|sync_module_states"
     r"|use_orig_params|state_dict_type|limit_all_gathers|final_state_dict_type|cpu_offload_pin_memory)": "of loading, "

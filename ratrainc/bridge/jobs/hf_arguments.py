@@ -22,7 +22,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_training,
     put_whole_or_ddp,
 )
-from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Loss
+from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Checkpointing, Loss
 from ratrain.ratrainc.bridge.settings import Setting
 
 MICRO_KEY, TIMES_KEY = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -45,7 +45,7 @@ INERT: Mapping[str, str] = {
     r"|average_tokens_across_devices|env\..*|env|trust_remote_code|model_revision|torch_compile_(backend|mode)"
     r"|label_smoothing_factor|neftune_noise_alpha|optim_args)": "it holds no bytes of a step",
     _DDP: "of the order of communication",
-    r"lr_scheduler_kwargs(\..*)?": "of training, which memory does not depend on",
+    r"lr_scheduler_kwargs(\..*)?": OF_TRAINING,
     r"(xla|fsdp_config\.xla.*)": "of TPUs",
     r"fsdp_config\.(fsdp_)?(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading|sync_module_states"
     r"|use_orig_params|state_dict_type|limit_all_gathers|final_state_dict_type|cpu_offload_pin_memory)": "of loading, "

@@ -34,7 +34,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO,
 )
 from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Origin
+from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, ZERO_STAGES, Origin
 from ratrain.ratrainc.bridge.jobs.job_common import note_ratio
 from ratrain.ratrainc.bridge.settings import as_number
 
@@ -68,8 +68,8 @@ INERT: Mapping[str, str] = {
     r"|pipeline_read|pipeline_write)": "of the host's memory",
     r"(fp16|bf16)\.(loss_scale|loss_scale_window|initial_scale_power|hysteresis|min_loss_scale|auto_cast"
     r"|consecutive_hysteresis)": "a loss scale is one number",
-    r"(optimizer|scheduler)\.params\..*": "of training, which memory does not depend on",
-    r"scheduler\.type": "of training, which memory does not depend on",
+    r"(optimizer|scheduler)\.params\..*": OF_TRAINING,
+    r"scheduler\.type": OF_TRAINING,
     r"activation_checkpointing\..*": "models of transformers checkpoint by themselves",
     r"(steps_per_print|wall_clock_breakdown|dump_state|memory_breakdown|flops_profiler\..*|tensorboard\..*|wandb\..*"
     r"|csv_monitor\..*|comms_logger\..*)": "of logs",

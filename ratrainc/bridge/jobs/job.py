@@ -85,6 +85,13 @@ class Origin:
     default: bool = False
 
 
+OF_TRAINING = "of training, which memory does not depend on"
+OF_RATE = "of the learning rate: no byte of a device"
+"""Reasons of settings that change no byte of a device, and what is trained; other readers of a job look for them."""
+NOT_KNOWN = "not known here"
+"""Beginning of the reason of a setting whose name a framework is not known to have."""
+
+
 @frozen
 class Note:
     """A setting that no field carries."""

@@ -22,7 +22,7 @@ from attrs import define, field, fields_dict, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
-from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin, Training
+from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, Job, Note, Origin, Training
 from ratrain.ratrainc.bridge.settings import EXPECTED, MOST, Setting, as_flag, as_integer, as_number
 
 T = TypeVar("T")
@@ -197,7 +197,7 @@ class JobReader:
             if why is not None:
                 self.ignore(key, why)
             elif self.has(key):
-                self.unknown(key, f"not known here as a setting of {self.framework}")
+                self.unknown(key, f"{NOT_KNOWN} as a setting of {self.framework}")
         self.report.check()
         order = {name: place for place, name in enumerate(self.settings)}
         values = {"framework": self.framework, **self.values, **fields}

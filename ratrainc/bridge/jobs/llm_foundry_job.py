@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.hf_fsdp import AHEAD
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
@@ -48,7 +48,6 @@ _DEFAULTS = {"d_model": 2048, "n_heads": 16, "n_layers": 24, "vocab_size": 50368
 _LORA_TARGETS = ("all-linear",)
 
 _FILES = "of files and logs: no byte of a device"
-_RATE = "of the learning rate: no byte of a device"
 _DATA = "of the data, whose batches are counted by max_seq_len"
 _VALUE = "changes values, and no size"
 INERT = {
@@ -58,7 +57,7 @@ INERT = {
     r"(train_loader|dataset)\..*|train_subset_num_batches": _DATA,
     r"spin_dataloaders|accumulate_train_batch_on_tokens": _DATA,
     r"eval_\w+(\..*)?|icl_\w+(\..*)?|device_eval_\w+": "of evaluation, which keeps no gradient",
-    r"scheduler(\..*)?|optimizer\.\w+|algorithms\.gradient_clipping\..*|max_duration": _RATE,
+    r"scheduler(\..*)?|optimizer\.\w+|algorithms\.gradient_clipping\..*|max_duration": OF_RATE,
     r"variables(\..*)?": "other settings of the file take their value from it",
     r"model\.(name|init_device|max_seq_len|init_config\..*|logit_scale|norm_\w+|embedding_fraction|use_cache)": _VALUE,
     r"model\.(pretrained|use_auth_token|trust_remote_code|use_pad_tok_in_ffn|fc_type)": _VALUE,

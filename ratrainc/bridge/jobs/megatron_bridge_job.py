@@ -19,7 +19,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     model_of_name,
@@ -173,12 +173,11 @@ _OF_THE_RUNNER = _SWITCHES | {"config_file", "recipe", "mode", "step_func", "dat
 _PRECISIONS = {"bf16_mixed": "bf16", "fp16_mixed": "f16"}
 
 _FILES = "of files and logs: no byte of a device"
-_RATE = "of the learning rate: no byte of a device"
 INERT = {
     r"checkpoint\..*|logger\..*|profiling\..*|straggler\..*|nvrx_straggler\..*|ft\..*|env_vars\..*": _FILES,
     r"validation\..*|train\.eval_\w+": "of validation, which keeps no gradient",
     r"rng\..*|dist\..*|rerun_state_machine\..*|inprocess_restart\..*|tokenizer\..*": "of the process and the tokenizer",
-    r"scheduler\..*|optimizer\.(lr|min_lr|adam_\w+|clip_grad|weight_decay)": _RATE,
+    r"scheduler\..*|optimizer\.(lr|min_lr|adam_\w+|clip_grad|weight_decay)": OF_RATE,
     r"dataset\.(?!seq_length|offline_packing_specs).*": "of the data, whose sequences are counted by seq_length",
     r"train\.(train_iters|manual_gc\w*|exit_\w+)": "of the process",
     r"ddp\.(overlap_\w+|check_for_nan_in_grad|average_in_collective|bucket_size)": "of communication",

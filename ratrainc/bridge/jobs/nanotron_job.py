@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
@@ -43,13 +43,12 @@ _FFN = 11008
 _KERNELS = ("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton", "ring", "llama3_ring_attention")
 """Attention implementations: src/nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS."""
 _FILES = "of files and logs: no byte of a device"
-_RATE = "of the learning rate: no byte of a device"
 _VALUE = "changes values, and no size"
 INERT = {
     r"general\..*|checkpoints(\..*)?|logging(\..*)?|metrics_logging(\..*)?|profiler(\..*)?|lighteval(\..*)?": _FILES,
     r"s3_upload(\..*)?|tokenizer(\..*)?|data(\..*)?": _FILES,
     r"tokens\.(val_check_interval|limit_val_batches|limit_test_batches)": "of validation, which keeps no gradient",
-    r"optimizer\.learning_rate_scheduler\..*|optimizer\.weight_decay_exclude_named_params": _RATE,
+    r"optimizer\.learning_rate_scheduler\..*|optimizer\.weight_decay_exclude_named_params": OF_RATE,
     r"model\.init_method\..*|model\.model_config\.(initializer_range|rms_norm_eps|rope_\w+|hidden_act)": _VALUE,
     r"model\.model_config\.(bos_token_id|eos_token_id|pad_token_id|use_cache|pretraining_tp)": _VALUE,
     r"model\.model_config\.(max_position_embeddings|no_rope_layer|z_loss_coefficient|_use_doc_masking)": _VALUE,

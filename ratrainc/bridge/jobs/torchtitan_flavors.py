@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.bridge.jobs.job import OF_RATE
 from ratrain.ratrainc.bridge.jobs.job_common import dense
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ FUSED_FLAVORS = ("_flex_attn", "_flex", "_varlen_attn", "_varlen")
 _LOGS = "of files and logs: no byte of a device"
 _DATA = "of the data, whose batches are counted by local_batch_size and seq_len"
 _RUN = "how the process is run changes no byte of a device"
-_RATE = "of the learning rate: no byte of a device"
 _HIDDEN = "communication overlaps with compute, or it does not"
 INERT = {
     r"job\..*|checkpoint\..*|metrics\..*|profiling\..*|training\.checkpoint_\w+|debug\..*": _LOGS,
@@ -42,7 +42,7 @@ INERT = {
     r"model\.(hf_assets_path|tokenizer_path|print_after_conversion|norm_type)": _LOGS,
     r"training\.(dataset|dataset_path|dataloader.*|seed|deterministic|gc_\w+)": _DATA,
     r"validation\..*": "validation keeps no gradient, and is counted as smaller than a step of training",
-    r"lr_scheduler\..*|training\.warmup_pct": _RATE,
+    r"lr_scheduler\..*|training\.warmup_pct": OF_RATE,
     r"(parallelism|experimental)\.(enable_async_tensor_parallel|context_parallel_rotate_method)": _HIDDEN,
     r"parallelism\.context_parallel_load_balancer|parallelism\.pipeline_parallel_schedule_csv": _HIDDEN,
     r"(parallelism|experimental)\.enable_compiled_autograd|compile\.backend": _RUN,

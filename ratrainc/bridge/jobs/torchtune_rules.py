@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrainc.bridge.jobs.job import Loss
+from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Loss
 from ratrain.ratrainc.bridge.jobs.job_common import dense
 
 if TYPE_CHECKING:
@@ -163,14 +163,13 @@ LORA_MLP = ("gate_proj", "up_proj", "down_proj")
 _FILES = "of files: no byte of a device"
 _LOGS = "of logs and measurements: no byte of a device"
 _DATA = "of the data, whose batches are counted by batch_size and max_seq_len"
-_RATE = "of the learning rate: no byte of a device"
 _VALIDATED = "validation keeps no gradient, and is counted as smaller than a step of training"
 INERT: dict[str, str] = {
     r"output_dir|(\w+_)?checkpointer\..*|resume_from_checkpoint|save_\w+": _FILES,
     r"enable_async_checkpointing|keep_last_n.*": _FILES,
     r"metric_logger(\..*)?|log_\w+|profiler(\..*)?|debug_\w+": _LOGS,
     r"tokenizer\..*|dataset(_val)?\..*|dataset(_val)?|collate_fn|shuffle|dataloader(\..*)?": _DATA,
-    r"lr_scheduler(\..*)?|optimizer\.(lr|eps|betas|weight_decay|amsgrad|maximize)": _RATE,
+    r"lr_scheduler(\..*)?|optimizer\.(lr|eps|betas|weight_decay|amsgrad|maximize)": OF_RATE,
     r"batch_size_val|run_val_every_n_steps": _VALIDATED,
     r"seed|cudnn_deterministic_mode|low_cpu_ram|device": "how the process is run changes no byte of a device",
     r"model\.(lora_alpha|max_seq_len|attn_dropout|norm_eps|rope_base|old_context_len)": "changes no size of the model",
