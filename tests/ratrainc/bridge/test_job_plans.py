@@ -16,8 +16,9 @@ from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.support.diagnostics import MISUSE, DiagnosticError
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported
 from ratrain.ratrainc.bridge.job_plans.importing_jobs import BY_JOBS
+from ratrain.ratrainc.bridge.job_plans.job_notes import rule_of_ignored, rule_of_open
 from ratrain.ratrainc.bridge.jobs.formats import read_job
-from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, OF_RATE, Checkpointing, Job, Note, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.cli import commands, main
 from tests.ratrainc.bridge.hf_files import ACCELERATE_DDP, ACCELERATE_FSDP1, CASES, Files, written
@@ -445,3 +446,13 @@ def test_the_command_names_each_framework(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr()
     assert json.loads(shown.out)["passes"] == ["recompute{policy=full store=host}"]
     assert "--passes 'recompute{policy=full store=host}'" in shown.err
+
+
+def test_a_setting_changes_what_is_trained_by_its_reason_and_not_by_words_in_it() -> None:
+    of_rate = Note("lr_scheduler.num_cycles", 0.5, "x.yaml:1", OF_RATE)
+    validated = Note("run_val_every_n_steps", 4, "x.yaml:2", "counted as smaller than a step of training")
+    assert rule_of_ignored(of_rate).trains
+    assert not rule_of_ignored(validated).trains
+    typo = Note("sequence_length", 4, "x.yaml:3", f"{NOT_KNOWN} as a setting of axolotl")
+    assert rule_of_open(typo, "axolotl").unknown
+    assert not rule_of_open(Note("other", 4, "x.yaml:4", "its memory is not known here"), "axolotl").unknown
