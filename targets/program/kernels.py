@@ -11,15 +11,33 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import attrs
 
-from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
+from ratrain.targets.program.expert_kernels import EXPERT_KERNELS
 from ratrain.targets.program.kernel import Kernel, KernelOption, Types
+from ratrain.targets.program.option_values import (
+    ADDS,
+    COUNT,
+    DENOMINATOR,
+    FLAG,
+    HALF_RUN,
+    NUMBER,
+    OFFSETS,
+    POSITION,
+    POSITIVE,
+    POSITIVE_OR_NONE,
+    SCALES,
+    STARTS_AT,
+    TOKEN,
+    UNLESS_GIVEN,
+    is_count,
+    is_count_or_none,
+    is_scaling,
+)
 
 IGNORED_LABEL = -1
 """Label of a row that does not count in the loss."""
@@ -29,58 +47,17 @@ OTHER_RANKS = -2
 here."""
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value < 1 << 50
-
-
-def _is_count_or_none(value: Any) -> bool:
-    return value is None or _is_count(value)
-
-
-def _is_position(value: Any) -> bool:
-    """Return whether a value is a position: below 2^24, as rotation and ALiBi compute positions in float32."""
-    return type(value) is int and 0 <= value < 1 << 24
-
-
-def _is_scaling(value: Any) -> bool:
-    return isinstance(value, str) and (not value or parse_scaling(value) is not None)
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < 1e30 and isfinite(value)
-
-
-_FLAG, _COUNT, _POSITIVE = (
-    KernelOption("bool", _is_flag),
-    KernelOption("int", _is_count),
-    KernelOption("float", _is_positive),
-)
-_UNLESS_GIVEN = KernelOption("bool", _is_flag, default=False)
-_POSITION, _STARTS_AT = KernelOption("int", _is_position), KernelOption("int", _is_position, default=0)
-_NUMBER = KernelOption("float")
-_DENOMINATOR = KernelOption("SupportsFloat", _is_positive)
-"""A number, or an object of a memory for a number that differs from step to step."""
-_ADDS = {"accumulate": _FLAG}
-_SCALES = KernelOption("float", _is_positive, default=1.0)
-_TOKEN = KernelOption("int | None", _is_position, default=None)
-_POSITIVE_OR_NONE = KernelOption("float | None", _is_positive, default=None)
-_HALF_RUN = KernelOption("int | None", _is_count, default=None)
-_OFFSETS = {"unit_offset": _UNLESS_GIVEN}
 _OF_FIELD = {
-    "float | None": _POSITIVE_OR_NONE,
-    "int": _COUNT,
-    "Position": _POSITION,
-    "int | None": KernelOption("int | None", _is_count_or_none),
-    "bool": _FLAG,
+    "float | None": POSITIVE_OR_NONE,
+    "int": COUNT,
+    "Position": POSITION,
+    "int | None": KernelOption("int | None", is_count_or_none),
+    "bool": FLAG,
 }
 
 
 _OF_NAME = {
-    "all_heads": KernelOption("int | None", _is_count, default=None),
+    "all_heads": KernelOption("int | None", is_count, default=None),
     "first_head": KernelOption("int | None", lambda _: False, default=None),
 }
 """Options of fields that place the heads among all heads of the model. A step gives `all_heads`; `first_head` is added
@@ -153,7 +130,7 @@ def _head_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 _Q, _KV, _LSE = "[batch*seq_len,heads*head_dim]", "[batch*seq_len,kv_heads*head_dim]", "[heads,batch*seq_len]"
-_OF_LOGITS = {"scale_of_logits": _SCALES, "softcap": _POSITIVE_OR_NONE}
+_OF_LOGITS = {"scale_of_logits": SCALES, "softcap": POSITIVE_OR_NONE}
 _BLOCK_Q, _BLOCK_KV = "[batch*queries,heads*head_dim]", "[batch*keys,kv_heads*head_dim]"
 _BLOCK_LINE = "[heads,batch*queries]"
 _ROWS, _ROW_LINE = "[T,heads*head_dim]", "[heads,T]"
@@ -178,22 +155,22 @@ _DECLARED = (
         "overlap `residual`. With `half_run` factors are float16, and so are sums of so many products; these runs, all "
         "from the first, are added in float32, in order (`ratrain_ir/config/accumulation.py`).",
         "a:*[A,B] b:*[C,D] out:*[M,N]+ bias:*[N]? residual:*[M,N]?",
-        {**dict.fromkeys(("trans_a", "trans_b", "accumulate"), _UNLESS_GIVEN), "half_run": _HALF_RUN},
+        {**dict.fromkeys(("trans_a", "trans_b", "accumulate"), UNLESS_GIVEN), "half_run": HALF_RUN},
         in_place=(("out", "residual"),),
         rule=_product_rule,
     ),
-    Kernel("column_sum", "out[n] = [out +] the sum over the rows of a[m, n].", "a:*[M,N] out:*[N]+", _ADDS),
+    Kernel("column_sum", "out[n] = [out +] the sum over the rows of a[m, n].", "a:*[M,N] out:*[N]+", ADDS),
     Kernel(
         "rmsnorm_forward",
         "rstd[t] = 1 / sqrt(mean(x[t]^2) + eps); xn = x * rstd * gamma. With `unit_offset` 1 + gamma stands for gamma.",
         "x:s[T,h] gamma:s[h] xn:s[T,h]= rstd:f32[T]=",
-        {"eps": _POSITIVE, **_OFFSETS},
+        {"eps": POSITIVE, **OFFSETS},
     ),
     Kernel(
         "rmsnorm_backward",
         "Gradients of `rmsnorm_forward`: dx = [residual +] ..., dgamma = [dgamma +] ...",
         "dxn:s[T,h] x:s[T,h] gamma:s[h] rstd:f32[T] dx:s[T,h]= dgamma:*[h]+ residual:s[T,h]?",
-        {**_ADDS, **_OFFSETS},
+        {**ADDS, **OFFSETS},
         in_place=(("dx", "dxn"), ("dx", "residual")),
     ),
     Kernel(
@@ -201,14 +178,14 @@ _DECLARED = (
         "`rmsnorm_forward` of each head of each row, with the same gamma: rstd[t * heads + n] is that of head n "
         "of row t.",
         f"x:s{_ROWS} gamma:s[head_dim] xn:s{_ROWS}= rstd:f32[_]=",
-        {"heads": _COUNT, "head_dim": _COUNT, "eps": _POSITIVE, **_OFFSETS},
+        {"heads": COUNT, "head_dim": COUNT, "eps": POSITIVE, **OFFSETS},
         rule=_head_norm_rule,
     ),
     Kernel(
         "head_norm_backward",
         "Gradients of `head_norm_forward`: dx = ..., dgamma = [dgamma +] ..., summed over the heads.",
         f"dxn:s{_ROWS} x:s{_ROWS} gamma:s[head_dim] rstd:f32[_] dx:s{_ROWS}= dgamma:*[head_dim]+",
-        {"heads": _COUNT, "head_dim": _COUNT, **_ADDS, **_OFFSETS},
+        {"heads": COUNT, "head_dim": COUNT, **ADDS, **OFFSETS},
         in_place=(("dx", "dxn"),),
         rule=_head_norm_rule,
     ),
@@ -217,7 +194,7 @@ _DECLARED = (
         "squares[t] = share * the sum of x[t]^2: of a norm over what several ranks have of a row, what one of "
         "them has.",
         "x:s[T,h] squares:f32[T]=",
-        {"share": _POSITIVE},
+        {"share": POSITIVE},
     ),
     Kernel(
         "row_products",
@@ -230,7 +207,7 @@ _DECLARED = (
         "`rmsnorm_forward` of a part of each row, given the `squares` of all of its `width` elements: xn = x * "
         "rstd * gamma.",
         "x:s[T,h] gamma:s[h] squares:f32[T] xn:s[T,h]=",
-        {"width": _COUNT, "eps": _POSITIVE},
+        {"width": COUNT, "eps": POSITIVE},
     ),
     Kernel(
         "summed_norm_backward",
@@ -238,20 +215,20 @@ _DECLARED = (
         "gradient takes a `share`:"
         " dx = ..., dgamma = [dgamma +] ...",
         "dxn:s[T,h] x:s[T,h] gamma:s[h] squares:f32[T] products:f32[T] dx:s[T,h]= dgamma:*[h]+",
-        {"width": _COUNT, "eps": _POSITIVE, "share": _POSITIVE, **_ADDS},
+        {"width": COUNT, "eps": POSITIVE, "share": POSITIVE, **ADDS},
     ),
     Kernel(
         "layernorm_forward",
         "mean[t] = mean(x[t]); rstd[t] = 1 / sqrt(mean((x[t] - mean[t])^2) + eps); xn = (x - mean) * rstd * "
         "gamma + beta.",
         "x:s[T,h] gamma:s[h] beta:s[h] xn:s[T,h]= mean:f32[T]= rstd:f32[T]=",
-        {"eps": _POSITIVE},
+        {"eps": POSITIVE},
     ),
     Kernel(
         "layernorm_backward",
         "Gradients of `layernorm_forward`: dx = [residual +] ..., dgamma = [dgamma +] ..., dbeta = [dbeta +] ...",
         "dxn:s[T,h] x:s[T,h] gamma:s[h] mean:f32[T] rstd:f32[T] dx:s[T,h]= dgamma:*[h]+ dbeta:*[h]+ residual:s[T,h]?",
-        _ADDS,
+        ADDS,
         in_place=(("dx", "dxn"), ("dx", "residual")),
     ),
     Kernel(
@@ -265,13 +242,13 @@ _DECLARED = (
         "positions count from documents[t]. Raises IndexError where that is negative or behind the row.",
         f"x:s{_ROWS}~ documents:i32[T]?",
         {
-            **dict.fromkeys(("heads", "head_dim", "seq_len"), _COUNT),
-            "theta": _POSITIVE,
-            "inverse": _FLAG,
-            "first_position": _STARTS_AT,
-            "rotary_dim": KernelOption("int | None", _is_count_or_none, default=None),
-            "interleaved": _UNLESS_GIVEN,
-            "scaling": KernelOption("str", _is_scaling, default=""),
+            **dict.fromkeys(("heads", "head_dim", "seq_len"), COUNT),
+            "theta": POSITIVE,
+            "inverse": FLAG,
+            "first_position": STARTS_AT,
+            "rotary_dim": KernelOption("int | None", is_count_or_none, default=None),
+            "interleaved": UNLESS_GIVEN,
+            "scaling": KernelOption("str", is_scaling, default=""),
         },
         rule=_rope_rule,
     ),
@@ -305,7 +282,7 @@ _DECLARED = (
         f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} acc:f32{_BLOCK_Q}+ peak:f32{_BLOCK_LINE}+ "
         f"total:f32{_BLOCK_LINE}+ "
         f"{_BLOCK_STARTS}",
-        {**_options_of(AttentionBlockSpec), **_ADDS},
+        {**_options_of(AttentionBlockSpec), **ADDS},
         AttentionBlockSpec,
         rule=_attention_rule,
     ),
@@ -314,13 +291,13 @@ _DECLARED = (
         "o and lse, as `attention_forward` leaves them, of a running softmax that has taken in all keys that "
         "its queries see.",
         f"acc:f32{_ROWS} peak:f32{_ROW_LINE} total:f32{_ROW_LINE} o:s{_ROWS}= lse:f32{_ROW_LINE}=",
-        {"heads": _COUNT, "head_dim": _COUNT},
+        {"heads": COUNT, "head_dim": COUNT},
     ),
     Kernel(
         "attention_delta",
         "delta[head, t] = rowsum(do * o) of each head.",
         f"o:s{_ROWS} do:s{_ROWS} delta:f32{_ROW_LINE}=",
-        {"heads": _COUNT, "head_dim": _COUNT},
+        {"heads": COUNT, "head_dim": COUNT},
     ),
     Kernel(
         "attention_partial_backward",
@@ -329,7 +306,7 @@ _DECLARED = (
         "all keys: dq += ..., dk = [dk +] ..., dv = [dv +] ..., not rounded. Query heads of a group are summed.",
         f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} lse:f32{_BLOCK_LINE} do:s{_BLOCK_Q} delta:f32{_BLOCK_LINE} "
         f"dq:f32{_BLOCK_Q}~ dk:f32{_BLOCK_KV}+ dv:f32{_BLOCK_KV}+ {_BLOCK_STARTS}",
-        {**_options_of(AttentionBlockSpec), **_ADDS},
+        {**_options_of(AttentionBlockSpec), **ADDS},
         AttentionBlockSpec,
         rule=_attention_rule,
     ),
@@ -381,13 +358,13 @@ _DECLARED = (
         "geglu_forward",
         "prod = gelu(gate) * up; gelu as in `gelu_forward`.",
         "gate:s[T,f] up:s[T,f] prod:s[T,f]=",
-        {"exact": _UNLESS_GIVEN},
+        {"exact": UNLESS_GIVEN},
     ),
     Kernel(
         "geglu_backward",
         "Gradients of `geglu_forward`.",
         "gate:s[T,f] up:s[T,f] dprod:s[T,f] dgate:s[T,f]= dup:s[T,f]=",
-        {"exact": _UNLESS_GIVEN},
+        {"exact": UNLESS_GIVEN},
         in_place=tuple((out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),
     ),
     Kernel(
@@ -396,13 +373,13 @@ _DECLARED = (
         "`gelu_new`; `exact`: "
         "up * (1 + erf(up / sqrt(2))) / 2.",
         "up:s[T,f] act:s[T,f]=",
-        {"exact": _UNLESS_GIVEN},
+        {"exact": UNLESS_GIVEN},
     ),
     Kernel(
         "gelu_backward",
         "Gradient of `gelu_forward`.",
         "up:s[T,f] dact:s[T,f] dup:s[T,f]=",
-        {"exact": _UNLESS_GIVEN},
+        {"exact": UNLESS_GIVEN},
         in_place=(("dup", "up"), ("dup", "dact")),
     ),
     Kernel("relu2_forward", "act = max(up, 0)^2.", "up:s[T,f] act:s[T,f]="),
@@ -412,11 +389,12 @@ _DECLARED = (
         "up:s[T,f] dact:s[T,f] dup:s[T,f]=",
         in_place=(("dup", "up"), ("dup", "dact")),
     ),
+    *EXPERT_KERNELS,
     Kernel(
         "embedding_forward",
         "y[t] = scale * table[tokens[t]], 0 for the token -2. Raises IndexError where a token is outside the table.",
         "tokens:i32[T] table:s[V,h] y:s[T,h]=",
-        {"scale": _SCALES},
+        {"scale": SCALES},
     ),
     Kernel(
         "embedding_backward",
@@ -426,7 +404,7 @@ _DECLARED = (
         "Raises IndexError where a token is "
         "outside the table.",
         "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
-        {**_ADDS, "scale": _SCALES, "padding_token": _TOKEN},
+        {**ADDS, "scale": SCALES, "padding_token": TOKEN},
     ),
     Kernel(
         "position_forward",
@@ -434,7 +412,7 @@ _DECLARED = (
         "`documents` positions count from "
         "documents[t]. Raises IndexError where that is negative or behind the row.",
         "positions:s[P,h] y:s[T,h]~ documents:i32[T]?",
-        {"seq_len": _COUNT, "first_position": _STARTS_AT},
+        {"seq_len": COUNT, "first_position": STARTS_AT},
         rule=_position_rule,
     ),
     Kernel(
@@ -444,7 +422,7 @@ _DECLARED = (
         "ascending t, rounded once; zero, or as it was, for a position that no row has. `documents` as in "
         "`position_forward`.",
         "dy:s[T,h] dpositions:*[P,h]+ documents:i32[T]?",
-        {"seq_len": _COUNT, **_ADDS, "first_position": _STARTS_AT},
+        {"seq_len": COUNT, **ADDS, "first_position": STARTS_AT},
         rule=_position_gradient_rule,
     ),
     Kernel(
@@ -459,7 +437,7 @@ _DECLARED = (
         "IndexError where a label is "
         "outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T]= loss:f64[1]+ logits:f32[c,V]=",
-        {"normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        {"normalise": FLAG, **ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
     Kernel(
@@ -468,7 +446,7 @@ _DECLARED = (
         "these; rows with the label -1 have none; -2 is a label of none of these logits; dtable = [dtable +] ... "
         "is rounded once for each chunk of rows. Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
-        {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        {"denominator": DENOMINATOR, "normalise": FLAG, **ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
     Kernel(
@@ -477,7 +455,7 @@ _DECLARED = (
         "dtable is rounded once.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= "
         "dxn:s[T,h]= dtable:*[V,h]+",
-        {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
+        {"denominator": DENOMINATOR, "normalise": FLAG, **ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
     Kernel("zero", "a = 0.", "a:*[...]="),
@@ -486,10 +464,10 @@ _DECLARED = (
         "add",
         "out = a + scale * b.",
         "a:*[...] b:*[...] out:*[...]=",
-        {"scale": _SCALES},
+        {"scale": SCALES},
         in_place=(("out", "a"), ("out", "b")),
     ),
-    Kernel("scale", "out = scale * a.", "a:*[...] out:*[...]=", {"scale": _POSITIVE}, in_place=(("out", "a"),)),
+    Kernel("scale", "out = scale * a.", "a:*[...] out:*[...]=", {"scale": POSITIVE}, in_place=(("out", "a"),)),
     Kernel(
         "adamw",
         "One update as `torch.optim.AdamW` does it; view = master, rounded to its dtype. The gradient is grad * "
@@ -498,7 +476,7 @@ _DECLARED = (
         "master:f32[n]~ m:f32[n]~ v:f32[n]~ grad:*[n] view:*[n]=?",
         {
             "step": KernelOption("int"),
-            **dict.fromkeys(("grad_multiplier", "lr", "beta1", "beta2", "eps", "weight_decay"), _NUMBER),
+            **dict.fromkeys(("grad_multiplier", "lr", "beta1", "beta2", "eps", "weight_decay"), NUMBER),
             "decay": KernelOption("Sequence[tuple[int, int]]"),
         },
         in_routines=False,
@@ -508,7 +486,7 @@ _DECLARED = (
         "out = [out +] (parts[0] + parts[1] + ...) * (1 / divisor), summed in the given order. Whether all "
         "parts and the result are finite.",
         "parts:*[n]... out:*[n]+",
-        {"accumulate": KernelOption("bool"), "divisor": _NUMBER},
+        {"accumulate": KernelOption("bool"), "divisor": NUMBER},
         in_place=(("out", "parts"),),
         in_routines=False,
         returns="bool",
@@ -535,7 +513,7 @@ _DECLARED = (
         "mean_of_quantised",
         "`mean_of_replicas` of what the parts stand for, which are not rounded before.",
         "parts:u8[m]... out:*[n]+",
-        {"accumulate": KernelOption("bool"), "divisor": _NUMBER, "bits": KernelOption("int")},
+        {"accumulate": KernelOption("bool"), "divisor": NUMBER, "bits": KernelOption("int")},
         in_routines=False,
         returns="bool",
     ),

@@ -137,6 +137,28 @@ def token_keys(tokens: I32 | I64, keys: I64) -> None:
     keys.sort()
 
 
+def group_by_expert(chosen: I32, order: I32, ends: I32) -> None:
+    """Set `order` and `ends` as the kernel `group_rows` does, by a stable sort. Raises IndexError for a number outside.
+
+    `chosen` may be of one row a token [T, k]; numbers t * k + j go by expert, then ascending.
+    """
+    low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
+    if low < 0 or high >= len(ends):
+        raise IndexError(f"expert {low if low < 0 else high} is outside {len(ends)} experts")
+    flat = chosen.reshape(-1)
+    order[:] = np.argsort(flat, kind="stable")
+    np.cumsum(np.bincount(flat, minlength=len(ends)), out=ends)
+
+
+def expert_runs(ends: I32, block: int) -> Iterator[tuple[int, slice]]:
+    """Yield (expert, rows) in ascending order, each of at most `block` rows of one expert."""
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        for first in range(start, end, block):
+            yield expert, slice(first, min(first + block, end))
+        start = end
+
+
 def set_problems(kernels: type[KernelSetBase], declared: Iterable[Kernel]) -> list[str]:
     """Return a line for each declared kernel that a set lacks or has with other parameters."""
     problems = []

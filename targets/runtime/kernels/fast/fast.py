@@ -49,6 +49,11 @@ from ratrain.targets.runtime.kernels.fast.fast_scores import (
 )
 from ratrain.targets.runtime.kernels.fast.half_runs import share_half_runs
 from ratrain.targets.runtime.kernels.fast.row_sums import row_groups, store_sums, sum_groups
+from ratrain.targets.runtime.kernels.reference.reference_experts import (
+    ReferenceExperts,
+    expert_gradients_plan,
+    expert_product_plan,
+)
 from ratrain.targets.runtime.kernels.shared import (
     KernelSetBase,
     check_starts,
@@ -91,7 +96,16 @@ def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
 
 
 class Fast(
-    FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, FastMlp, FastGpt, FastQuantised, KernelSetBase
+    FastAttention,
+    FastAttentionBlocks,
+    FastScores,
+    FastHead,
+    FastNorms,
+    FastMlp,
+    FastGpt,
+    FastQuantised,
+    ReferenceExperts,
+    KernelSetBase,
 ):
     """`KernelSet` on BLAS and numba."""
 
@@ -123,6 +137,8 @@ class Fast(
             "attention_values_forward": values_forward_plan,
             "attention_values_backward": values_backward_plan,
             "attention_scores_backward": scores_backward_plan,
+            **dict.fromkeys(("expert_rows", "expert_sums"), expert_product_plan),
+            "expert_gradients": expert_gradients_plan,
             "mean_of_replicas": _mean_plan,
             "quantise": quantise_plan,
             "dequantise": dequantise_plan,
@@ -135,6 +151,8 @@ class Fast(
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
             *("attention_partial_finish", "attention_delta"),
             *("zero", "cast", "add", "adamw", "all_finite"),
+            *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
+            *("weighted_swiglu_forward", "weighted_swiglu_backward"),
         ),
     )
 

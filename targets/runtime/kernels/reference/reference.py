@@ -27,6 +27,11 @@ from ratrain.targets.runtime.kernels.reference.reference_common import (
     row_blocks,
     sigmoid,
 )
+from ratrain.targets.runtime.kernels.reference.reference_experts import (
+    ReferenceExperts,
+    expert_gradients_plan,
+    expert_product_plan,
+)
 from ratrain.targets.runtime.kernels.reference.reference_families import ReferenceFamilies, head_norm_backward_plan
 from ratrain.targets.runtime.kernels.reference.reference_gpt import (
     ReferenceGpt,
@@ -78,6 +83,7 @@ class ReferenceKernels(
     ReferenceHead,
     ReferenceGpt,
     ReferenceFamilies,
+    ReferenceExperts,
     ReferenceQuantised,
     KernelSetBase,
 ):
@@ -99,6 +105,8 @@ class ReferenceKernels(
             "head_forward": head_forward_plan,
             "head_backward": head_backward_plan,
             "head_backward_from_logits": head_backward_from_logits_plan,
+            **dict.fromkeys(("expert_rows", "expert_sums"), expert_product_plan),
+            "expert_gradients": expert_gradients_plan,
         },
         never=(
             *(
@@ -117,6 +125,8 @@ class ReferenceKernels(
             *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
             *("quantise", "dequantise", "mean_of_quantised"),
+            *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
+            *("weighted_swiglu_forward", "weighted_swiglu_backward"),
         ),
     )
 

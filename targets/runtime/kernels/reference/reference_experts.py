@@ -1,0 +1,175 @@
+"""Kernels of expert blocks in plain numpy: choice of experts, products of their rows, weighted SwiGLU.
+
+Expert by expert, in ascending order, in blocks of `ROW_BLOCK` rows: the last block is filled up with zeros, so that a
+product always has the same shape and a row the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.targets.program.expert_kernels import ROW_BLOCK
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
+from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks, sigmoid
+from ratrain.targets.runtime.kernels.shared import expert_runs, group_by_expert
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+
+
+def expert_product_plan(a: Array, b: Array, out: Array, **_: object) -> Plan:
+    """Plan a block of rows, one expert's matrix and their product, in float32."""
+    return [Buffer((ROW_BLOCK, a.shape[1])), Buffer(b.shape[1:]), Buffer((ROW_BLOCK, out.shape[1]))]
+
+
+def expert_gradients_plan(a: Array, b: Array, out: Array, **_: object) -> Plan:
+    """Plan the rows of one expert of both factors, at most one for each token, and their product, in float32."""
+    tokens = min(len(a), len(b))
+    return [Buffer((tokens, a.shape[1])), Buffer((tokens, b.shape[1])), Buffer(out.shape[1:])]
+
+
+class ReferenceExperts:
+    """The kernels of `ReferenceKernels` for blocks of experts."""
+
+    @quiet
+    def route_forward(self, logits, chosen, weights, *, scratch, normalise):
+        count = chosen.shape[1]
+        for rows in row_blocks(*logits.shape):
+            block = logits[rows]
+            # stable sort of descending values: of equal logits the lower number comes first, a NaN last
+            best = np.sort(np.argsort(-block, axis=1, kind="stable")[:, :count], axis=1)
+            chosen[rows] = best
+            taken = np.take_along_axis(block, best, axis=1)
+            weights[rows] = np.exp(taken - _log_sums(taken if normalise else block))
+
+    @quiet
+    def route_backward(
+        self,
+        logits,
+        chosen,
+        weights,
+        dweights,
+        ends,
+        dlogits,
+        *,
+        scratch,
+        scale=None,
+        normalise,
+        balance=0.0,
+        z=0.0,
+        denominator,
+    ):
+        tokens, experts = logits.shape
+        step = np.float32(1 if scale is None else float(scale[0]) / float(denominator))
+        pull = np.diff(ends, prepend=0) * np.float32(balance * experts / (chosen.shape[1] * tokens**2)) * step
+        for rows in row_blocks(*logits.shape):
+            sums = _log_sums(logits[rows])
+            shares = np.exp(logits[rows] - sums)
+            mean = (weights[rows] * dweights[rows]).sum(axis=1, keepdims=True)
+            if normalise:
+                value = np.zeros_like(shares)
+                np.put_along_axis(value, chosen[rows], weights[rows] * (dweights[rows] - mean), axis=1)
+            else:
+                value = -shares * mean
+                here = np.take_along_axis(value, chosen[rows], axis=1) + weights[rows] * dweights[rows]
+                np.put_along_axis(value, chosen[rows], here, axis=1)
+            if balance:
+                value += shares * (pull - shares @ pull[:, None])
+            if z:
+                value += np.float32(2 * z / tokens) * step * sums * shares
+            dlogits[rows] = value
+
+    def group_rows(self, chosen, order, ends, *, scratch):
+        group_by_expert(chosen, order, ends)
+
+    @quiet
+    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
+        choices = len(out) // len(a)
+        for rows, product in self._expert_products(a, b, ends, out, scratch, trans_b, order // choices):
+            put(out[rows], product)
+
+    @quiet
+    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+        choices = len(a) // len(out)
+        sums.fill(0)
+        for rows, product in self._expert_products(a, b, ends, out, scratch, trans_b):
+            sums[order[rows] // choices] += product  # an expert has each token at most once
+        for rows in row_blocks(*out.shape):
+            value = sums[rows]
+            if accumulate:
+                value = value + f32(out[rows])
+            if residual is not None:
+                value = value + f32(residual[rows])
+            put(out[rows], value)
+
+    def _expert_products(
+        self, a: Array, b: Array, ends: I32, out: Array, scratch: Any, trans_b: bool, source: I32 | None = None
+    ) -> Iterator[tuple[slice, F32]]:
+        """Yield the rows of each block, and their product; row r of the first factor is a[source[r]], else a[r]."""
+        block, matrix, product = scratch.take_all(expert_product_plan(a, b, out))
+        current = -1
+        for expert, rows in expert_runs(ends, ROW_BLOCK):
+            if expert != current:
+                np.copyto(matrix, b[expert])
+                current = expert
+            count = rows.stop - rows.start
+            block[:count] = a[rows if source is None else source[rows]]
+            block[count:] = 0
+            np.matmul(block, matrix.T if trans_b else matrix, out=product)
+            yield rows, product[:count]
+
+    @quiet
+    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+        left, right, product = scratch.take_all(expert_gradients_plan(a, b, out))
+        choices = len(order) // min(len(a), len(b))
+        start = 0
+        for expert, end in enumerate(ends.tolist()):
+            count = end - start
+            own, tokens = slice(start, end), order[start:end] // choices
+            left[:count] = a[tokens if gathers_a else own]
+            right[:count] = b[own if gathers_a else tokens]
+            np.matmul(left[:count].T, right[:count], out=product)
+            if accumulate:
+                product += f32(out[expert])
+            put(out[expert], product)
+            start = end
+
+    @quiet
+    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
+        of_row = weights.reshape(-1)
+        for rows in row_blocks(*gate.shape):
+            g = f32(gate[rows])
+            weight = of_row[rows if order is None else order[rows], None]
+            put(prod[rows], g * sigmoid(g) * f32(up[rows]) * weight)
+
+    @quiet
+    def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
+        of_row, gradients = weights.reshape(-1), dweights.reshape(-1)
+        for rows in row_blocks(*gate.shape):
+            at = rows if order is None else order[rows]
+            g, u, above = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
+            d = above * of_row[at, None]
+            s = sigmoid(g)
+            gradients[at] = (above * (g * s * u)).sum(axis=1)
+            gate_gradient = d * u * s * (1 + g * (1 - s))
+            up_gradient = d * g * s
+            put(dgate[rows], gate_gradient)
+            put(dup[rows], up_gradient)
+
+    @quiet
+    def sigmoid_forward(self, x, y, *, scratch):
+        put(y, sigmoid(x))
+
+    @quiet
+    def sigmoid_backward(self, y, dy, dx, *, scratch):
+        put(dx, dy * y * (1 - y))
+
+
+def _log_sums(logits: F32) -> F32:
+    """Return the log-sum-exp of each row as one column."""
+    peak = logits.max(axis=1, keepdims=True)
+    sums: F32 = peak + np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
+    return sums
