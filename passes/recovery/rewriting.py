@@ -34,7 +34,7 @@ from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 LEAN_SLOTS = {
     "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),
-    "mlp": ("gate", "up", "branch"),
+    "mlp": ("chosen", "weights", "gate", "up", "shared_gate", "shared_up", "shared_weights", "branch"),
 }
 """Slots that `lean` keeps of a block: results of its products and of attention."""
 

@@ -38,6 +38,8 @@ _PADS = "padding_token"
 _BIASED_ATTENTION = ("qkv_bias", "o_bias")
 _LAYERS = ("sliding_window", "layer_kinds")
 _SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
+_EXPERTS = ("experts", "experts_per_token")
+_SIZED_EXPERTS = ("expert_size", "router_normalised")
 _GEMMA = {
     "norm_placement": "both",
     "norm_unit_offset": True,
@@ -91,6 +93,24 @@ FAMILY: Mapping[str, Family] = {
         ("SmolLM3ForCausalLM",),
         free=(*_BIASED_ATTENTION, "mlp_bias", "layer_kinds", _PADS, "activation", "rope_scaling"),
         layer_letters="fn",
+    ),
+    "mixtral": Family(("MixtralForCausalLM",), free=("sliding_window", _PADS, *_EXPERTS, "rope_scaling")),
+    "qwen2_moe": Family(
+        ("Qwen2MoeForCausalLM",),
+        free=("qkv_bias", *_EXPERTS, *_SIZED_EXPERTS, "shared_expert_size", _PADS, "rope_scaling"),
+    ),
+    "qwen3_moe": Family(
+        ("Qwen3MoeForCausalLM",),
+        {"qk_norm": "head"},
+        (*_BIASED_ATTENTION, *_EXPERTS, *_SIZED_EXPERTS, _PADS, "rope_scaling"),
+    ),
+    "olmoe": Family(
+        ("OlmoeForCausalLM",),
+        {"qk_norm": "whole"},
+        (*_BIASED_ATTENTION, *_EXPERTS, "router_normalised", _PADS, "rope_scaling"),
+    ),
+    "granitemoe": Family(
+        ("GraniteMoeForCausalLM",), free=(*_BIASED_ATTENTION, *_SCALES, *_EXPERTS, _PADS, "rope_scaling")
     ),
     "gpt2": Family(
         ("GPT2LMHeadModel",),

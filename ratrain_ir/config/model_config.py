@@ -47,10 +47,10 @@ class LayerKind:
 
 @frozen(cache_hash=True)
 class ModelConfig:
-    """Dense decoder-only language model: its sizes, and the make-up of its blocks.
+    """Decoder-only language model: its sizes, and the make-up of its blocks.
 
     Defaults are as in LLaMA: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads` need not
-    equal `hidden_size`.
+    equal `hidden_size`. With `experts` the MLP of every layer is a mixture: a router sends each token to some of them.
     """
 
     name: str
@@ -127,6 +127,16 @@ class ModelConfig:
     """Factor of each block's output before it is added to the stream."""
     logit_scale: float = 1.0
     """Factor of logits."""
+    experts: int | None = None
+    """Experts of each layer's MLP; None: the MLP is dense."""
+    experts_per_token: int | None = None
+    """Experts that the router chooses for each token."""
+    expert_size: int | None = None
+    """Inner width of one expert; None: `ffn_size`."""
+    shared_expert_size: int | None = None
+    """Inner width of an expert that every token passes through, weighted by a sigmoid gate of its own; None: none."""
+    router_normalised: bool = True
+    """True if the weights of a token's experts sum to 1 (softmax over the chosen), else softmax over all experts."""
     padding_token: int | None = None
     """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
 
@@ -165,6 +175,11 @@ class ModelConfig:
         """Names of an MLP's linear layers."""
         return ("gate", "up", "down") if self.gated_mlp else ("up", "down")
 
+    @property
+    def expert_width(self) -> int:
+        """Inner width of one expert."""
+        return self.expert_size or self.ffn_size
+
     def layer_kind(self, layer: int) -> LayerKind:
         """Return the window and rotation of a layer."""
         letter = self.layer_kinds[layer] if self.layer_kinds else "f" if self.sliding_window is None else "w"
@@ -201,8 +216,19 @@ class ModelConfig:
 
     @property
     def matrix_elements_per_layer(self) -> int:
-        """Elements of one layer's matrices: query, key, value, output, and the MLP's."""
-        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + len(self.mlp_matrices) * self.ffn_size)
+        """Elements of one layer's matrices that each token is multiplied by.
+
+        They are query, key, value, output, and the MLP's. Of experts count the chosen ones, the router and, if there is
+        one, the shared expert with its gate.
+        """
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + self._mlp_elements(self.experts_per_token or 0)
+
+    def _mlp_elements(self, experts: int) -> int:
+        """Return the elements of an MLP's matrices, with so many of its experts."""
+        if self.experts is None:
+            return len(self.mlp_matrices) * self.hidden_size * self.ffn_size
+        shared = 0 if self.shared_expert_size is None else len(self.mlp_matrices) * self.shared_expert_size + 1
+        return self.hidden_size * (self.experts + experts * len(self.mlp_matrices) * self.expert_width + shared)
 
     @property
     def _block_norm_parameters(self) -> int:
@@ -218,10 +244,9 @@ class ModelConfig:
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one MLP block: norms and matrices, with biases if any."""
-        matrices = len(self.mlp_matrices)
-        biases = (matrices - 1) * self.ffn_size + self.hidden_size if self.mlp_bias else 0
-        return self._block_norm_parameters + matrices * self.hidden_size * self.ffn_size + biases
+        """Parameters of one MLP block: norms and matrices (of all experts), with biases if any."""
+        biases = (len(self.mlp_matrices) - 1) * self.ffn_size + self.hidden_size if self.mlp_bias else 0
+        return self._block_norm_parameters + self._mlp_elements(self.experts or 0) + biases
 
     @property
     def parameters_per_layer(self) -> int:

@@ -36,6 +36,7 @@ _MAX_HEAD_DIM = 1 << 14
 _MAX_FFN = 1 << 22
 _MAX_WINDOW = 1 << 30
 _MAX_POSITIONS = 1 << 30
+_MAX_EXPERTS = 1 << 14
 _MAX_THETA = 1e12
 _POSITIVE = "a number from 1e-6 to 1e6"
 
@@ -52,6 +53,7 @@ _FLAGS = (
     "parallel_residual",
     "gated_mlp",
     "rope_interleaved",
+    "router_normalised",
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -128,11 +130,16 @@ def read_model(reader: FieldReader) -> ModelConfig:
         embedding_scale=reader.number("embedding_scale", _is_scale, _POSITIVE, default=1.0),
         residual_scale=reader.number("residual_scale", _is_scale, _POSITIVE, default=1.0),
         logit_scale=reader.number("logit_scale", _is_scale, _POSITIVE, default=1.0),
+        experts=reader.integer_or_none("experts", 1, _MAX_EXPERTS),
+        experts_per_token=reader.integer_or_none("experts_per_token", 1, _MAX_EXPERTS),
+        expert_size=reader.integer_or_none("expert_size", 1, _MAX_FFN),
+        shared_expert_size=reader.integer_or_none("shared_expert_size", 1, _MAX_FFN),
         padding_token=reader.integer_or_none("padding_token", -_MAX_VOCAB, _MAX_VOCAB),
         **flags,
     )
     _check_shape(reader, config)
     _check_activation(reader, config)
+    _check_experts(reader, config)
     _check_layers(reader, config)
     _check_family(reader, config)
     return config
@@ -231,6 +238,31 @@ def _check_activation(reader: FieldReader, config: ModelConfig) -> None:
         message = f"an MLP {how} a gate and with the activation {config.activation} is not supported"
         help_text = f"supported {how} a gate are {'silu, ' if config.gated_mlp else 'relu2, '}gelu and gelu-tanh"
         reader.contradiction("RT062", "activation", message, help=help_text)
+
+
+def _check_experts(reader: FieldReader, config: ModelConfig) -> None:
+    """Check the fields of a mixture of experts: its kernels are of MLPs with a SiLU gate and without biases."""
+    label = reader.label
+    others = ("experts_per_token", "expert_size", "shared_expert_size")
+    if config.experts is None:
+        for name in others if reader.good("experts") else ():
+            if reader.good(name) and getattr(config, name) is not None:
+                text = f"'{label(name)}' is {getattr(config, name)}, but the model has no experts"
+                reader.contradiction("RT062", name, text, help=f"give '{label('experts')}', or leave it out")
+        return
+    if config.experts_per_token is None and reader.good("experts_per_token"):
+        text = f"'{label('experts_per_token')}' is missing: how many experts a token goes to"
+        reader.contradiction("RT062", "experts_per_token", text)
+    elif reader.good("experts", "experts_per_token") and (config.experts_per_token or 0) > config.experts:
+        text = f"a token cannot go to {config.experts_per_token} of {config.experts} experts"
+        reader.contradiction("RT062", "experts_per_token", text)
+    if reader.good("activation", "gated_mlp") and (config.activation, config.gated_mlp) != ("silu", True):
+        text = f"experts with the activation {config.activation} are not supported"
+        reader.contradiction("RT062", "activation", text, help="supported is silu with a gate")
+    for name in ("mlp_bias", "parallel_residual"):
+        if reader.good(name) and getattr(config, name):
+            text = f"'{label(name)}' does not go with experts"
+            reader.contradiction("RT062", name, text, help="supported are experts without biases, behind attention")
 
 
 def _check_layers(reader: FieldReader, config: ModelConfig) -> None:

@@ -38,6 +38,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     _check_slices(reader, plan)
     if model is not None:
         _check_positions(reader, plan, model)
+        _check_experts(reader, plan, model)
         _check_softcap(reader, plan, model)
     _check_tensor_ranks(reader, plan, model)
     if (
@@ -114,6 +115,19 @@ def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> Non
             f"sequences of {plan.seq_len} tokens are longer than the {positions} {what}",
             help=f"use seq_len = {positions} or less, or a model with more positions ({key})",
         )
+
+
+def _check_experts(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
+    """Check for keys that products of experts do not follow."""
+    if model.experts is None:
+        return
+    if plan.mlp_chunk is not None and reader.good("mlp_chunk"):
+        text = f"mlp_chunk cuts the rows of dense MLPs, but those of {model.name} are experts, which take all rows"
+        way_out = "leave it out; smaller micro-batches or slices have fewer rows at a time"
+        reader.contradiction("RT064", "mlp_chunk", text, help=way_out)
+    if plan.half_run is not None and reader.good("accumulate"):
+        text = f'accumulate = "{plan.accumulate}" is not built for the products of experts, which {model.name} has'
+        reader.contradiction("RT064", "accumulate", text, help="leave it out: products are summed in f32")
 
 
 def _check_tensor_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:

@@ -129,6 +129,11 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     peers = plan.tp
     if peers == 1:
         return
+    if model.experts is not None:
+        yield (
+            f"{model.name} has experts, which tensor-parallel ranks do not share out in this version",
+            "use tp = 1: replicas with zero = 1 to 3 and pipeline stages share out state",
+        )
     if model.heads % peers:
         fits = [number for number in range(2, model.heads + 1) if shares_heads(model, number)]
         yield f"{peers} tensor-parallel ranks do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"

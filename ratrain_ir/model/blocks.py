@@ -8,6 +8,9 @@ A block's parameters lie in one flat tensor, padded so that replicas own equal s
 
     | norm | q_proj | k_proj | ... | padding |      each parameter at a multiple of 64 elements
     |  shard 0   |  shard 1   |  shard 2   |      D shards of equal length
+
+The mlp of a model with experts has the same place in the chain and the same name; matrices of all its experts are one
+parameter each, [experts, outputs, inputs].
 """
 
 from __future__ import annotations
@@ -23,6 +26,13 @@ from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
+from ratrain.ratrain_ir.model.expert_blocks import (
+    expert_shapes,
+    expert_slots,
+    mlp_shapes,
+    pending_expert_slots,
+    tokens_per_micro_batch,
+)
 from ratrain.ratrain_ir.model.parameter_names import parameter_name
 
 if TYPE_CHECKING:
@@ -151,10 +161,11 @@ def _shapes(model: ModelConfig, block: Block) -> list[tuple[str, tuple[int, ...]
         shapes += _linear_shapes("o", hidden, model.q_size, bias=model.o_bias)
         for name in ("q", "k") if model.qk_norm != "none" else ():
             shapes.append((f"{name}_norm", (model.head_dim if model.qk_norm == "head" else widths[name],)))
+    elif model.experts is not None:
+        shapes += expert_shapes(model)
     else:
-        for name in model.mlp_matrices:
-            outputs, inputs = (hidden, model.ffn_size) if name == "down" else (model.ffn_size, hidden)
-            shapes += _linear_shapes(name, outputs, inputs, bias=model.mlp_bias)
+        for name, shape in mlp_shapes(model, model.ffn_size):
+            shapes += _linear_shapes(name, *shape, bias=model.mlp_bias)
     return shapes + (_norm_shapes(model, "post_norm", hidden) if model.has_post_norm else [])
 
 
@@ -302,11 +313,6 @@ class Slot:
     type: TensorType
 
 
-def tokens_per_micro_batch(plan: Plan) -> int:
-    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice)."""
-    return plan.micro_batch_size * plan.seq_len
-
-
 @cache
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the tensors that the backward of a block reads in addition to its input, in the order that ops list them.
@@ -331,11 +337,9 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
     if block.kind == "mlp":
-        wide = tensor_type(act, (rows, model.ffn_size))
-        names = ("gate", "up", "prod") if model.gated_mlp else ("up", "act")
         return (
             *_normed_slots(model, plan),
-            *(Slot(name, wide) for name in names),
+            *_mlp_slots(model, plan),
             *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
@@ -344,6 +348,14 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
         logits = Slot("logits", tensor_type(Dtype.F32, (rows, model.vocab_size)))
         return (lse, logits) if plan.holds_logits else (lse,)
     return ()
+
+
+def _mlp_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+    """Return what an mlp saves between its norm and its branch: inputs of products; with experts also their choice."""
+    if model.experts is not None:
+        return tuple(Slot(*slot) for slot in expert_slots(model, plan))
+    wide = tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.ffn_size))
+    return tuple(Slot(name, wide) for name in (("gate", "up", "prod") if model.gated_mlp else ("up", "act")))
 
 
 def _normed_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
@@ -439,9 +451,11 @@ SPLIT_KINDS = ("attention", "mlp")
 chunks of rows, so its backward stays whole."""
 
 _NORMS = ("mean", "rstd", "branch", "branch_mean", "branch_rstd")
+_CHOICE = ("xn", "chosen", "weights")
+_SHARED = ("shared_gate", "shared_up", "shared_weights")
 INPUT_HALF_SLOTS = {
     "attention": ("q_in", "q_rstd", "k_in", "k_rstd", SQUARES, "q", "k", "v", "o", "lse", "probs", *_NORMS),
-    "mlp": ("gate", "up", *_NORMS),
+    "mlp": ("gate", "up", *_CHOICE, *_SHARED, *_NORMS),
 }
 """Saved slots that the input half of a split backward reads, if the model and the plan have them."""
 
@@ -449,7 +463,7 @@ _OF_HEADS = ("q", "k", "lse", "probs", "v")
 HEADS_SLOTS = {"attention": ("q_in", "k_in", "o", *_OF_HEADS)}
 """Saved slots that the backward reads before norms of queries and keys that sum over tensor-parallel ranks."""
 
-WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
+WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act", "chosen", "shared_prod")}
 """Saved slots that the weight half of a split backward reads, if the model has them."""
 
 
@@ -461,6 +475,8 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
         # The softmax gradient subtracts each row's mean of the probabilities' gradient. Whole probabilities give it
         # directly; fused attention computes it from its output `o`.
         names.remove("o")
+    if read is INPUT_HALF_SLOTS and block.kind == "mlp" and model.experts is None and "xn" in names:
+        names.remove("xn")  # only a router's gradient is computed from its input again
     if read is INPUT_HALF_SLOTS and not through_heads:
         names = [name for name in names if name in ("q_in", "k_in", SQUARES)]
     return tuple(name for name in names if name in read[block.kind])
@@ -474,23 +490,29 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     as exact f32 sums. These are rounded once, when they are added to the gradient, as in a whole backward.
     """
     over_peers = norms_over_ranks(model, plan)
-    model = rank_model(model, plan)
+    whole, model = model, rank_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
     if block.kind == "attention" and over_peers:
         widths = {"dq_in": model.q_size, "dk_in": model.kv_size}
     elif block.kind == "attention":
         widths = {"dq": model.q_size, "dk": model.kv_size, "dv": model.kv_size}
+    elif block.kind == "mlp" and model.experts is not None:
+        return (*(Slot(*slot) for slot in pending_expert_slots(model, plan)), *_pending_norm_slots(whole, plan, block))
     elif block.kind == "mlp":
         widths = dict.fromkeys(("dgate", "dup") if model.gated_mlp else ("dup",), model.ffn_size)
     else:
         return ()
     products = [Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()]
-    apart = adds_branches_apart(model, plan)
+    return (*products, *_pending_norm_slots(whole, plan, block))
+
+
+def _pending_norm_slots(model: ModelConfig, plan: Plan, block: Block) -> list[Slot]:
+    """Return the gradient of a normed branch, and the sums of the gradients of norms that the block itself leaves."""
+    apart, model = adds_branches_apart(model, plan), rank_model(model, plan)
     branch = [Slot("dbranch", stream_type(model, plan))] if model.has_post_norm and not apart else []
     left = branch_sums(model, plan, block)
-    sums = [slot for slot in _sum_slots(model, block) if slot not in left]
-    return (*products, *branch, *sums)
+    return [*branch, *(slot for slot in _sum_slots(model, block) if slot not in left)]
 
 
 def branch_sums(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:

@@ -32,6 +32,12 @@ _LLAMA_MLP = {
     **{key: name for part in ("gate", "up", "down") for key, name in _linear(part, f"mlp.{part}_proj").items()},
     **_norm("post_norm", "post_feedforward_layernorm"),
 }
+_EXPERTS = {
+    "router_proj": "mlp.gate.weight",
+    **{f"{part}_experts": f"mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"shared_{part}_proj": f"mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")},
+    "shared_router_proj": "mlp.shared_expert_gate.weight",
+}
 _LLAMA_ENDS = {
     "embed": {"table": "model.embed_tokens.weight"},
     "head": {"table": "lm_head.weight", **_norm("norm", "model.norm")},
@@ -94,7 +100,11 @@ def _names(model: ModelConfig) -> Mapping[str, Mapping[str, str]]:
     if model.family in _OWN:
         return _OWN[model.family]
     before_mlp = "pre_feedforward_layernorm" if model.has_post_norm else "post_attention_layernorm"
-    return {**_LLAMA_ENDS, "attention": _LLAMA_ATTENTION, "mlp": {**_LLAMA_MLP, **_norm("norm", before_mlp)}}
+    return {
+        **_LLAMA_ENDS,
+        "attention": _LLAMA_ATTENTION,
+        "mlp": {**_LLAMA_MLP, **_EXPERTS, **_norm("norm", before_mlp)},
+    }
 
 
 _OWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {

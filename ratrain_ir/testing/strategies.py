@@ -89,6 +89,9 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
         "attention_scale": st.sampled_from([scalar**-0.5 for scalar in (1.0, 16.0, 144.0)]),
         "attention_softcap": st.none() | st.sampled_from((0.5, 50.0)),
         "logit_softcap": st.none() | st.sampled_from((0.5, 30.0)),
+        "expert_size": st.none() | st.integers(1, 9),
+        "shared_expert_size": st.none() | st.integers(1, 9),
+        "router_normalised": st.booleans(),
         "embedding_scale": st.just(sqrt(hidden_size))
         if family in ("gemma2", "gemma3_text")
         else st.sampled_from((1.0, 12.0)),
@@ -108,6 +111,9 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
     }
     fields = {**known.implied, **windows}
     fields |= {name: draw(choices[name]) for name in sorted(known.free & choices.keys())}
+    if "experts" in known.free:
+        fields["experts"] = draw(st.integers(1, 5))
+        fields["experts_per_token"] = draw(st.integers(1, fields["experts"]))
     if "o_bias" in known.free:
         fields |= dict.fromkeys(("qkv_bias", "o_bias"), draw(st.booleans()))
     return fields

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
+from ratrain.targets.codegen.expert_routines import experts_backward, experts_forward
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import (
     add_branch,
@@ -121,11 +122,11 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     recipe = (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
-        ("mlp", False): mlp_forward,
+        ("mlp", False): mlp_forward if model.experts is None else experts_forward,
         ("head", False): _head_forward,
         ("embed", True): _embed_backward,
         ("attention", True): _attention_backward,
-        ("mlp", True): mlp_backward,
+        ("mlp", True): mlp_backward if model.experts is None else experts_backward,
         ("head", True): _head_backward,
     }[form.block.kind, backward]
     recipe(builder)

@@ -124,6 +124,29 @@ def _head(products: int) -> _Arithmetic:
     return _Arithmetic(flops, lambda _routine, _step, machine: machine.head_efficiency)
 
 
+def _expert_rows(routine: Routine, step: Step) -> tuple[int, int, int]:
+    """Return rows of all experts, and both extents of one expert's matrix."""
+    matrix = "out" if step.kernel == "expert_gradients" else "b"
+    _, rows, columns = routine.shape_of(step.operands[matrix])
+    return routine.shape_of(step.operands["order"])[0], rows, columns
+
+
+def _expert_flops(routine: Routine, step: Step) -> float:
+    return 2.0 * prod(_expert_rows(routine, step))
+
+
+def _expert_efficiency(routine: Routine, step: Step, machine: Machine) -> float:
+    """Return the efficiency of one expert's product; the router is assumed to send each as many rows as the others."""
+    rows, inner, columns = _expert_rows(routine, step)
+    experts = routine.shape_of(step.operands["ends"])[0]
+    if not machine.gemm_half_extent:
+        return machine["gemm_efficiency"]
+    return _efficiency_of(machine, max(1.0, rows / experts), inner, columns)
+
+
+_OF_EXPERTS = _Arithmetic(_expert_flops, _expert_efficiency)
+"""Products of rows grouped by expert."""
+
 _BOUND_BY_DDR = _Arithmetic(lambda _routine, _step: 0.0, lambda _routine, _step, _machine: 1.0)
 """Kernels with few operations on each element: moving their operands to and from DDR takes longer."""
 
@@ -170,6 +193,16 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "embedding_backward": _BOUND_BY_DDR,
         "position_forward": _BOUND_BY_DDR,
         "position_backward": _BOUND_BY_DDR,
+        "route_forward": _BOUND_BY_DDR,
+        "route_backward": _BOUND_BY_DDR,
+        "group_rows": _BOUND_BY_DDR,
+        "expert_rows": _OF_EXPERTS,
+        "expert_sums": _OF_EXPERTS,
+        "expert_gradients": _OF_EXPERTS,
+        "weighted_swiglu_forward": _BOUND_BY_DDR,
+        "weighted_swiglu_backward": _BOUND_BY_DDR,
+        "sigmoid_forward": _BOUND_BY_DDR,
+        "sigmoid_backward": _BOUND_BY_DDR,
         "zero": _BOUND_BY_DDR,
         "cast": _BOUND_BY_DDR,
         "add": _BOUND_BY_DDR,

@@ -15,7 +15,7 @@ import numpy as np
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
-from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_SCORES, tiles_of
+from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_EXPERTS, UNTILED_SCORES, tiles_of
 from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory, Ranges, TileSchedule
 from ratrain.targets.program.kernel_options import ProductOptions
 from ratrain.targets.runtime.arena.scratch import plan_bytes
@@ -79,6 +79,9 @@ class Tiled(Fast):
         if kernel in UNTILED_BLOCKS:
             text = f"there are no tile schedules for '{kernel}': slices of a sequence are not computed by tiles"
             fail("RT093", text, help="plan without slices, or run it with --kernels fast")
+        if kernel in UNTILED_EXPERTS:
+            text = f"there are no tile schedules for '{kernel}': products of experts are not computed by tiles"
+            fail("RT093", text, help="run it with --kernels fast")
         if kernel in PARTS and getattr(arguments.get("spec"), "softcap", None) is not None:
             text = (
                 f"there are no tile schedules for '{kernel}' with a soft cap: capped scores are not computed by tiles"

@@ -25,6 +25,9 @@ UNTILED_SCORES = (
 UNTILED_BLOCKS = ("attention_partial_forward", "attention_partial_backward")
 """Attention of a slice to the keys of another one, for which there are no tile schedules."""
 
+UNTILED_EXPERTS = ("expert_rows", "expert_sums", "expert_gradients")
+"""Products of rows grouped by expert, for which there are no tile schedules."""
+
 PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     "parts on the chip",
     {
@@ -44,6 +47,9 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *("attention_partial_finish", "attention_delta"),
         *UNTILED_SCORES,
         *UNTILED_BLOCKS,
+        *UNTILED_EXPERTS,
+        *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
+        *("weighted_swiglu_forward", "weighted_swiglu_backward"),
     ),
 )
 """Parts of each tiled kernel, which are computed one after the other."""

@@ -1,0 +1,80 @@
+"""Parameters and saved tensors of an mlp whose router sends each token to some of its experts.
+
+Each of T tokens goes to k of E experts, so their products have T * k rows, whatever the router says: no size here
+depends on data, and every tensor keeps its address. Order of the rows: `targets/program/expert_kernels.py`.
+
+    xn [T, h] -> router -> chosen, weights [T, k] -> gate, up -> prod [T k, width] -> down, summed over k -> [T, h]
+
+A shared expert takes all tokens and is weighted by a gate of its own (Qwen2-MoE). Shapes are of a whole model, as
+experts are not shared out to tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+
+
+def tokens_per_micro_batch(plan: Plan) -> int:
+    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice)."""
+    return plan.micro_batch_size * plan.seq_len
+
+
+def mlp_shapes(model: ModelConfig, width: int) -> list[tuple[str, tuple[int, int]]]:
+    """Return (name, [outputs, inputs]) of the matrices of an MLP of some inner width."""
+    hidden = model.hidden_size
+    return [(name, (hidden, width) if name == "down" else (width, hidden)) for name in model.mlp_matrices]
+
+
+def expert_shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Return (short name, shape) of the router's matrix, of all experts, and of the shared expert with its gate."""
+    experts, hidden = experts_of(model), model.hidden_size
+    stacks = [(f"{name}_experts", (experts, *shape)) for name, shape in mlp_shapes(model, model.expert_width)]
+    shapes: list[tuple[str, tuple[int, ...]]] = [("router_proj", (experts, hidden)), *stacks]
+    if model.shared_expert_size is not None:
+        shapes += [(f"shared_{name}_proj", shape) for name, shape in mlp_shapes(model, model.shared_expert_size)]
+        shapes.append(("shared_router_proj", (1, hidden)))
+    return shapes
+
+
+def experts_of(model: ModelConfig) -> int:
+    """Return the number of experts of a model that has some."""
+    assert model.experts is not None
+    return model.experts
+
+
+def expert_rows(model: ModelConfig, plan: Plan) -> int:
+    """Return the rows of all experts' products of a micro-batch: one for each choice of each token."""
+    assert model.experts_per_token is not None
+    return tokens_per_micro_batch(plan) * model.experts_per_token
+
+
+def expert_slots(model: ModelConfig, plan: Plan) -> list[tuple[str, TensorType]]:
+    """Return (name, type) of what an mlp of experts saves: the choice and its weights, then inputs of products."""
+    tokens, act = tokens_per_micro_batch(plan), Dtype(plan.view_dtype)
+    choices = (tokens, expert_rows(model, plan) // tokens)
+    slots = [("chosen", tensor_type(Dtype.I32, choices)), ("weights", tensor_type(Dtype.F32, choices))]
+    own = tensor_type(act, (expert_rows(model, plan), model.expert_width))
+    slots += [(name, own) for name in ("gate", "up", "prod")]
+    if model.shared_expert_size is not None:
+        shared = tensor_type(act, (tokens, model.shared_expert_size))
+        slots += [(f"shared_{name}", shared) for name in ("gate", "up", "prod")]
+        slots.append(("shared_weights", tensor_type(Dtype.F32, (tokens, 1))))
+    return slots
+
+
+def pending_expert_slots(model: ModelConfig, plan: Plan) -> list[tuple[str, TensorType]]:
+    """Return (name, type) of the gradients of the outputs of products: of experts, router and shared expert."""
+    tokens, act = tokens_per_micro_batch(plan), Dtype(plan.view_dtype)
+    own = tensor_type(act, (expert_rows(model, plan), model.expert_width))
+    slots = [("dgate", own), ("dup", own), ("dlogits", tensor_type(Dtype.F32, (tokens, experts_of(model))))]
+    if model.shared_expert_size is not None:
+        shared = tensor_type(act, (tokens, model.shared_expert_size))
+        slots += [("dshared_gate", shared), ("dshared_up", shared)]
+        slots.append(("dshared_logits", tensor_type(Dtype.F32, (tokens, 1))))
+    return slots

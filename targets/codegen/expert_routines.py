@@ -1,0 +1,149 @@
+"""Steps of an mlp with experts: router, order of rows, grouped products, the sum over a token's experts, gradients.
+
+The weight of a choice multiplies the activation before the last product, not the product after it: that is the same
+sum, and the gradient of the weight needs no second product.
+
+    y[t] = sum over the rows r of t:  (weight * silu(gate) * up)[r] @ down
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.expert_blocks import expert_rows, experts_of
+from ratrain.targets.codegen.builder import INPUT, WEIGHT
+from ratrain.targets.codegen.norms import (
+    add_branch,
+    block_source,
+    branch_gradient,
+    branch_of,
+    finish_backward,
+    has_plain_branch,
+    norm,
+    source_gradient,
+)
+
+if TYPE_CHECKING:
+    from ratrain.targets.codegen.builder import Builder
+
+_GROUPS = {"order": "order", "ends": "ends"}
+
+
+def experts_forward(builder: Builder) -> None:
+    """Add the steps of the forward, with all slots that it saves."""
+    model, source = builder.model, norm(builder)
+    _logits(builder, source)
+    operands = {"logits": "logits", "chosen": builder.slot("chosen"), "weights": builder.slot("weights")}
+    builder.step("route_forward", operands, normalise=model.router_normalised)
+    _group_rows(builder)
+    for name in ("gate", "up"):
+        operands = {"a": source, "b": f"w.{name}_experts", **_GROUPS, "out": builder.slot(name)}
+        builder.step("expert_rows", operands, trans_b=True)
+    operands = {"gate": "gate", "up": "up", "weights": "weights", "prod": builder.slot("prod"), "order": "order"}
+    builder.step("weighted_swiglu_forward", operands)
+    if model.shared_expert_size is not None:
+        _shared_forward(builder, source)
+    if not builder.has("y") and not builder.norms_branch:
+        return
+    plain = has_plain_branch(builder)
+    branch = builder.total if plain else branch_of(builder)
+    sums = builder.temporary("sums", builder.rows, model.hidden_size, dtype=Dtype.F32)
+    operands = {"a": "prod", "b": "w.down_experts", **_GROUPS, "sums": sums, "out": branch}
+    builder.step("expert_sums", operands | (builder.residual if plain else {}), trans_b=True)
+    if model.shared_expert_size is not None:
+        operands = {"a": "shared_prod", "b": "w.shared_down_proj", "out": branch}
+        builder.step("gemm", operands, trans_b=True, accumulate=True)
+    if not plain:
+        add_branch(builder)
+
+
+def _logits(builder: Builder, source: str) -> None:
+    """Add the router's logits, in float32."""
+    out = builder.temporary("logits", builder.rows, experts_of(builder.model), dtype=Dtype.F32)
+    builder.step("gemm", {"a": source, "b": "w.router_proj", "out": out}, trans_b=True)
+
+
+def _group_rows(builder: Builder) -> None:
+    """Add the order of rows by expert, which is made anew from the choice where it is needed."""
+    builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
+    builder.temporary("ends", experts_of(builder.model), dtype=Dtype.I32)
+    builder.step("group_rows", {"chosen": "chosen", **_GROUPS})
+
+
+def _shared_forward(builder: Builder, source: str) -> None:
+    """Add the shared expert up to its last product, and the sigmoid that weights it."""
+    logits = builder.temporary("shared_logits", builder.rows, 1, dtype=Dtype.F32)
+    builder.step("gemm", {"a": source, "b": "w.shared_router_proj", "out": logits}, trans_b=True)
+    builder.step("sigmoid_forward", {"x": logits, "y": builder.slot("shared_weights")})
+    for name in ("gate", "up"):
+        operands = {"a": source, "b": f"w.shared_{name}_proj", "out": builder.slot(f"shared_{name}")}
+        builder.step("gemm", operands, trans_b=True)
+    operands = {name: f"shared_{name}" for name in ("gate", "up", "weights")}
+    builder.step("weighted_swiglu_forward", {**operands, "prod": builder.slot("shared_prod")})
+
+
+def experts_backward(builder: Builder) -> None:
+    """Add the steps of the backward, or of the half of it that the builder is for."""
+    dxn = source_gradient(builder)
+    above, source = branch_gradient(builder), block_source(builder)
+    _group_rows(builder)
+    _expert_gradients(builder, above, "prod", "down", gathers_a=True)
+    gradients = {name: builder.slot(f"d{name}") for name in ("gate", "up")}
+    if INPUT in builder.halves:
+        _input_gradients(builder, above)
+    for index, (name, gradient) in enumerate(gradients.items()):
+        _expert_gradients(builder, gradient, source, name, gathers_a=False)
+        sums = builder.temporary("sums", builder.rows, builder.model.hidden_size, dtype=Dtype.F32)
+        operands = {"a": gradient, "b": f"w.{name}_experts", **_GROUPS, "sums": sums, "out": dxn}
+        builder.step_of(INPUT, "expert_sums", operands, accumulate=index > 0)
+    if builder.model.shared_expert_size is not None:
+        _shared_backward(builder, above, source, dxn)
+    logits = builder.slot("dlogits")
+    if INPUT in builder.halves:
+        _router_gradient(builder, source)
+    builder.linear_gradients(logits, source, "router_proj")
+    builder.step_of(INPUT, "gemm", {"a": logits, "b": "w.router_proj", "out": dxn}, accumulate=True)
+    finish_backward(builder)
+
+
+def _expert_gradients(builder: Builder, a: str, b: str, name: str, *, gathers_a: bool) -> None:
+    """Add the gradients of one matrix of all experts."""
+    operands = {"a": a, "b": b, **_GROUPS, "out": f"g.{name}_experts"}
+    builder.step_of(WEIGHT, "expert_gradients", operands, gathers_a=gathers_a, accumulate=builder.accumulates)
+
+
+def _input_gradients(builder: Builder, above: str) -> None:
+    """Add the gradients of both inputs of the activation, and of the weights of choices."""
+    model, rows = builder.model, expert_rows(builder.model, builder.plan)
+    dprod = builder.temporary("dprod", rows, model.expert_width)
+    builder.step("expert_rows", {"a": above, "b": "w.down_experts", **_GROUPS, "out": dprod})
+    dweights = builder.temporary("dweights", builder.rows, rows // builder.rows, dtype=Dtype.F32)
+    operands = {name: name for name in ("gate", "up", "weights", "dprod", "dgate", "dup", "order")}
+    builder.step("weighted_swiglu_backward", operands | {"dweights": dweights})
+
+
+def _router_gradient(builder: Builder, source: str) -> None:
+    """Add the gradient of the router's logits, which are computed again."""
+    _logits(builder, source)
+    operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "ends", "dlogits")}
+    builder.step("route_backward", operands, normalise=builder.model.router_normalised, denominator=1.0)
+
+
+def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> None:
+    """Add the gradients of the shared expert and of its gate."""
+    width = builder.model.shared_expert_size or 0
+    builder.linear_gradients(above, "shared_prod", "shared_down_proj")
+    gradients = {name: builder.slot(f"dshared_{name}") for name in ("gate", "up", "logits")}
+    if INPUT in builder.halves:
+        dprod = builder.temporary("dshared_prod", builder.rows, width)
+        builder.step("gemm", {"a": above, "b": "w.shared_down_proj", "out": dprod})
+        dweights = builder.temporary("dshared_weights", builder.rows, 1, dtype=Dtype.F32)
+        operands = {name: f"shared_{name}" for name in ("gate", "up", "weights")}
+        operands |= {f"d{name}": f"dshared_{name}" for name in ("prod", "gate", "up", "weights")}
+        builder.step("weighted_swiglu_backward", operands)
+        builder.step("sigmoid_backward", {"y": "shared_weights", "dy": dweights, "dx": gradients["logits"]})
+    names = {"gate": "shared_gate_proj", "up": "shared_up_proj", "logits": "shared_router_proj"}
+    for name, gradient in gradients.items():
+        builder.linear_gradients(gradient, source, names[name])
+        builder.step_of(INPUT, "gemm", {"a": gradient, "b": f"w.{names[name]}", "out": dxn}, accumulate=True)
