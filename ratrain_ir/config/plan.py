@@ -31,6 +31,7 @@ from ratrain.ratrain_ir.config.plan_keys import (
 from ratrain.ratrain_ir.config.plan_summary import sizes_text
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -322,6 +323,8 @@ class Plan:
     )
     """Seed of initial weights and of the order of the training data."""
     optimizer: Optimizer = field(default=Optimizer(), metadata=part(Optimizer))
+    router: RouterLosses = field(default=RouterLosses(), metadata=part(RouterLosses))
+    """Losses of the routers of experts."""
     mapping: RankMapping | None = field(
         default=None,
         metadata=key(

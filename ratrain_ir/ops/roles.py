@@ -101,6 +101,11 @@ def scale_role() -> Role:
     return scalar_role("scale", Dtype.F32, 2)
 
 
+def router_scale_roles(plan: Plan, block: Block) -> Roles:
+    """Return the role of the loss scale for a backward that adds the gradients of a router's own losses; else none."""
+    return (scale_role(),) if block.kind == "mlp" and plan.router else ()
+
+
 def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:
     """Return the roles of all saved slots of a block. If `optional`, all but those in `needed` may be missing."""
     return tuple(

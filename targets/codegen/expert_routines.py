@@ -127,7 +127,14 @@ def _router_gradient(builder: Builder, source: str) -> None:
     """Add the gradient of the router's logits, which are computed again."""
     _logits(builder, source)
     operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "ends", "dlogits")}
-    builder.step("route_backward", operands, normalise=builder.model.router_normalised, denominator=1.0)
+    plan = builder.plan.whole
+    losses = {"balance": plan.router.balance_loss, "z": plan.router.z_loss}
+    options = {name: factor for name, factor in losses.items() if factor}
+    if options:
+        operands["scale"] = "scale"
+    # micro-batches of one replica: the mean over replicas is taken where their gradients meet
+    options |= {"normalise": builder.model.router_normalised, "denominator": float(plan.micro_batches)}
+    builder.step("route_backward", operands, **options)
 
 
 def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> None:
