@@ -1,8 +1,8 @@
 """Numba loops of products of experts' rows, with BLAS inside: gather a block, multiply, scatter.
 
-An expert's rows are cut into blocks of `ROW_BLOCK`, its matrix into panels of `PANEL` columns of the product. A panel is
+An expert's rows are cut into blocks of `ROW_BLOCK`, its matrix into panels of some columns of the product. A panel is
 converted to float32 once and meets all blocks of the expert; a block is gathered and converted again for each panel,
-which costs one conversion per `PANEL` multiplications. Three experts with 70, 0 and 20 rows, two panels:
+which is little work beside its product with hundreds of columns. Three experts with 70, 0 and 20 rows, two panels:
 
     expert 0: panel 0 (blocks 0 1), panel 1 (blocks 0 1); expert 2: panel 0 (block 0), panel 1 (block 0)
 
@@ -20,9 +20,6 @@ import numpy as np
 from ratrain.targets.program.expert_kernels import ROW_BLOCK
 from ratrain.targets.runtime.kernels.fast.blas import multiply_by, multiply_transposed
 from ratrain.targets.runtime.kernels.fast.fast_numba import exact, inlined, load, narrow
-
-PANEL = 256
-"""Columns of a panel: BLAS is near its full speed, and panels suffice for several threads."""
 
 TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 256, 1024, 256
 """Largest tile of an expert's gradient, and rows of the expert that are multiplied at a time."""
@@ -105,19 +102,22 @@ def expert_rows(
     mine: Any,
     buffers: Any,
 ) -> None:
-    """Compute the products of the list with numbers in `mine`, a range; `buffers` are a panel, a block and its product."""
+    """Compute the products of the list with numbers in `mine`, a range.
+
+    `buffers` are a panel, a block and its product.
+    """
     (first, last), (panel, block, product) = mine, buffers
-    columns = out.shape[1]
+    columns, most = out.shape[1], product.shape[1]
     number, begin = 0, 0
     for expert in range(ends.size):
         end = ends[expert]
         blocks = (end - begin + ROW_BLOCK - 1) // ROW_BLOCK
-        for column in range(0, columns, PANEL):
+        for column in range(0, columns, most):
             low, high = max(first - number, 0), min(last - number, blocks)
             number += blocks
             if low >= high:
                 continue
-            width = min(PANEL, columns - column)
+            width = min(most, columns - column)
             _load_panel(b, expert, trans_b, column, width, a.shape[1], panel)
             for index in range(low, high):
                 start = begin + index * ROW_BLOCK
@@ -145,9 +145,9 @@ def expert_sums(
 ) -> None:
     """Set the columns of `sums` of the panels in `mine`, a range; `buffers` as for `expert_rows`."""
     (first, last), (panel, block, product) = mine, buffers
-    columns = sums.shape[1]
-    for column in range(first * PANEL, min(last * PANEL, columns), PANEL):
-        width = min(PANEL, columns - column)
+    columns, most = sums.shape[1], product.shape[1]
+    for column in range(first * most, min(last * most, columns), most):
+        width = min(most, columns - column)
         for t in range(sums.shape[0]):
             total = sums[t, column : column + width]
             for i in range(total.size):
@@ -183,8 +183,8 @@ def expert_gradients(
 ) -> None:
     """Compute the tiles of all experts' gradients whose work begins in `mine`, a range.
 
-    A tile's work is the rows of its expert and `STORE_WORK`. `orders` belong to the factors, None for the factor that is
-    read as it lies. `buffers` are for rows of both factors; `tile` is None if products go to `out` directly.
+    A tile's work is the rows of its expert and `STORE_WORK`. `orders` belong to the factors, None for the factor that
+    is read as it lies. `buffers` are for rows of both factors; `tile` is None if products go to `out` directly.
     """
     (order_a, order_b), (first, last), (left, right) = orders, mine, buffers
     position, begin = 0, 0

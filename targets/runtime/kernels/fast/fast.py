@@ -23,7 +23,12 @@ from ratrain.targets.runtime.kernels.fast.fast_attention import (
     forward_plan,
 )
 from ratrain.targets.runtime.kernels.fast.fast_attention_blocks import FastAttentionBlocks, block_forward_plan
-from ratrain.targets.runtime.kernels.fast.fast_experts import FastExperts, expert_gradients_plan, expert_product_plan
+from ratrain.targets.runtime.kernels.fast.fast_experts import (
+    FastExperts,
+    expert_gradients_plan,
+    expert_rows_plan,
+    expert_sums_plan,
+)
 from ratrain.targets.runtime.kernels.fast.fast_gpt import FastGpt, layernorm_backward_plan, position_backward_plan
 from ratrain.targets.runtime.kernels.fast.fast_head import (
     FastHead,
@@ -133,7 +138,8 @@ class Fast(
             "attention_values_forward": values_forward_plan,
             "attention_values_backward": values_backward_plan,
             "attention_scores_backward": scores_backward_plan,
-            **dict.fromkeys(("expert_rows", "expert_sums"), expert_product_plan),
+            "expert_rows": expert_rows_plan,
+            "expert_sums": expert_sums_plan,
             "expert_gradients": expert_gradients_plan,
             "weighted_swiglu_backward": gated_backward_plan,
             "mean_of_replicas": _mean_plan,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ratrain.targets.program.expert_kernels import ROW_BLOCK
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels import openblas
 from ratrain.targets.runtime.kernels.fast import expert_loops, fast_rows, router_loops
 from ratrain.targets.runtime.kernels.fast.expert_loops import (
-    PANEL,
     STORE_WORK,
     TILE_COLUMNS,
     TILE_DEPTH,
@@ -26,16 +24,27 @@ from ratrain.targets.runtime.kernels.team import PRODUCTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
+_PANEL, _SUM_PANEL = 512, 256
+"""Columns of a panel: BLAS is near its full speed. Fewer for sums, where threads share out nothing but panels."""
+
 _PAD = 16
-"""Elements behind each row of a buffer: rows a multiple of 4 KiB apart would compete for the same lines of the cache."""
+"""Elements behind each row of a buffer: rows a multiple of 4 KiB apart would compete for the same cache lines."""
 
 
-def expert_product_plan(a: Array, out: Array, *, threads: int, trans_b: bool = False, **_: object) -> Plan:
+def expert_rows_plan(a: Array, out: Array, *, threads: int, trans_b: bool = False, **_: object) -> Plan:
     """Plan for each thread a panel of an expert's matrix, a block of rows and their product, in float32."""
-    inner, width = a.shape[1], min(PANEL, out.shape[1])
+    return _product_plan(a.shape[1], min(_PANEL, out.shape[1]), threads, trans_b)
+
+
+def expert_sums_plan(a: Array, out: Array, *, threads: int, trans_b: bool = False, **_: object) -> Plan:
+    """Plan the same buffers with a narrower panel."""
+    return _product_plan(a.shape[1], min(_SUM_PANEL, out.shape[1]), threads, trans_b)
+
+
+def _product_plan(inner: int, width: int, threads: int, trans_b: bool) -> Plan:
     panel = (width, inner + _PAD) if trans_b else (inner, width + _PAD)
     return [Buffer((threads, *panel)), Buffer((threads, ROW_BLOCK, inner + _PAD)), Buffer((threads, ROW_BLOCK, width))]
 
@@ -84,7 +93,7 @@ class FastExperts:
         push = np.float32(2 * z / tokens * step)
 
         def part(rows: slice) -> None:
-            operands = (x[rows] for x in (logits, chosen, weights, dweights))
+            operands = logits[rows], chosen[rows], weights[rows], dweights[rows]
             router_loops.route_backward(*operands, ends, dlogits[rows], normalise, pull, push)
 
         self.team.run(part, self.team.rows(logits.shape))
@@ -94,17 +103,17 @@ class FastExperts:
         router_loops.group_rows(chosen.reshape(-1), order, ends)
 
     def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
-        buffers = scratch.take_all(expert_product_plan(a, out, threads=self.team.threads, trans_b=trans_b))
-        products = int(-(-np.diff(ends, prepend=0) // ROW_BLOCK).sum()) * -(-out.shape[1] // PANEL)
+        buffers = scratch.take_all(expert_rows_plan(a, out, threads=self.team.threads, trans_b=trans_b))
+        products = int(-(-np.diff(ends, prepend=0) // ROW_BLOCK).sum()) * -(-out.shape[1] // _PANEL)
         least = -(-PRODUCTS // (ROW_BLOCK * buffers[0][0].size))
         operands = (bits(a), bits(b), order, len(out) // len(a), ends, bits(out), bool(trans_b))
         self._share_products(expert_loops.expert_rows, operands, products, least, buffers)
 
     def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
-        buffers = scratch.take_all(expert_product_plan(a, out, threads=self.team.threads, trans_b=trans_b))
+        buffers = scratch.take_all(expert_sums_plan(a, out, threads=self.team.threads, trans_b=trans_b))
         least = -(-PRODUCTS // max(1, len(a) * buffers[0][0].size))
         operands = (bits(a), bits(b), order, len(a) // len(out), ends, sums, bool(trans_b))
-        self._share_products(expert_loops.expert_sums, operands, -(-out.shape[1] // PANEL), least, buffers)
+        self._share_products(expert_loops.expert_sums, operands, -(-out.shape[1] // _SUM_PANEL), least, buffers)
         stored = bits(out)
         extra = stored if residual is None else bits(residual)
 
