@@ -19,7 +19,6 @@ from ratrain.targets.runtime.kernels.fast.expert_loops import (
 from ratrain.targets.runtime.kernels.fast.fast_mlp import gated_backward_plan
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits, flat
 from ratrain.targets.runtime.kernels.shared import check_experts
-from ratrain.targets.runtime.kernels.team import PRODUCTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,15 +104,15 @@ class FastExperts:
     def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
         buffers = scratch.take_all(expert_rows_plan(a, out, threads=self.team.threads, trans_b=trans_b))
         products = int(-(-np.diff(ends, prepend=0) // ROW_BLOCK).sum()) * -(-out.shape[1] // _PANEL)
-        least = -(-PRODUCTS // (ROW_BLOCK * buffers[0][0].size))
+        shares = self.team.products(products, ROW_BLOCK * buffers[0][0].size)
         operands = (bits(a), bits(b), order, len(out) // len(a), ends, bits(out), bool(trans_b))
-        self._share_products(expert_loops.expert_rows, operands, products, least, buffers)
+        self._share_products(expert_loops.expert_rows, operands, shares, buffers)
 
     def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
         buffers = scratch.take_all(expert_sums_plan(a, out, threads=self.team.threads, trans_b=trans_b))
-        least = -(-PRODUCTS // max(1, len(a) * buffers[0][0].size))
+        shares = self.team.products(-(-out.shape[1] // _SUM_PANEL), len(a) * buffers[0][0].size)
         operands = (bits(a), bits(b), order, len(a) // len(out), ends, sums, bool(trans_b))
-        self._share_products(expert_loops.expert_sums, operands, -(-out.shape[1] // _SUM_PANEL), least, buffers)
+        self._share_products(expert_loops.expert_sums, operands, shares, buffers)
         stored = bits(out)
         extra = stored if residual is None else bits(residual)
 
@@ -128,7 +127,7 @@ class FastExperts:
         left, right, *tiles = scratch.take_all(plan)
         experts, rows, columns = out.shape
         work = -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS) * (len(order) + experts * STORE_WORK)
-        least = -(-PRODUCTS // (left.shape[2] * right.shape[2]))
+        shares = self.team.products(work, left.shape[2] * right.shape[2])
         orders = (order, None) if gathers_a else (None, order)
         operands = (bits(a), bits(b), orders, len(order) // min(len(a), len(b)), ends, bits(out), bool(accumulate))
 
@@ -137,18 +136,18 @@ class FastExperts:
             buffers, tile = (left[number], right[number]), tiles[0][number] if tiles else None
             expert_loops.expert_gradients(openblas.SGEMM, *operands, (mine.start, mine.stop), buffers, tile)
 
-        self.team.run(part, list(enumerate(self.team.ranges(work, least=least))))
+        self.team.run(part, list(enumerate(shares)))
 
     def _share_products(
-        self, loop: Callable[..., None], operands: tuple[Any, ...], count: int, least: int, buffers: list[F32]
+        self, loop: Callable[..., None], operands: tuple[Any, ...], shares: list[slice], buffers: list[F32]
     ) -> None:
-        """Call a loop around products for ranges of [0, count) on the threads, each with its own buffers."""
+        """Call a loop around products for each share of them, on the threads, each with its own buffers."""
 
         def part(numbered: tuple[int, slice]) -> None:
             number, mine = numbered
             loop(openblas.SGEMM, *operands, (mine.start, mine.stop), tuple(each[number] for each in buffers))
 
-        self.team.run(part, list(enumerate(self.team.ranges(count, least=least))))
+        self.team.run(part, list(enumerate(shares)))
 
     def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
         arrays = [bits(x) for x in (gate, up, prod)]
