@@ -113,6 +113,10 @@ class FastExperts:
         shares = self.team.products(-(-out.shape[1] // _SUM_PANEL), len(a) * buffers[0][0].size)
         operands = (bits(a), bits(b), order, len(a) // len(out), ends, sums, bool(trans_b))
         self._share_products(expert_loops.expert_sums, operands, shares, buffers)
+        self._store_sums(sums, out, residual, accumulate)
+
+    def _store_sums(self, sums: F32, out: Array, residual: Array | None, accumulate: bool) -> None:
+        """Set out = [out +] sums [+ residual], rounded; `sums` is overwritten."""
         stored = bits(out)
         extra = stored if residual is None else bits(residual)
 
