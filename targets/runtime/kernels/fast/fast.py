@@ -23,6 +23,12 @@ from ratrain.targets.runtime.kernels.fast.fast_attention import (
     forward_plan,
 )
 from ratrain.targets.runtime.kernels.fast.fast_attention_blocks import FastAttentionBlocks, block_forward_plan
+from ratrain.targets.runtime.kernels.fast.fast_experts import (
+    FastExperts,
+    expert_gradients_plan,
+    expert_rows_plan,
+    expert_sums_plan,
+)
 from ratrain.targets.runtime.kernels.fast.fast_gpt import FastGpt, layernorm_backward_plan, position_backward_plan
 from ratrain.targets.runtime.kernels.fast.fast_head import (
     FastHead,
@@ -49,11 +55,6 @@ from ratrain.targets.runtime.kernels.fast.fast_scores import (
 )
 from ratrain.targets.runtime.kernels.fast.half_runs import share_half_runs
 from ratrain.targets.runtime.kernels.fast.row_sums import row_groups, store_sums, sum_groups
-from ratrain.targets.runtime.kernels.reference.reference_experts import (
-    ReferenceExperts,
-    expert_gradients_plan,
-    expert_product_plan,
-)
 from ratrain.targets.runtime.kernels.shared import (
     KernelSetBase,
     check_starts,
@@ -104,7 +105,7 @@ class Fast(
     FastMlp,
     FastGpt,
     FastQuantised,
-    ReferenceExperts,
+    FastExperts,
     KernelSetBase,
 ):
     """`KernelSet` on BLAS and numba."""
@@ -137,8 +138,10 @@ class Fast(
             "attention_values_forward": values_forward_plan,
             "attention_values_backward": values_backward_plan,
             "attention_scores_backward": scores_backward_plan,
-            **dict.fromkeys(("expert_rows", "expert_sums"), expert_product_plan),
+            "expert_rows": expert_rows_plan,
+            "expert_sums": expert_sums_plan,
             "expert_gradients": expert_gradients_plan,
+            "weighted_swiglu_backward": gated_backward_plan,
             "mean_of_replicas": _mean_plan,
             "quantise": quantise_plan,
             "dequantise": dequantise_plan,
@@ -152,7 +155,7 @@ class Fast(
             *("attention_partial_finish", "attention_delta"),
             *("zero", "cast", "add", "adamw", "all_finite"),
             *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
-            *("weighted_swiglu_forward", "weighted_swiglu_backward"),
+            "weighted_swiglu_forward",
         ),
     )
 
