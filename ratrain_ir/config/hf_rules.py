@@ -95,7 +95,8 @@ def biases(data: Mapping[str, object], family: str, report: Report) -> dict[str,
             report.error("RT061", "attention_bias", message, help="supported is true, or leave it out")
     elif bias is not None and (bias is not False or family in ("qwen2", "qwen2_moe")):
         why = {
-            "qwen2": "which always has biases in the query, key and value projections and none in the output projection",
+            "qwen2": "which always has biases in the query, key and value projections and none in the output "
+            "projection",
             "qwen2_moe": "whose class reads 'qkv_bias'",
         }.get(family, "whose class has none")
         message = f"'attention_bias' is {shown(bias)}: not supported in a {family} model, {why}"
