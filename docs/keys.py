@@ -92,6 +92,9 @@ _GEMMA3 = _OTHER | {"model_type": "gemma3_text", "sliding_window": 3}
 _GRANITE = _OTHER | {"model_type": "granite"}
 _PHI3 = _OTHER | {"model_type": "phi3"}
 _SMOLLM3 = _OTHER | {"model_type": "smollm3"}
+_MIXTRAL = _OTHER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
+_QWEN2_MOE = _OTHER | {"model_type": "qwen2_moe", "num_experts": 3, "num_experts_per_tok": 2}
+_QWEN2_MOE |= {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
 _NEOX = {"model_type": "gpt_neox", "architectures": None, "num_key_value_heads": None, "rms_norm_eps": None}
 _NEOX |= {"rotary_pct": 0.5, "initializer_range": 0.5}
 _SLIDES = _QWEN2 | {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0}
@@ -130,7 +133,7 @@ MODEL = {
     "rope_theta": Key("the rotary base", 100.0, NUMBERS),
     "pad_token_id": Key(
         "the token whose row of the embedding gets no gradient where it is looked up, and starts as zeros; a negative one counts from the "
-        "end; null: none, as where it is absent, but in gemma2 and gemma3_text (0), olmo2 (1), phi3 (32000) and smollm3 (128004)",
+        "end; null: none, as where it is absent, but in gemma2 and gemma3_text (0), olmo2 and olmoe (1), phi3 (32000) and smollm3 (128004)",
         3,
         NUMBERS,
     ),
@@ -144,10 +147,10 @@ OTHERS = {
     "final_logit_softcapping": Key("the soft cap of logits (gemma2, gemma3_text)", 0.1, NUMBERS, _GEMMA2),
     "sliding_window_pattern": Key("every layer of that number has no window (gemma3_text)", 2, NUMBERS, _GEMMA3),
     "rope_local_base_freq": Key("the rotary base of layers with a window (gemma3_text)", 10.0, NUMBERS, _GEMMA3),
-    "attention_multiplier": Key("what scores are multiplied by (granite)", 9.0, NUMBERS, _GRANITE),
-    "embedding_multiplier": Key("what embedded tokens are multiplied by (granite)", 9.0, NUMBERS, _GRANITE),
-    "residual_multiplier": Key("what blocks add is multiplied by (granite)", 0.5, NUMBERS, _GRANITE),
-    "logits_scaling": Key("what logits are divided by (granite)", 8.0, NUMBERS, _GRANITE),
+    "attention_multiplier": Key("what scores are multiplied by (granite, granitemoe)", 9.0, NUMBERS, _GRANITE),
+    "embedding_multiplier": Key("what embedded tokens are multiplied by (granite, granitemoe)", 9.0, NUMBERS, _GRANITE),
+    "residual_multiplier": Key("what blocks add is multiplied by (granite, granitemoe)", 0.5, NUMBERS, _GRANITE),
+    "logits_scaling": Key("what logits are divided by (granite, granitemoe)", 8.0, NUMBERS, _GRANITE),
     "bias": Key(
         "biases in all of attention (internlm2)", True, SCHEDULE, {"model_type": "internlm2", "architectures": None}
     ),
@@ -155,6 +158,22 @@ OTHERS = {
     "rotary_emb_base": Key("the rotary base (gpt_neox)", 10.0, NUMBERS, _NEOX | {"rotary_pct": 1.0}),
     "rotary_pct": Key("the part of each head that is rotated (gpt_neox)", 1.0, NUMBERS, _NEOX),
     "layer_norm_eps": Key("what norms add to the variance (gpt_neox)", 0.1, NUMBERS, _NEOX),
+    **{
+        name: Key(f"experts of each layer ({of})", 4, SCHEDULE, base)
+        for name, of, base in (
+            ("num_local_experts", "mixtral, granitemoe; qwen3_moe and olmoe read it too", _MIXTRAL),
+            ("num_experts", "qwen2_moe, qwen3_moe, olmoe; mixtral reads it too", _QWEN2_MOE),
+        )
+    },
+    "num_experts_per_tok": Key("experts that a token goes to (families with experts)", 1, SCHEDULE, _MIXTRAL),
+    "moe_intermediate_size": Key("the inner width of an expert (qwen2_moe, qwen3_moe)", 12, SCHEDULE, _QWEN2_MOE),
+    "shared_expert_intermediate_size": Key(
+        "the inner width of the expert that all tokens pass through (qwen2_moe)", 12, SCHEDULE, _QWEN2_MOE
+    ),
+    "norm_topk_prob": Key(
+        "whether the weights of a token's experts sum to 1 (qwen2_moe, qwen3_moe, olmoe)", True, NUMBERS, _QWEN2_MOE
+    ),
+    "qkv_bias": Key("biases of query, key and value (qwen2_moe)", False, SCHEDULE, _QWEN2_MOE),
     "no_rope_layers": Key("a 0 for each layer that rotates nothing (smollm3)", [0, 1, 1], NUMBERS, _SMOLLM3),
     "no_rope_layer_interval": Key("every layer of that number rotates nothing (smollm3)", 2, NUMBERS, _SMOLLM3),
 }
@@ -293,6 +312,7 @@ CONSTANT = {
 
 
 _OF_OTHERS = """\
+`router_aux_loss_coef` of a file with experts changes nothing: `output_router_logits` must be false, so the router has no loss of its own.
 `attention_dropout` of a Granite file is a probability of dropout as well, and may be what it is. `pad_token_id` of a GPT-NeoX file
 changes nothing: its class gives the row of that token a gradient. `sliding_window_size` of a gemma2 file is another name of its
 window, and held against it.

@@ -30,6 +30,8 @@ class Family:
     """letters allowed in `layer_kinds`"""
     scalings: tuple[str, ...] = tuple(PARAMETERS)
     """kinds of `rope_scaling` that its class implements"""
+    normed_widths: bool = False
+    """whether queries together must be as wide as the model, because its class sizes a norm of them so"""
     equal_widths: bool = False
     """whether queries, keys and values must each be as wide as the model, because one matrix packs all three"""
 
@@ -108,6 +110,7 @@ FAMILY: Mapping[str, Family] = {
         ("OlmoeForCausalLM",),
         {"qk_norm": "whole"},
         (*_BIASED_ATTENTION, *_EXPERTS, "router_normalised", _PADS, "rope_scaling"),
+        normed_widths=True,
     ),
     "granitemoe": Family(
         ("GraniteMoeForCausalLM",), free=(*_BIASED_ATTENTION, *_SCALES, *_EXPERTS, _PADS, "rope_scaling")
@@ -149,6 +152,16 @@ FAMILIES = tuple(FAMILY)
 
 ARCHITECTURES = {name: family for family, known in FAMILY.items() for name in known.architectures}
 """Family of each class of language models."""
+
+UNBUILT_EXPERTS = frozenset(
+    {
+        *("afmoe", "bailing_moe", "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1"),
+        *("ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoehybrid"),
+        *("granitemoeshared", "hunyuan_v1_moe", "jamba", "jetmoe", "kimi_k2", "lfm2_moe", "llama4", "llama4_text"),
+        *("longcat_flash", "minimax", "minimax_m2", "phimoe", "qwen3_5_moe", "qwen3_next", "solar_open"),
+    }
+)
+"""Names (`model_type`) of known families with experts whose routers or attention are of other kinds."""
 
 
 def where(name: str) -> str:

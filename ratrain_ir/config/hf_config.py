@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.families import ARCHITECTURES, FAMILIES
+from ratrain.ratrain_ir.config.families import ARCHITECTURES, FAMILIES, FAMILY, UNBUILT_EXPERTS
 from ratrain.ratrain_ir.config.hf_keys import (
     CALLED_ELSEWHERE,
     CLASS_DEFAULTS,
@@ -47,6 +47,7 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
     out = Translation({"family": family}, {"family": "model_type"})
     for name, keys in known.renamed.items():
         _renamed(data, name, keys, out, report)
+    _unread_number_of_experts(data, family, known, report)
     _defaults(family, out)
     _kv_heads(data, family, report)
     out.fields |= layers(data, family, report)
@@ -95,10 +96,17 @@ def _family(data: Mapping[str, object], report: Report) -> str | None:
         report.error("RT060", "model_type", f"'model_type' is {what}", help=f"supported are {', '.join(FAMILIES)}")
         return None
     if family not in FAMILIES:
-        help_text = f"supported are {', '.join(FAMILIES)}"
-        if near := nearest(family, FAMILIES):
+        message, help_text = (
+            f"the model family {shown(family)} is not supported",
+            f"supported are {', '.join(FAMILIES)}",
+        )
+        if family in UNBUILT_EXPERTS:
+            message += ": the experts of this family are not built"
+            built = [name for name, known in FAMILY.items() if "experts" in known.free]
+            help_text = f"supported with experts are {', '.join(built)}"
+        elif near := nearest(family, FAMILIES):
             help_text = f"{near} {help_text}"
-        report.error("RT061", "model_type", f"the model family {shown(family)} is not supported", help=help_text)
+        report.error("RT061", "model_type", message, help=help_text)
         return None
     for name in architectures:
         if ARCHITECTURES.get(name) != family:
@@ -128,6 +136,18 @@ def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: 
         out.fields[name] = data[present[0]]
 
 
+def _unread_number_of_experts(data: Mapping[str, object], family: str, known: Keys, report: Report) -> None:
+    """Report a number of experts under a key that the family's class does not read, unless its own key repeats it.
+
+    The classes of mixtral, qwen3_moe and olmoe read both (`attribute_map` in `transformers`). The others would take
+    their default number.
+    """
+    own, other = known.renamed.get("experts", ("", ""))
+    if family in ("qwen2_moe", "granitemoe") and data.get(other) is not None and own not in data:
+        message = f"'{other}' is not read in a {family} model"
+        report.error("RT061", other, message, help=f"write it as '{own}'")
+
+
 def _kv_heads(data: Mapping[str, object], family: str, report: Report) -> None:
     """Report an absent number of key-value heads, unless it defaults to the number of heads (LLaMA, Baichuan, ...)."""
     if "num_key_value_heads" not in data and family in {
@@ -137,6 +157,9 @@ def _kv_heads(data: Mapping[str, object], family: str, report: Report) -> None:
         "gemma2",
         "gemma3_text",
         "smollm3",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
     }:
         report.error(
             "RT060",

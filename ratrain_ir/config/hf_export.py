@@ -94,7 +94,7 @@ def _layers(model: ModelConfig) -> dict[str, Any]:
         kinds = model.layer_kinds or "w" * model.layers
         types = {} if kinds == "f" * first + "w" * (model.layers - first) else {"layer_types": _types(kinds)}
         return {"use_sliding_window": True, **window, "max_window_layers": first, **types}
-    return window if model.family in ("mistral", "phi3") else {}
+    return window if model.family in ("mistral", "phi3", "mixtral") else {}
 
 
 def _types(kinds: str) -> list[str]:
@@ -111,10 +111,12 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
         keys["bias" if model.family == "internlm2" else "attention_bias"] = model.o_bias
     if "mlp_bias" in free:
         keys["mlp_bias"] = model.mlp_bias
+    if model.family == "qwen2_moe":
+        keys["qkv_bias"] = model.qkv_bias
     if model.family in ("gemma2", "gemma3_text"):
         assert model.attention_scale is not None  # required in this family
         keys["query_pre_attn_scalar"] = _inverse(model.attention_scale, -2, lambda scalar: scalar**-0.5)
-    if model.family == "granite":
+    if model.family in ("granite", "granitemoe"):
         keys |= {
             "attention_multiplier": model.attention_scale,
             "embedding_multiplier": model.embedding_scale,

@@ -45,6 +45,23 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "phi3": {"norm_eps": 1e-5, "padding_token": 32000},
     "smollm3": {"tied_embeddings": True, "padding_token": 128004},
     "gpt_neox": {"norm_eps": 1e-5, "parallel_residual": True},
+    "mixtral": {"norm_eps": 1e-5, "experts": 8, "experts_per_token": 2},
+    "qwen2_moe": {
+        "experts": 60,
+        "experts_per_token": 4,
+        "expert_size": 1408,
+        "shared_expert_size": 5632,
+        "router_normalised": False,
+    },
+    "qwen3_moe": {"experts": 128, "experts_per_token": 8, "expert_size": 768, "router_normalised": False},
+    "olmoe": {
+        "norm_eps": 1e-5,
+        "experts": 64,
+        "experts_per_token": 8,
+        "router_normalised": False,
+        "padding_token": 1,
+    },
+    "granitemoe": {"experts": 8, "experts_per_token": 2},
 }
 """Defaults of model classes for absent keys, where they differ from LLaMA."""
 
@@ -242,6 +259,7 @@ _GPT2_RENAMED: dict[str, tuple[str, ...]] = {
 DROPOUT: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
     "granite": ("attention_dropout",),
+    "granitemoe": ("attention_dropout",),
 }
 """Keys of dropout probabilities by family, 0.1 in the published files of GPT-2 and Granite. Training here has no
 dropout."""
@@ -356,7 +374,43 @@ def _gpt_neox() -> Keys:
     return evolve(keys, renamed=renamed, neutral={**keys.neutral, **_GPT_NEOX_NEUTRAL}, harmless=harmless)
 
 
+_EXPERT_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+    "num_experts": ((None, 0), "another number of experts"),
+    "num_local_experts": ((None, 0), "another number of experts"),
+    "n_routed_experts": ((None, 0), "another number of experts"),
+    "n_shared_experts": ((None, 0), "an expert that all tokens share"),
+    "moe_intermediate_size": ((None, 0), "another width of the experts"),
+    "shared_expert_intermediate_size": ((None, 0), "an expert that all tokens share"),
+    "norm_topk_prob": ((None, True), "a router whose weights do not sum to 1"),
+    "decoder_sparse_step": ((None, 1), "a dense MLP in some of the layers"),
+    "mlp_only_layers": ((None, []), "a dense MLP in some of the layers"),
+    "router_jitter_noise": ((None, 0), "noise at the input of the router"),
+    "output_router_logits": ((None, False), "the router's loss, which is one over all layers,"),
+}
+
+
+def _with_experts(
+    number: str, *by_rule: str, renamed: Mapping[str, str] | None = None, harmless: tuple[str, ...] = ()
+) -> Keys:
+    """Return the keys of a family with experts; `number` is the key that its class writes for their number.
+
+    The coefficient of the router's loss changes nothing while `output_router_logits` is false, as it must be.
+    """
+    other = "num_experts" if number == "num_local_experts" else "num_local_experts"
+    names = {"experts": number, "experts_per_token": "num_experts_per_tok", **(renamed or {})}
+    keys = _like_llama(*by_rule, renamed=names, harmless=("router_aux_loss_coef", *harmless))
+    neutral = {key: entry for key, entry in _EXPERT_NEUTRAL.items() if key not in (other, *names.values())}
+    return evolve(
+        keys,
+        renamed={**keys.renamed, "experts": (number, other)},
+        neutral={**{key: entry for key, entry in keys.neutral.items() if key != other}, **neutral},
+    )
+
+
+_NORMALISED = {"router_normalised": "norm_topk_prob"}
+_SIZED = {"expert_size": "moe_intermediate_size", **_NORMALISED}
 _LOGIT_SOFTCAP = {"logit_softcap": "final_logit_softcapping"}
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 _LLAMA = _like_llama("mlp_bias")
 _KEYS = {
     "llama": _LLAMA,
@@ -373,14 +427,18 @@ _KEYS = {
         activation="hidden_activation",
         harmless=("_sliding_window_pattern", "cache_implementation"),
     ),
-    "granite": _like_llama(
-        *("mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
-        harmless=DROPOUT["granite"],
-    ),
+    "granite": _like_llama("mlp_bias", *_MULTIPLIERS, harmless=DROPOUT["granite"]),
     "internlm2": _like_llama("bias"),
     "phi3": _like_llama(harmless=("original_max_position_embeddings",)),
     "smollm3": _like_llama("mlp_bias", "no_rope_layers", "no_rope_layer_interval"),
     "gpt_neox": _gpt_neox(),
+    "mixtral": _with_experts("num_local_experts"),
+    "qwen2_moe": _with_experts(
+        "num_experts", "qkv_bias", renamed={**_SIZED, "shared_expert_size": "shared_expert_intermediate_size"}
+    ),
+    "qwen3_moe": _with_experts("num_experts", renamed=_SIZED),  # versions below 5 of `transformers` read this key only
+    "olmoe": _with_experts("num_experts", renamed=_NORMALISED),
+    "granitemoe": _with_experts("num_local_experts", *_MULTIPLIERS, harmless=DROPOUT["granitemoe"]),
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _KINDS = "supported are default, linear, dynamic, llama3 and yarn"
 _NAMED = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """Keys that any table of a rotary embedding may have."""
-_USUAL_THETA = {"gemma3_text": 1e6, "smollm3": 2e6}
+_USUAL_THETA = {"gemma3_text": 1e6, "smollm3": 2e6, "mixtral": 1e6}
 """Default rotary base of classes that differ from LLaMA."""
 _LOCAL_THETA = 10000.0
 """Default rotary base of Gemma 3's layers with a window."""

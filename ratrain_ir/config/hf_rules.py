@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.fields import as_float
 from ratrain.ratrain_ir.support.text import shown
 
@@ -36,8 +37,15 @@ ACTIVATION_KEYS = {
 
 WINDOW_OF_QWEN = ("use_sliding_window", "sliding_window", "max_window_layers")
 _QWEN = ("qwen2", "qwen3")
+_QWEN_EXPERTS = ("qwen2_moe", "qwen3_moe")
 _GEMMA = ("gemma2", "gemma3_text")
-_BIASED = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
+_GRANITE = ("granite", "granitemoe")
+_ALL_WINDOWED = ("mistral", "phi3", "mixtral")
+"""Families in which all layers have the window, or none."""
+_BIASED = (
+    *("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3"),
+    *("qwen3_moe", "olmoe", "granitemoe"),
+)
 """Families whose `attention_bias` adds biases to the query, key, value and output projections."""
 
 
@@ -58,6 +66,10 @@ def activation(data: Mapping[str, object], family: str, report: Report) -> str |
             message = f"'{key}' is {shown(name)}: the activation of the MLP is not supported"
             report.error("RT061", key, message, help=f"supported is {known}")
             return None
+        if "experts" in FAMILY[family].free and ACTIVATION_NAMES[name] != "silu":
+            message = f"'{key}' is {shown(name)}: experts with this activation are not supported"
+            report.error("RT061", key, message, help='supported is "silu"')
+            return None
         names[key] = ACTIVATION_NAMES[name]
     if len(set(names.values())) > 1:
         text = " and ".join(f"'{key}' is {shown(data[key])}" for key in names)
@@ -75,16 +87,18 @@ def biases(data: Mapping[str, object], family: str, report: Report) -> dict[str,
         fields |= _flags(data, "bias", ("qkv_bias", "o_bias"), report)
     elif family == "gpt_neox":
         fields |= _flags(data, "attention_bias", ("qkv_bias", "o_bias"), report, absent=True)
+    elif family == "qwen2_moe" and bias is None:
+        fields |= _flags(data, "qkv_bias", ("qkv_bias",), report, absent=True)
     elif family == "gpt2":
         if bias not in (None, True):
             message = f"'attention_bias' is {shown(bias)}: a gpt2 model has biases in all of attention"
             report.error("RT061", "attention_bias", message, help="supported is true, or leave it out")
-    elif bias is not None and (bias is not False or family == "qwen2"):
-        why = (
-            "which always has biases in the query, key and value projections and none in the output projection"
-            if family == "qwen2"
-            else "whose class has none"
-        )
+    elif bias is not None and (bias is not False or family in ("qwen2", "qwen2_moe")):
+        why = {
+            "qwen2": "which always has biases in the query, key and value projections and none in the output "
+            "projection",
+            "qwen2_moe": "whose class reads 'qkv_bias'",
+        }.get(family, "whose class has none")
         message = f"'attention_bias' is {shown(bias)}: not supported in a {family} model, {why}"
         report.error("RT061", "attention_bias", message, help="leave it out")
     _check_qkv_bias(data, family, fields, report)
@@ -121,7 +135,7 @@ def scales(data: Mapping[str, object], family: str, hidden: object, report: Repo
         scalar = _positive(data, "query_pre_attn_scalar", 256.0, report)
         width = hidden if type(hidden) is int and hidden > 0 else 1
         return {"attention_scale": scalar**-0.5, "embedding_scale": sqrt(width)}
-    if family == "granite":
+    if family in _GRANITE:
         return {
             "attention_scale": _positive(data, "attention_multiplier", 1.0, report),
             "embedding_scale": _positive(data, "embedding_multiplier", 1.0, report),
@@ -154,26 +168,31 @@ def layers(data: Mapping[str, object], family: str, report: Report) -> dict[str,
         return {}
     if family in _QWEN:
         return _qwen_layers(data, kinds, report) if used else _unwindowed(kinds, report)
+    if family in _QWEN_EXPERTS:
+        if used:
+            message = f"'use_sliding_window' is true: a sliding window is not supported in a {family} model"
+            report.error("RT061", "use_sliding_window", message, help="supported is false: then the model has none")
+        return {} if used else _unwindowed(kinds, report)
     if family in _GEMMA:
         return _gemma_layers(data, family, kinds, report)
     if family == "smollm3":
         return _smollm_layers(data, kinds, report)
     default = 4096 if family == "mistral" else None  # of the family's class
-    if used or (used is False and family == "mistral" and data.get("sliding_window", default) is not None):
+    window = data.get("sliding_window", default)
+    if used or (used is False and family in ("mistral", "mixtral") and window is not None):
         message = f"'use_sliding_window' is not supported in a {family} model: only qwen2 and qwen3 have it"
-        way_out = "remove it; in a mistral model, 'sliding_window' alone decides, and null means none"
+        way_out = "remove it; in mistral and mixtral models, 'sliding_window' alone decides, and null means none"
         report.error("RT061", "use_sliding_window", message, help=way_out)
     if data.get("max_window_layers") is not None:
         message = f"'max_window_layers' is not supported in a {family} model: only qwen2 and qwen3 have it"
         report.error("RT061", "max_window_layers", message, help="remove it")
-    window = data.get("sliding_window", default)
-    if family not in ("mistral", "phi3"):
+    if family not in _ALL_WINDOWED:
         if window is not None:
             report.error(
                 "RT061",
                 "sliding_window",
                 f"'sliding_window' {shown(window)} is not supported in a {family} model",
-                help="supported in mistral, phi3, qwen2, qwen3, gemma2 and gemma3_text models; elsewhere it "
+                help="supported in mistral, mixtral, phi3, qwen2, qwen3, gemma2 and gemma3_text models; elsewhere it "
                 "must be null",
             )
             return {}

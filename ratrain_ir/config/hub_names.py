@@ -4,7 +4,10 @@ Presets have the values of the published config.json, read as copies or in table
 citsjtu2020/LLM-Prof sglang/Model_Config.md (Llama 3.1 8B and 3.2 3B, Qwen 2.5 and 3), Lightning-AI/litgpt
 litgpt/config.py (Llama 3.1 70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md
 (Gemma 3 1B), kevinstephano/thunder_model_blocks hf_llama/llama_config.py (Llama 3.2 1B), and the defaults of
-SmolLM3Config in transformers.
+SmolLM3Config in transformers. With experts: citsjtu2020/LLM-Prof (Qwen 3 30B), the published files themselves at
+huggingface.co of allenai/OLMoE-1B-7B-0924 (whose norm epsilon is that of OlmoeConfig) and of
+ibm-granite/granite-3.1-1b-a400m-base, copies with `_name_or_path` of mistralai/Mixtral-8x7B-v0.1
+(YeungNLP/firefly-mixtral-8x7b) and of Qwen/Qwen1.5-MoE-A2.7B (MaziyarPanahi/Qwen1.5-MoE-A2.7B-Wikihow).
 """
 
 from __future__ import annotations
@@ -92,8 +95,14 @@ _HUB: Mapping[str, HubModel] = {
     **_named("smollm3-3b", "bf16", "HuggingFaceTB/SmolLM3-3B", "HuggingFaceTB/SmolLM3-3B-Base"),
     **_named("tinyllama-1.1b", "bf16", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
     **_named("tinyllama-1.1b", "f32", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
+    **_named("mixtral-8x7b", "bf16", "mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    **_named("qwen3-30b-a3b", "bf16", *_of("Qwen", "Qwen3-30B-A3B", ("", "-Base"))),
+    **_named("qwen1.5-moe-a2.7b", "bf16", *_of("Qwen", "Qwen1.5-MoE-A2.7B", ("", "-Chat"))),
+    **_named("olmoe-1b-7b", "bf16", *_of("allenai", "OLMoE-1B-7B-0924", ("", "-Instruct", "-SFT"))),
+    **_named("granite-3.1-1b-a400m", "bf16", "ibm-granite/granite-3.1-1b-a400m-base"),
     **_named("baichuan2-7b", "bf16", "baichuan-inc/Baichuan2-7B-Base", "baichuan-inc/Baichuan2-7B-Chat"),
     **_named("baichuan2-13b", "bf16", "baichuan-inc/Baichuan2-13B-Base", "baichuan-inc/Baichuan2-13B-Chat"),
 }
 """Models of the Hub by their names in lower case. Instruct versions share the base's shape. Types were read for Llama
-2 7B, 3.1 and 3.2, Qwen 2.5 and 3, Gemma 3 and Phi 3 (copies of their config.json); the other types are assumed."""
+2 7B, 3.1 and 3.2, Qwen 2.5 and 3, Gemma 3, Phi 3 and models with experts (their config.json or copies); the other
+types are assumed."""

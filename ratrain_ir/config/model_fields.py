@@ -245,7 +245,8 @@ def _check_experts(reader: FieldReader, config: ModelConfig) -> None:
     label = reader.label
     others = ("experts_per_token", "expert_size", "shared_expert_size")
     if config.experts is None:
-        for name in others if reader.good("experts") else ():
+        asked = reader.good("family") and "experts" in FAMILY[config.family].free  # then their absence is reported
+        for name in others if reader.good("experts") and not asked else ():
             if reader.good(name) and getattr(config, name) is not None:
                 text = f"'{label(name)}' is {getattr(config, name)}, but the model has no experts"
                 reader.contradiction("RT062", name, text, help=f"give '{label('experts')}', or leave it out")
@@ -305,6 +306,7 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
             text = f"'{reader.label(name)}' {shown(value)} contradicts family '{family}' ({where(name)})"
             reader.contradiction("RT062", name, text)
     _check_exchange(reader, config)
+    _check_family_experts(reader, config)
     if reader.good("tied_embeddings", "normalised_head") and config.tied_embeddings and config.normalised_head:
         message = "tied embeddings do not go with a normalised head"
         reader.contradiction("RT062", "tied_embeddings", message)
@@ -318,6 +320,19 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
             f"{config.kv_size} columns, and the hidden size is {config.hidden_size}",
             help=f"a {family} model has as many key-value heads as heads, and heads * head_dim = hidden size",
         )
+
+
+def _check_family_experts(reader: FieldReader, config: ModelConfig) -> None:
+    """Check that a model of a family with experts has them, with the sizes that its `config.json` always says."""
+    family, known = config.family, FAMILY[config.family]
+    for name in ("experts", "expert_size", "shared_expert_size"):
+        if name in known.free and reader.good(name) and getattr(config, name) is None:
+            text = f"'{reader.label(name)}' is missing, which family '{family}' always says"
+            reader.contradiction("RT062", name, text, help="give a whole number from 1 on")
+    shape = ("heads", "head_dim", "hidden_size")
+    if known.normed_widths and reader.good(*shape) and config.q_size != config.hidden_size:
+        text = f"the queries of family '{family}' are as wide as the model ({config.hidden_size}), not {config.q_size}"
+        reader.contradiction("RT062", "head_dim", text, help="heads * head_dim = hidden size")
 
 
 def _check_exchange(reader: FieldReader, config: ModelConfig) -> None:

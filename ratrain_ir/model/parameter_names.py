@@ -1,6 +1,7 @@
 """Names of block parameters in the checkpoints of each model family, in the layout of `transformers`.
 
 A matrix that a family packs together with others is named here as if it stood alone, with the packed one's position.
+The matrices of all experts are one parameter, named as one expert's without its number.
 """
 
 from __future__ import annotations
@@ -32,7 +33,22 @@ _LLAMA_MLP = {
     **{key: name for part in ("gate", "up", "down") for key, name in _linear(part, f"mlp.{part}_proj").items()},
     **_norm("post_norm", "post_feedforward_layernorm"),
 }
-_EXPERTS = {
+_EXPERTS: Mapping[str, Mapping[str, str]] = {
+    "mixtral": {
+        "router_proj": "block_sparse_moe.gate.weight",
+        "gate_experts": "block_sparse_moe.experts.w1.weight",
+        "up_experts": "block_sparse_moe.experts.w3.weight",
+        "down_experts": "block_sparse_moe.experts.w2.weight",
+    },
+    "granitemoe": {
+        "router_proj": "block_sparse_moe.router.layer.weight",
+        "gate_experts": "block_sparse_moe.experts.gate_proj.weight",
+        "up_experts": "block_sparse_moe.experts.up_proj.weight",
+        "down_experts": "block_sparse_moe.output_linear.weight",
+    },
+}
+"""Names of the router and the experts, for the families that differ from Qwen's."""
+_QWEN_EXPERTS = {
     "router_proj": "mlp.gate.weight",
     **{f"{part}_experts": f"mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")},
     **{f"shared_{part}_proj": f"mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")},
@@ -103,7 +119,7 @@ def _names(model: ModelConfig) -> Mapping[str, Mapping[str, str]]:
     return {
         **_LLAMA_ENDS,
         "attention": _LLAMA_ATTENTION,
-        "mlp": {**_LLAMA_MLP, **_EXPERTS, **_norm("norm", before_mlp)},
+        "mlp": {**_LLAMA_MLP, **_EXPERTS.get(model.family, _QWEN_EXPERTS), **_norm("norm", before_mlp)},
     }
 
 

@@ -53,7 +53,7 @@ def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS
     whole = FAMILY[family].equal_widths
     heads = draw(st.sampled_from((1, 2, 4)))
     head_dim = draw(st.sampled_from((2, 4)))
-    hidden_size = heads * head_dim if whole else draw(st.integers(1, 12))
+    hidden_size = heads * head_dim if whole or FAMILY[family].normed_widths else draw(st.integers(1, 12))
     layers = draw(st.integers(min_layers, max_layers))
     chosen = draw(family_choices(family, layers=layers, head_dim=head_dim, hidden_size=hidden_size))
     position = chosen.get("position", "rope")
@@ -90,8 +90,8 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
         "attention_scale": st.sampled_from([scalar**-0.5 for scalar in (1.0, 16.0, 144.0)]),
         "attention_softcap": st.none() | st.sampled_from((0.5, 50.0)),
         "logit_softcap": st.none() | st.sampled_from((0.5, 30.0)),
-        "expert_size": st.none() | st.integers(1, 9),
-        "shared_expert_size": st.none() | st.integers(1, 9),
+        "expert_size": st.integers(1, 9),
+        "shared_expert_size": st.integers(1, 9),
         "router_normalised": st.booleans(),
         "embedding_scale": st.just(sqrt(hidden_size))
         if family in ("gemma2", "gemma3_text")

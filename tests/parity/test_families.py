@@ -145,7 +145,8 @@ def drawn(config: Any) -> Any:
     import transformers
 
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    one_by_one = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **one_by_one)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -19,6 +19,7 @@ from ratrain.targets.runtime.weights.weights import INDEX_FILE, WEIGHTS_FILE, St
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.model.blocks import Parameter
     from ratrain.targets.runtime.arena.tensor_file import Float32
 
 _METADATA = {"format": "pt", "written_by": "ratrain"}
@@ -86,8 +87,13 @@ def _write(path: str, layout: Mapping[str, Stored], source: Callable[[str], Floa
     """Write the tensors of a layout to one file, each assembled from its parameters."""
 
     def tensors() -> Iterator[list[Float32]]:
+        parts: tuple[Parameter, ...] = ()
+        values: list[Float32] = []
         for held in layout.values():
-            yield [held.joined([source(part.name) for part in held.parts])]
+            if held.parts != parts:  # else the next expert of the same stack, which is asked for once
+                parts, values = held.parts, []
+                values = [source(part.name) for part in parts]
+            yield [held.joined(values)]
 
     shapes = {name: held.shape for name, held in layout.items()}
     with replacing(path) as stream:

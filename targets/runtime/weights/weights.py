@@ -6,6 +6,8 @@ than blocks:
 - query, key and value as one matrix: `W_pack` of Baichuan, `c_attn` of GPT-2, `query_key_value` of GPT-NeoX (head by
   head);
 - linear layers as [inputs, outputs]: GPT-2;
+- the matrices of each expert alone, where blocks have one stack of all experts; in GraniteMoE a stack whose matrices
+  are an expert's gate rows, then its up rows;
 - a tied matrix once.
 
 `stored_layout` alone knows this.
@@ -16,9 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -76,37 +77,61 @@ class Stored:
     groups: int = 1
     """groups of rows that each part is cut into; the tensor has the first group of every part, then the second ones,
     and so on"""
+    expert: int | None = None
+    """number of the expert whose matrix it holds, out of a part that stacks those of all experts; None: whole parts"""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor in the file."""
-        stacked = (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+        shape = self.parts[0].shape
+        if self.expert is not None:
+            return shape[1:]
+        axis = max(0, len(shape) - 2)  # of rows; a stack of matrices has an axis of experts before it
+        stacked = (*shape[:axis], sum(part.shape[axis] for part in self.parts), *shape[axis + 1 :])
         return stacked[::-1] if self.turned else stacked
 
     def joined(self, arrays: list[Float32]) -> Float32:
         """Return the tensor that holds these values of its parts."""
+        if self.expert is not None:
+            own: Float32 = arrays[0][self.expert]
+            return own
         if len(arrays) == 1:
             whole = arrays[0]
         else:
-            rows = [array.reshape(self.groups, -1, *array.shape[1:]) for array in arrays]
-            whole = np.concatenate(rows, axis=1).reshape(-1, *arrays[0].shape[1:])
+            grouped = [
+                array.reshape(self.groups, -1, _width(part)) for array, part in zip(arrays, self.parts, strict=True)
+            ]
+            whole = np.concatenate(grouped, axis=1).reshape(self.shape[::-1] if self.turned else self.shape)
         return whole.T if self.turned else whole
 
     def pieces(self, tensor: StoredTensor, number: int, start: int, stop: int) -> Iterator[Float32]:
-        """Yield elements [start, stop) of part `number` from the tensor, at most `PIECE_ELEMENTS` at a time."""
-        before = sum(part.shape[0] for part in self.parts[:number])
+        """Yield elements [start, stop) of part `number` from the tensor, at most `PIECE_ELEMENTS` at a time.
+
+        From a single expert's matrix come those of them that are its own.
+        """
+        if self.expert is not None:
+            own = self.expert * tensor.elements
+            yield from tensor.pieces(max(start - own, 0), max(min(stop - own, tensor.elements), 0))
+            return
+        rows = [part.elements // _width(part) for part in self.parts]
+        before = sum(rows[:number])
         if self.turned:
             yield from _turned_pieces(tensor, before, start, stop)
             return
         # With parts q, k, v in 2 groups the tensor is q0 k0 v0 q1 k1 v1: a part's groups are runs of `run` elements,
         # `apart` elements from one to the next, the first one `first` elements from the start.
-        row = prod(self.parts[number].shape[1:])
-        run = self.parts[number].shape[0] // self.groups * row
-        apart = sum(part.shape[0] for part in self.parts) // self.groups * row
+        row = _width(self.parts[number])
+        run = rows[number] // self.groups * row
+        apart = sum(rows) // self.groups * row
         first = before // self.groups * row
         for group in range(start // run, -(-stop // run)):
             shift = group * (apart - run) + first
             yield from tensor.pieces(max(start, group * run) + shift, min(stop, (group + 1) * run) + shift)
+
+
+def _width(part: Parameter) -> int:
+    """Return the elements of one row of a parameter: its inputs, or 1 if it is a vector."""
+    return part.shape[-1] if len(part.shape) > 1 else 1
 
 
 def _turned_pieces(tensor: StoredTensor, before: int, start: int, stop: int) -> Iterator[Float32]:
@@ -132,10 +157,14 @@ _PACKED: Mapping[str, Mapping[str, str]] = {
         **{f"self_attn.{part}_proj": "self_attn.qkv_proj" for part in "qkv"},
         **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
     },
+    "granitemoe": {f"experts.{part}_proj": "input_linear" for part in ("gate", "up")},
 }
 """Linear layers that are stored together, each with the tensor that holds it, by family."""
 _PACKED_BY_HEAD = ("gpt_neox", "internlm2")
 """Families that store query, key and value of one key-value head, then those of the next."""
+
+_STACKED = ("granitemoe",)
+"""Families with experts whose files have stacks of all experts; those of others have a tensor per expert."""
 
 
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
@@ -154,12 +183,19 @@ def stored_layout(model: ModelConfig) -> dict[str, Stored]:
     for parameter in named_parameters(model).values():
         stored = _stored_name(model, parameter)
         parts[stored] = (*parts.get(stored, ()), parameter)
-
-    def layout(those: tuple[Parameter, ...]) -> Stored:
-        turned = model.family == "gpt2" and those[0].weight.endswith("_proj")
-        return Stored(those, turned, model.kv_heads if model.family in _PACKED_BY_HEAD and len(those) > 1 else 1)
-
-    return {name: layout(those) for name, those in parts.items()}
+    layout: dict[str, Stored] = {}
+    for name, those in parts.items():
+        if those[0].weight.endswith("_experts") and model.family not in _STACKED:
+            before, after = name.split(".experts.")
+            for expert in range(those[0].shape[0]):
+                layout[f"{before}.experts.{expert}.{after}"] = Stored(those, expert=expert)
+            continue
+        groups = 1
+        if len(those) > 1:
+            stack = len(those[0].shape) > 2
+            groups = those[0].shape[0] if stack else model.kv_heads if model.family in _PACKED_BY_HEAD else 1
+        layout[name] = Stored(those, model.family == "gpt2" and those[0].weight.endswith("_proj"), groups)
+    return layout
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
@@ -167,7 +203,8 @@ def random_weights(model: ModelConfig, seed: int) -> WeightSource:
 
     Matrices are normal with standard deviation `initializer_range`, norms 1, biases and the padding token's row 0. In
     GPT-2 the matrices that write to the residual stream have that deviation / sqrt(2 * layers), so that its variance
-    does not grow with depth (its paper, section 2.3). A parameter depends on `seed` and its name only, not on the plan.
+    does not grow with depth (its paper, section 2.3). Experts are drawn as other matrices are, those of all experts as
+    one parameter. A parameter depends on `seed` and its name only, not on the plan.
     """
     return RandomWeights(named_parameters(model), model, seed)
 
@@ -233,11 +270,10 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
     """
     stored = _named_as_exported(model, _open_weights(path))
     _check_stored(path, model, stored)
-    places = {
-        part.name: (held, stored[name], number)
-        for name, held in stored_layout(model).items()
-        for number, part in enumerate(held.parts)
-    }
+    places: dict[str, list[tuple[Stored, StoredTensor, int]]] = {}
+    for name, held in stored_layout(model).items():
+        for number, part in enumerate(held.parts):
+            places.setdefault(part.name, []).append((held, stored[name], number))
     return _FileWeights(named_parameters(model), path, places)
 
 
@@ -246,16 +282,17 @@ class _FileWeights(WeightSource):
     """Weights of files."""
 
     path: str
-    places: Mapping[str, tuple[Stored, StoredTensor, int]]
-    """by parameter: the tensor's form, the tensor, and the number of the parameter among its parts"""
+    places: Mapping[str, Sequence[tuple[Stored, StoredTensor, int]]]
+    """by parameter, for each tensor that holds values of it, in their order: the tensor's form, the tensor, and the
+    number of the parameter among its parts"""
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
-        held, tensor, number = self.places[name]
-        for values in held.pieces(tensor, number, start, stop):
-            if not np.isfinite(values).all():
-                fail("RT091", f"'{self.path}': the tensor of {shown(name)} holds values that are not finite")
-            yield values
+        for held, tensor, number in self.places[name]:
+            for values in held.pieces(tensor, number, start, stop):
+                if not np.isfinite(values).all():
+                    fail("RT091", f"'{self.path}': the tensor of {shown(name)} holds values that are not finite")
+                yield values
 
 
 def check_weights_place(path: str) -> None:

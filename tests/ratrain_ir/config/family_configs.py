@@ -66,6 +66,51 @@ OLMO2 = like_llama("olmo2", "Olmo2ForCausalLM", mlp_bias=None)
 GRANITE = like_llama("granite", "GraniteForCausalLM", attention_multiplier=0.25)
 INTERNLM2 = like_llama("internlm2", "InternLM2ForCausalLM", attention_bias=None, mlp_bias=None, bias=False)
 SMOLLM3 = like_llama("smollm3", "SmolLM3ForCausalLM", num_hidden_layers=5)
+MIXTRAL = like_llama(
+    *("mixtral", "MixtralForCausalLM"),
+    attention_bias=None,
+    mlp_bias=None,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    sliding_window=32,
+    output_router_logits=False,
+    router_aux_loss_coef=0.02,
+)
+_QWEN_EXPERTS: dict[str, object] = {
+    "mlp_bias": None,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "use_sliding_window": False,
+    "sliding_window": 32,
+    "max_window_layers": 3,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+QWEN2_MOE = like_llama(
+    *("qwen2_moe", "Qwen2MoeForCausalLM"),
+    **{**_QWEN_EXPERTS, "attention_bias": None, "shared_expert_intermediate_size": 40, "qkv_bias": True},
+)
+QWEN3_MOE = like_llama("qwen3_moe", "Qwen3MoeForCausalLM", **_QWEN_EXPERTS, head_dim=32)
+OLMOE = like_llama(
+    *("olmoe", "OlmoeForCausalLM"),
+    mlp_bias=None,
+    num_experts=4,
+    num_experts_per_tok=2,
+    norm_topk_prob=False,
+    clip_qkv=None,
+)
+GRANITEMOE = like_llama(
+    *("granitemoe", "GraniteMoeForCausalLM"),
+    mlp_bias=None,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    attention_multiplier=0.25,
+    logits_scaling=6.0,
+)
 BAICHUAN = {
     "model_type": "baichuan",
     "architectures": ["BaichuanForCausalLM"],

@@ -37,7 +37,8 @@ def configs(draw) -> ModelConfig:
     kv_heads = draw(st.integers(1, 8))
     heads = kv_heads if whole else kv_heads * draw(st.integers(1, 8))
     head_dim = 2 * draw(st.integers(1, 64))
-    hidden_size, layers = heads * head_dim if whole else draw(st.integers(1, 9000)), draw(st.integers(1, 100))
+    fixed = whole or FAMILY[family].normed_widths
+    hidden_size, layers = heads * head_dim if fixed else draw(st.integers(1, 9000)), draw(st.integers(1, 100))
     chosen = draw(family_choices(family, layers=layers, head_dim=head_dim, hidden_size=hidden_size))
     rotates = chosen.get("position", "rope") == "rope"
     sizes = {
@@ -92,7 +93,7 @@ def test_fields_and_keys_round_trip(config):
         ({"position": "learned"}, "'learned_positions' is missing"),
         ({"rope_theta": 0.0}, "'rope_theta' is 0.0"),
         ({"layer": 3}, '"layer" is not a known field'),
-        ({"qk_norm": "head"}, "always in qwen3, gemma3_text and olmo2, else never"),
+        ({"qk_norm": "head"}, "always in qwen3, gemma3_text, olmo2, qwen3_moe and olmoe, else never"),
         ({"parallel_residual": True}, "by choice in gpt_neox, else never"),
         ({"norm_placement": "post"}, "contradicts family 'llama'"),
         ({"norm": "batch"}, "'norm' is \"batch\""),

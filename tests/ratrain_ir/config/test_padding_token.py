@@ -19,14 +19,19 @@ from tests.ratrain_ir.config.family_configs import (
     GEMMA3,
     GPT2,
     GRANITE,
+    GRANITEMOE,
     INTERNLM2,
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     NEOX,
     OLMO2,
+    OLMOE,
     PHI3,
     QWEN2,
+    QWEN2_MOE,
     QWEN3,
+    QWEN3_MOE,
     SMOLLM3,
     parse,
     refusal,
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, BAICHUAN, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, INTERNLM2, SMOLLM3, GPT2, NEOX)
+ALL += (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITEMOE)
 CONFIGS = {parse(config).family: config for config in ALL}
 LEARNS = ("gpt2", "gpt_neox")
 PADS = [family for family in CONFIGS if family not in LEARNS]

@@ -16,6 +16,7 @@ ATTENTION = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
 MLP = [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
 INPUT, AFTER = "input_layernorm.weight", "post_attention_layernorm.weight"
 BEFORE_MLP, AFTER_MLP = "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"
+EXPERTS = {"experts": 3, "experts_per_token": 2}
 QK = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
 
 
@@ -42,6 +43,31 @@ def of(family: str, **changes: object) -> ModelConfig:
             of("internlm2"),
             ["attention_norm.weight", *(f"attention.w{part}.weight" for part in "qkvo")],
             ["ffn_norm.weight", *(f"feed_forward.w{number}.weight" for number in (1, 3, 2))],
+        ),
+        (
+            of("mixtral", **EXPERTS),
+            [INPUT, *ATTENTION],
+            [AFTER, *(f"block_sparse_moe.{name}.weight" for name in ("gate", *(f"experts.w{n}" for n in (1, 3, 2))))],
+        ),
+        (
+            of("qwen2_moe", **EXPERTS, expert_size=8, shared_expert_size=8),
+            [INPUT, *ATTENTION],
+            [
+                *(AFTER, "mlp.gate.weight"),
+                *(name.replace("mlp.", f"mlp.{kind}.") for kind in ("experts", "shared_expert") for name in MLP),
+                "mlp.shared_expert_gate.weight",
+            ],
+        ),
+        (
+            of("granitemoe", **EXPERTS, attention_scale=1.0),
+            [INPUT, *ATTENTION],
+            [
+                AFTER,
+                *(
+                    f"block_sparse_moe.{name}.weight"
+                    for name in ("router.layer", "experts.gate_proj", "experts.up_proj", "output_linear")
+                ),
+            ],
         ),
     ],
     ids=lambda value: value.family if isinstance(value, ModelConfig) else "",
