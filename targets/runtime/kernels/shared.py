@@ -137,14 +137,19 @@ def token_keys(tokens: I32 | I64, keys: I64) -> None:
     keys.sort()
 
 
+def check_experts(chosen: I32, experts: int) -> None:
+    """Raise IndexError unless all `chosen` are numbers of `experts` experts."""
+    low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
+    if low < 0 or high >= experts:
+        raise IndexError(f"expert {low if low < 0 else high} is outside {experts} experts")
+
+
 def group_by_expert(chosen: I32, order: I32, ends: I32) -> None:
     """Set `order` and `ends` as the kernel `group_rows` does, by a stable sort. Raises IndexError for a number outside.
 
     `chosen` may be of one row a token [T, k]; numbers t * k + j go by expert, then ascending.
     """
-    low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
-    if low < 0 or high >= len(ends):
-        raise IndexError(f"expert {low if low < 0 else high} is outside {len(ends)} experts")
+    check_experts(chosen, len(ends))
     flat = chosen.reshape(-1)
     order[:] = np.argsort(flat, kind="stable")
     np.cumsum(np.bincount(flat, minlength=len(ends)), out=ends)
