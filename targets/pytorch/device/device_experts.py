@@ -129,14 +129,14 @@ def _add_before(values: I64, spare: I64) -> None:
         distance *= 2
 
 
-def _product_shape(b: Array, *, trans_b: bool) -> tuple[int, int]:
+def product_shape(b: Array, *, trans_b: bool) -> tuple[int, int]:
     """Return the columns and the inner dimension of an expert's product."""
     return (b.shape[1], b.shape[2]) if trans_b else (b.shape[2], b.shape[1])
 
 
 def _product_buffers(b: Array, *, trans_b: bool) -> Plan:
     """Plan rows and some columns of a matrix, both also in float32; three products."""
-    columns, inner = _product_shape(b, trans_b=trans_b)
+    columns, inner = product_shape(b, trans_b=trans_b)
     some = chunk_rows(columns, inner)
     rows, matrix, product = (Buffer((count,)) for count in (ROW_BLOCK * inner, some * inner, ROW_BLOCK * some))
     return [rows, rows, matrix, matrix, product, product, product]
@@ -222,7 +222,7 @@ class DeviceExperts:
         self, a: Array, b: Array, blocks: Blocks, source: I64, buffers: list[Array], *, trans_b: bool
     ) -> Iterator[tuple[int, slice, F32]]:
         """Yield each block, columns of its product, and the product of its rows `source` of `a` with these columns."""
-        columns, inner = _product_shape(b, trans_b=trans_b)
+        columns, inner = product_shape(b, trans_b=trans_b)
         of_rows, wide_rows, of_matrix, wide_matrix, of_product, spare = buffers
         halves = self._are_halves(a, b)
         rows = stored(of_rows, (ROW_BLOCK, inner), a.dtype)

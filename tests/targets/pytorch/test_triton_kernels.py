@@ -51,6 +51,8 @@ FUSED = [
     *(f"attention_{name}" for name in ("forward", "backward", "partial_forward", "partial_backward", "delta")),
     "embedding_backward",
     *("all_finite", "column_sum", "mean_of_replicas"),
+    *("route_forward", "route_backward", "group_rows", "expert_rows", "expert_sums", "expert_gradients"),
+    *("weighted_swiglu_forward", "weighted_swiglu_backward"),
 ]
 LAUNCHED = {
     *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
@@ -58,6 +60,8 @@ LAUNCHED = {
     *("shape_logits", "losses_of_rows", "add_sum", "logit_gradient_of_rows"),
     *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries", "squares_of_chunks", "split"),
     *("add_rows_of_token", "notice_elements", "sum_of_group", "add_part", "store_mean"),
+    *("choose_experts", "gradients_of_choice", "count_rows", "place_chunks", "place_rows"),
+    *("find_blocks", "grouped_product", "sum_choices", "grouped_gradients", "weighted_forward", "weighted_backward"),
 }
 
 
