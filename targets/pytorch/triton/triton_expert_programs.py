@@ -58,10 +58,9 @@ def grouped_product(
     block_experts: tl.tensor,
     block_rows: tl.tensor,
     choices: tl.tensor,
-    inner: tl.tensor,
-    all_columns: tl.tensor,
-    first_column: tl.tensor,
-    out_columns: tl.tensor,
+    inner: tl.constexpr,
+    all_columns: tl.constexpr,
+    out_columns: tl.constexpr,
     of_tokens: tl.constexpr,
     trans_b: tl.constexpr,
     whole: tl.constexpr,
@@ -72,8 +71,8 @@ def grouped_product(
     """Multiply a block of rows of one expert by some columns of its matrix.
 
     If the factor is `of_tokens`, row r of the product is that of token order[r] // choices; else row r of the factor
-    becomes row order[r] of the product, so that a token's rows lie together. `out` [rows, out_columns] has the columns
-    from `first_column` on.
+    becomes row order[r] of the product, so that a token's rows lie together. `b` points to the first column that `out`
+    [rows, out_columns] has.
     """
     expert = tl.load(block_experts + tl.program_id(0)).to(tl.int64)
     if expert >= 0:
@@ -84,10 +83,9 @@ def grouped_product(
             source, target = choice // choices, row
         else:
             source, target = row, choice
-        place = tl.program_id(1) * columns + tl.arange(0, columns)
-        within = place < out_columns
-        column = first_column + place
-        matrix = b + expert * inner * all_columns
+        column = tl.program_id(1) * columns + tl.arange(0, columns)
+        within = column < out_columns
+        matrix = b + expert * (inner * all_columns)
         left_rows = a + source.to(tl.int64)[:, None] * inner
         total = tl.zeros((rows, columns), tl.float32)
         for first in range(0, inner, depth):
@@ -100,7 +98,7 @@ def grouped_product(
                 at = step.to(tl.int64)[:, None] * all_columns + column[None, :]
             right = load_factor(matrix + at, deep[:, None] & within[None, :], whole)
             total = added_product(left, right, total)
-        at = target.to(tl.int64)[:, None] * out_columns + place[None, :]
+        at = target.to(tl.int64)[:, None] * out_columns + column[None, :]
         store_rounded(out + at, total, there[:, None] & within[None, :])
 
 
@@ -111,14 +109,16 @@ def sum_choices(
     residual: tl.tensor,
     count: tl.tensor,
     choices: tl.tensor,
-    all_columns: tl.tensor,
-    first_column: tl.tensor,
-    width: tl.tensor,
+    all_columns: tl.constexpr,
+    width: tl.constexpr,
     accumulate: tl.constexpr,
     adds_residual: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Set some columns of out = [out +] the sum of the products [tokens, choices, width] of each token [+ residual]."""
+    """Set some columns of out = [out +] the sum of the products [tokens, choices, width] of each token [+ residual].
+
+    `out` and `residual` point to the first of these columns.
+    """
     at = own_elements(block)
     inside = at < count
     token, column = at // width, at % width
@@ -126,7 +126,7 @@ def sum_choices(
     # choices of a token ascend with their experts
     for choice in range(choices):
         total += tl.load(products + (token * choices + choice) * width + column, mask=inside, other=0.0)
-    place = token * all_columns + first_column + column
+    place = token * all_columns + column
     if accumulate:
         total += load_wide(out + place, inside)
     if adds_residual:
@@ -142,8 +142,8 @@ def grouped_gradients(
     order: tl.tensor,
     ends: tl.tensor,
     choices: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
+    height: tl.constexpr,
+    width: tl.constexpr,
     gathers_a: tl.constexpr,
     accumulate: tl.constexpr,
     whole: tl.constexpr,

@@ -103,16 +103,27 @@ class ExpertBlocks:
         return cls(order, ends, found)
 
     def multiply(
-        self, a: Array, b: Array, out: Array, *, choices: int, first_column: int = 0, of_tokens: bool, trans_b: bool
+        self, a: Array, b: Array, out: Array, *, choices: int, first: int = 0, of_tokens: bool, trans_b: bool
     ) -> None:
-        """Set `out` = products of rows with the columns of matrices from `first_column` on."""
+        """Set `out` = products of rows with the columns of matrices from `first` on."""
         tile, _ = tiles_of(a, b)
         columns, inner = product_shape(b, trans_b=trans_b)
         launch(
             grouped_product,
             (self.found.shape[1], programs(out.shape[1], tile.columns)),
-            *(a, b, out, self.order, self.ends, self.found[0], self.found[1]),
-            *(choices, inner, columns, first_column, out.shape[1]),
+            *(
+                a,
+                b[:, first:] if trans_b else b[:, :, first:],
+                out,
+                self.order,
+                self.ends,
+                self.found[0],
+                self.found[1],
+            ),
+            choices,
+            inner=inner,
+            all_columns=columns,
+            out_columns=out.shape[1],
             of_tokens=of_tokens,
             trans_b=trans_b,
             whole=interpreted() or a.dtype != b.dtype,
@@ -220,14 +231,15 @@ class TritonExperts(DeviceExperts):
         choices = len(a) // tokens
         for some in row_steps(columns, width):
             products = shaped(buffer, (len(a), some.stop - some.start))
-            told = {"choices": choices, "first_column": some.start, "of_tokens": False, "trans_b": trans_b}
+            told = {"choices": choices, "first": some.start, "of_tokens": False, "trans_b": trans_b}
             blocks.multiply(a, b, products, **told)
             count = tokens * products.shape[1]
             launch(
                 sum_choices,
                 (programs(count, BLOCK),),
-                *(products, out, out if residual is None else residual),
-                *(count, choices, columns, some.start, products.shape[1]),
+                *(products, out[:, some], (out if residual is None else residual)[:, some], count, choices),
+                all_columns=columns,
+                width=products.shape[1],
                 accumulate=accumulate,
                 adds_residual=residual is not None,
                 block=BLOCK,
@@ -239,7 +251,9 @@ class TritonExperts(DeviceExperts):
         launch(
             grouped_gradients,
             (programs(width, tile.columns), programs(height, tile.rows), experts),
-            *(a, b, out, order, ends, len(order) // min(len(a), len(b)), height, width),
+            *(a, b, out, order, ends, len(order) // min(len(a), len(b))),
+            height=height,
+            width=width,
             gathers_a=gathers_a,
             accumulate=accumulate,
             whole=interpreted() or a.dtype != b.dtype,
