@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 
 MOST_PRODUCTS = 1 << 24
 """Most products of a round of `expert_sums`, 64 MiB; one tile of columns if that has more."""
-_LEAST_LANES, _MOST_LANES = 128, 1024
-"""Elements of a row that a program takes at a time.
-
-A thread has one or more: if two had the same, one might load what the other has stored, where results replace inputs.
-"""
 
 
 @frozen
@@ -156,21 +151,24 @@ def weighted_forward(
     weights: tl.tensor,
     order: tl.tensor,
     prod: tl.tensor,
+    count: tl.tensor,
     width: tl.constexpr,
     ordered: tl.constexpr,
+    rows: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Set a row of prod = silu(gate) * up * weight."""
-    row = tl.program_id(0).to(tl.int64)
+    """Set some rows of prod = silu(gate) * up * weight."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    there = row < count
     choice = row
     if ordered:
-        choice = tl.load(order + row).to(tl.int64)
-    weight = tl.load(weights + choice)
+        choice = tl.load(order + row, mask=there, other=0).to(tl.int64)
+    weight = tl.load(weights + choice, mask=there, other=0.0)
     for first in range(0, width, block):
         column = first + tl.arange(0, block)
-        at, inside = row * width + column, column < width
+        at, inside = row[:, None] * width + column[None, :], there[:, None] & (column < width)[None, :]
         g, u = load_wide(gate + at, inside), load_wide(up + at, inside)
-        store_rounded(prod + at, value_of(g, share_of(g, "silu"), "silu") * u * weight, inside)
+        store_rounded(prod + at, value_of(g, share_of(g, "silu"), "silu") * u * weight[:, None], inside)
 
 
 @jit
@@ -183,37 +181,53 @@ def weighted_backward(
     dgate: tl.tensor,
     dup: tl.tensor,
     dweights: tl.tensor,
+    count: tl.tensor,
     width: tl.constexpr,
     ordered: tl.constexpr,
+    rows: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Set the gradients of `weighted_forward` for a row; its weight's is summed by lanes in order, then over them."""
-    row = tl.program_id(0).to(tl.int64)
+    """Set the gradients of `weighted_forward` for some rows; a weight's is summed by lanes in order, then over them."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    there = row < count
     choice = row
     if ordered:
-        choice = tl.load(order + row).to(tl.int64)
-    weight = tl.load(weights + choice)
-    total = tl.zeros((block,), tl.float32)
+        choice = tl.load(order + row, mask=there, other=0).to(tl.int64)
+    weight = tl.load(weights + choice, mask=there, other=0.0)
+    total = tl.zeros((rows, block), tl.float32)
     for first in range(0, width, block):
         column = first + tl.arange(0, block)
-        at, inside = row * width + column, column < width
+        at, inside = row[:, None] * width + column[None, :], there[:, None] & (column < width)[None, :]
         g, u, d = load_wide(gate + at, inside), load_wide(up + at, inside), load_wide(dprod + at, inside)
         # all inputs are loaded: outputs may be the same bytes
         share = share_of(g, "silu")
         value = value_of(g, share, "silu")
         total += d * (value * u)
-        d *= weight
+        d *= weight[:, None]
         store_rounded(dup + at, d * value, inside)
         store_rounded(dgate + at, d * u * slope_of(g, share, "silu"), inside)
-    tl.store(dweights + choice, tl.sum(total, axis=0))
+    tl.store(dweights + choice, tl.sum(total, axis=1), mask=there)
 
 
-def _of_rows(gate: Array, weights: F32, order: I32 | None) -> tuple[tuple[int], I32 | F32, dict[str, Any]]:
-    """Return the grid of a kernel of weighted rows, its order or what stands for it, and its constants."""
+def _launch_weighted(kernel: Any, weights: F32, order: I32 | None, *tensors: Array) -> None:
+    """Launch a kernel of weighted rows: on gate, up, weights, order, and all others.
+
+    A program takes as many elements as it has threads to load them, or more. Otherwise two threads would have one
+    element, and one might load what the other has stored, where a result replaces an operand.
+    """
+    gate, up, *others = tensors
     rows, width = gate.shape
-    block = min(_MOST_LANES, max(_LEAST_LANES, power_of_two(width)))
-    constants = {"width": width, "ordered": order is not None, "block": block}
-    return (rows,), weights if order is None else order, constants
+    block = min(BLOCK, power_of_two(width))
+    some = BLOCK // block
+    launch(
+        kernel,
+        (programs(rows, some),),
+        *(gate, up, weights, weights if order is None else order, *others, rows),
+        width=width,
+        ordered=order is not None,
+        rows=some,
+        block=block,
+    )
 
 
 class TritonExperts(DeviceExperts):
@@ -263,9 +277,7 @@ class TritonExperts(DeviceExperts):
         )
 
     def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
-        grid, rows, constants = _of_rows(gate, weights, order)
-        launch(weighted_forward, grid, gate, up, weights, rows, prod, **constants)
+        _launch_weighted(weighted_forward, weights, order, gate, up, prod)
 
     def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
-        grid, rows, constants = _of_rows(gate, weights, order)
-        launch(weighted_backward, grid, gate, up, weights, rows, dprod, dgate, dup, dweights, **constants)
+        _launch_weighted(weighted_backward, weights, order, gate, up, dprod, dgate, dup, dweights)
