@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from attrs import evolve, field, frozen
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.model.blocks import block, parameters
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -31,6 +30,9 @@ from tests.end_to_end.tiny_runs import (
 )
 from tests.end_to_end.toys import EXPERTS, SHARED_EXPERT
 from tests.program_files import prepare
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 F32 = {"view_dtype": "f32", "grad_dtype": "f32", "grad_shard_dtype": "f32", "loss_scale": 1.0}
 ONE_RANK: dict[str, Any] = {"pp": 1, "dp": 1, "micro_batches": 2, **F32}
