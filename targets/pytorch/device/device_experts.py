@@ -7,9 +7,9 @@ operations find the expert and the rows of each. Ends [3, 3, 5] of R = 5 rows, b
     expert    0     0     2     2       repeated: there is no fourth block
     rows      0 1   2 2   3 4   3 4     the last row of an expert is repeated, and so is the last block
 
-A repeated row stores the same bits again, or adds zero. So nothing is masked, and rows that are not there are never
-read. Scratch is a block's rows and a chunk of one matrix, whatever the number of experts. A block is some ten
-operations: this is the fall-back for the fused kernels, not their equal.
+A repeated row stores the same bits again, or adds zero, so that no index is out of bounds. Scratch is a block's rows, a
+chunk of one matrix and some integers for each row of all blocks: at most R + (block - 1) * experts rows. A block is
+some ten operations: this is the fall-back for the fused kernels, not their equal.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def expert_calls() -> dict[str, dict[str, Any]]:
         "group_rows": {"chosen": chosen, "order": np.empty_like(order), "ends": np.empty_like(ends)},
         "expert_rows": {"a": x, "b": random(48, EXPERTS, INNER, WIDTH), **grouped, "out": wide, "trans_b": True},
         "expert_sums": {
-            "a": wide, "b": random(49, EXPERTS, INNER, WIDTH), **grouped, "sums": np.empty((TOKENS, WIDTH), f32),
+            "a": wide, "b": random(49, EXPERTS, INNER, WIDTH), **grouped, "sums": np.zeros((TOKENS, WIDTH), f32),
             "out": x, "residual": random(50, TOKENS, WIDTH),
         },
         "expert_gradients": {

@@ -2,7 +2,7 @@
 
 An expert's rows are cut into blocks of `ROW_BLOCK`, its matrix into panels of some columns of the product. A panel is
 converted to float32 once and meets all blocks of the expert; a block is gathered and converted again for each panel,
-which is little work beside its product with hundreds of columns. Three experts with 70, 0 and 20 rows, two panels:
+which is little work next to a product with hundreds of columns. Three experts with 70, 0 and 20 rows, two panels:
 
     expert 0: panel 0 (blocks 0 1), panel 1 (blocks 0 1); expert 2: panel 0 (block 0), panel 1 (block 0)
 
