@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
-from ratrain.ratrain_ir.model.blocks import block, parameters
+from ratrain.ratrain_ir.model.blocks import block, block_chain, parameters
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.runtime.checkpoint.state import start_from_weights, training_state
 from ratrain.targets.runtime.kernels import kernel_set
@@ -70,11 +70,10 @@ def test_one_expert_is_a_dense_mlp_bit_for_bit(kernels: str, view_dtype: str) ->
     sparse = evolve(MODEL, family="mixtral", experts=1, experts_per_token=1)
     keys = {"pp": 1, "dp": 1, "micro_batches": 2, "micro_batch_size": 4, "seq_len": 16, "view_dtype": view_dtype}
     values = drawn(sparse)
-    dense = {
-        name.replace(".experts.", ".").replace("block_sparse_moe", "mlp"): value[0] if value.ndim == 3 else value
-        for name, value in values.items()
-    }
-    dense = {name: value for name, value in dense.items() if name in named_parameters(MODEL)}
+    dense: dict[str, npt.NDArray[np.float32]] = {}
+    for unit in block_chain(MODEL):
+        held = {each.weight.replace("_experts", "_proj"): each for each in parameters(sparse, unit)}
+        dense |= {each.name: values[held[each.weight].name].reshape(each.shape) for each in parameters(MODEL, unit)}
     one = trained(make_program(sparse, **keys), values, 3, kernels=kernels)
     other = trained(make_program(MODEL, **keys), dense, 3, kernels=kernels)
     assert losses(one) == losses(other)

@@ -131,9 +131,9 @@ def test_order_of_rows(name: str, shape: str, router: str) -> None:
 
 def test_a_number_that_is_no_expert_is_refused() -> None:
     for number in (-1, 4):
+        operands = {"chosen": np.array([[number]], np.int32), "order": np.empty(1, np.int32)}
         with pytest.raises(IndexError, match=f"expert {number} is outside 4 experts"):
-            chosen = np.array([[number]], np.int32)
-            call("fast", "group_rows", chosen=chosen, order=np.empty(1, np.int32), ends=np.empty(4, np.int32))
+            call("fast", "group_rows", **operands, ends=np.empty(4, np.int32))
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
