@@ -5,8 +5,8 @@ depends on data, and every tensor keeps its address. Order of the rows: `targets
 
     xn [T, h] -> router -> chosen, weights [T, k] -> gate, up -> prod [T k, width] -> down, summed over k -> [T, h]
 
-A shared expert takes all tokens and is weighted by a gate of its own (Qwen2-MoE). Shapes are of a whole model, as
-experts are not shared out to tensor-parallel ranks.
+A shared expert takes all tokens and is weighted by a gate of its own (Qwen2-MoE). The model is a tensor-parallel rank's
+(`tensor_ranks.py`), which has a part of the width of every expert.
 """
 
 from __future__ import annotations
