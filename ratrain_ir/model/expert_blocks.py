@@ -13,16 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-
-
-def tokens_per_micro_batch(plan: Plan) -> int:
-    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice)."""
-    return plan.micro_batch_size * plan.seq_len
 
 
 def mlp_shapes(model: ModelConfig, width: int) -> list[tuple[str, tuple[int, int]]]:
