@@ -74,7 +74,7 @@ _COMMUNICATION = "the passes decide which communication overlaps with compute: n
 _FLOAT8 = "float8 is no type of a plan"
 _CONVERTED = "float8 and other types that layers are converted to are no types of a plan"
 _EXPERTS = "experts, which the models here do not have"
-_EXPERT_RANKS = "models here have no experts, so another model would be trained"
+_EXPERT_RANKS = "arguments of experts are not read, so another model would be trained"
 _PROCESS = "how this process is run changes no plan"
 _RECOMPUTE = "'recompute{policy=auto}' chooses what to recompute"
 _MODEL = "of the model: its config.json says it (--model)"

@@ -93,4 +93,6 @@ def _combinations(job: Job) -> str:
         return "optimizer: Adafactor's factors of flat shards are not known"
     if job.sharding is Sharding.DISTRIBUTED_OPTIMIZER and job.framework not in MEGATRON:
         return "sharding: the distributed optimizer is Megatron-LM's"
+    if job.model.experts is not None:
+        return "model: what frameworks keep of layers with experts is not known here"
     return "model: a normalised head makes a copy that is not known here" if job.model.normalised_head else ""

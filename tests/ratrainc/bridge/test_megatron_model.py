@@ -143,6 +143,9 @@ def test_a_known_model_comes_back_from_its_arguments(name: str, tp: int) -> None
     if model.family.startswith("gemma"):  # no argument says these
         lacks |= {"activation", "norm_placement", "embedding_scale", "attention_scale", "local_rope_theta"}
         lacks |= {"attention_softcap", "logit_softcap"}
+    if model.experts is not None:
+        lacks |= {"experts", "experts_per_token", "expert_size", "shared_expert_size", "router_normalised", "qk_norm"}
+        lacks |= {"embedding_scale", "attention_scale", "residual_scale", "logit_scale"}
     assert {each.key for each in exported.missing} <= lacks
     assert back(exported).plan == evolve(PLAN, tp=tp, seq_len=1024)
 

@@ -214,6 +214,7 @@ def test_paged_moments_and_offloaded_state_are_not_on_the_device():
         ({"adapter": Adapter(8, 16.0, ("q_proj",))}, "adapter: adapters (LoRA) are not supported"),
         ({"method": "frozen"}, "method: frozen"),
         ({"ep": 2}, "ep: experts"),
+        ({"model": load_model("olmoe-1b-7b")}, "model: what frameworks keep of layers with experts"),
         ({"cp": 2, "devices": 2}, "cp: what context"),
         ({"fp8": True}, "fp8:"),
         ({"optimizer": "muon"}, "optimizer: the moments of muon"),
