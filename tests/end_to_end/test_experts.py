@@ -17,6 +17,7 @@ from ratrain.targets.runtime.checkpoint.state import start_from_weights, trainin
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.weight_source import WeightSource
 from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
+from tests.end_to_end.test_completions import stream_of_pairs
 from tests.end_to_end.tiny_runs import (
     MODEL,
     losses,
@@ -187,3 +188,19 @@ def test_a_step_starts_again_where_it_stopped(tmp_path: Any) -> None:
     list(run.steps())
     assert losses(whole)[2:] == losses(run)
     same_state_of_blocks(whole, run)
+
+
+def test_losses_of_routers_do_not_depend_on_which_labels_count() -> None:
+    """A router sees all tokens: its losses add the same gradient where half of the labels are left out of the mean."""
+    added = []
+    for all_counted in (False, True):
+        moments = []
+        for router in (RouterLosses(), RouterLosses(0.5, 0.2)):
+            program = make_program(EXPERTS, **ONE_RANK, router=router)
+            chosen = run_settings(1, kernels="reference")
+            run = prepare(program, stream_of_pairs(all_counted=all_counted), chosen, kernel_set("reference"))
+            list(run.steps())
+            moments.append(training_state(run.engine, 1).blocks[block("mlp", 2)].m1)
+        added.append(moments[1] - moments[0])
+    assert np.abs(added[0]).max() > 1e-6
+    assert np.allclose(added[0], added[1], rtol=1e-3, atol=1e-7)
