@@ -204,3 +204,16 @@ def test_losses_of_routers_do_not_depend_on_which_labels_count() -> None:
         added.append(moments[1] - moments[0])
     assert np.abs(added[0]).max() > 1e-6
     assert np.allclose(added[0], added[1], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(("router", "busiest", "idle"), [("equal", 2.0, 2), ("one-hot", None, 0)])
+def test_a_step_tells_how_unequal_its_experts_are(router: str, busiest: float | None, idle: int) -> None:
+    """With equal logits all rows are those of the two experts with the lowest numbers, of four."""
+    for keys in (ONE_RANK, {**ONE_RANK, "pp": 2, "dp": 2, "cuts": (1,)}):
+        run = trained(make_program(EXPERTS, **keys), with_router(EXPERTS, router), 1, kernels="reference")
+        load = run.done[0].report.experts
+        assert load is not None
+        assert load.busiest == pytest.approx(busiest) if busiest else 1 < load.busiest <= 2
+        assert load.idle == idle or router != "equal"
+        assert run.done[0].to_json()["busiest_expert"] == load.busiest
+    assert train(make_program(MODEL), 1).done[0].report.experts is None
