@@ -29,7 +29,7 @@ Examples:
 _MOST = 1 << 16
 _NAMES = (
     *("megatron", "deepspeed", "torchtitan", "axolotl", "llama-factory", "torchtune", "nanotron", "accelerate", "trl"),
-    *("transformers", "llm-foundry"),
+    *("transformers", "llm-foundry", "megatron-bridge"),
 )
 
 
@@ -44,7 +44,7 @@ def _auto(text: str) -> str:
     "framework",
     type=click.Choice(_NAMES),
     help="Whose settings they are: a launch script or flags of megatron, a ds_config.json, a job's TOML of torchtitan, "
-    "a YAML or JSON of the others. Without it, the file's content says it.",
+    "a YAML or JSON of the others, or a launch script of megatron-bridge. Without it, the file's content says it.",
 )
 @click.option(
     "--beside",
@@ -151,9 +151,9 @@ def command(
 ) -> None:
     """Convert a settings file of another framework to a plan.
 
-    FILE holds settings of Megatron-LM, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune, nanotron, accelerate,
-    TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters, experts, frozen parts,
-    float8.
+    FILE holds settings of Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune,
+    nanotron, accelerate, TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters,
+    experts, frozen parts, float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr
