@@ -308,8 +308,8 @@ class JobPlan:
         They do in axolotl (docs/multipack.qmd) and torchtune (torchtune/modules/attention_utils.py,
         packed_block_causal_mask); in Megatron-Bridge (src/megatron/bridge/training/gpt_step.py, whose attention takes
         the samples' lengths, cu_seqlens); in LLaMA-Factory with neat_packing alone
-        (src/llamafactory/hparams/data_args.py, DataArguments); in TRL with flash attention, unless the strategy is `wrapped` (trl/trainer/sft_trainer.py,
-        SFTTrainer.__init__, padding_free).
+        (src/llamafactory/hparams/data_args.py, DataArguments); in TRL with flash attention, unless the strategy is
+        `wrapped` (trl/trainer/sft_trainer.py, SFTTrainer.__init__, padding_free).
         """
         job = self.job
         if job.framework == "llama-factory":
