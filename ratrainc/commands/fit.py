@@ -84,7 +84,8 @@ _MOST = 1 << 20
     type=Result("snapshot", ".pickle"),
     callback=output_file,
     metavar="OUT.pickle",
-    help="Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer.",
+    help="Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer. "
+    "Of files that are there, only such a snapshot is replaced.",
 )
 @click.option(
     "--exact",
@@ -120,6 +121,10 @@ def command(
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.fit.answer import Verdict
 
+    if snapshot is not None:
+        from ratrain.ratrainc.report.memory_snapshot import refuse_other_file
+
+        refuse_other_file(snapshot)
     with misuse_of_command():
         found = api.fit(
             file,
