@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ratrain.ratrain_ir.config.limits import MAX_DEVICES, MAX_MICRO_BATCH, MAX_SEQ_LEN
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
     Result,
@@ -24,7 +25,6 @@ Examples:
   ratrainc fit train.yaml --devices 8 --snapshot step.pickle  for PyTorch's memory viewer
   ratrainc fit train.yaml --devices 8 --machine h100-node --exact
 """
-_MOST = 1 << 20
 
 
 @click.command(epilog=_EPILOG)
@@ -48,7 +48,7 @@ _MOST = 1 << 20
     metavar="M",
     help="A preset, a name on the Hugging Face Hub that is known here, or a config.json, in place of FILE's.",
 )
-@click.option("--devices", type=click.IntRange(1, _MOST), metavar="N", help="Devices, where FILE does not say.")
+@click.option("--devices", type=click.IntRange(1, MAX_DEVICES), metavar="N", help="Devices, where FILE does not say.")
 @click.option(
     "--memory",
     callback=memory_bytes,
@@ -63,11 +63,11 @@ _MOST = 1 << 20
     "ways out are priced. Default for speeds: a100-node.",
 )
 @click.option(
-    "--seq-len", type=click.IntRange(1, _MOST), metavar="S", help="Tokens of a sequence, where FILE does not say."
+    "--seq-len", type=click.IntRange(1, MAX_SEQ_LEN), metavar="S", help="Tokens of a sequence, where FILE does not say."
 )
 @click.option(
     "--micro-batch-size",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MAX_MICRO_BATCH),
     metavar="N",
     help="Sequences of a device and micro-batch, where FILE does not say.",
 )

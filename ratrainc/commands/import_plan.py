@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ratrain.ratrain_ir.config.limits import MAX_MICRO_BATCH, MAX_PARALLEL, MAX_SEQ_LEN
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
@@ -26,7 +27,6 @@ Examples:
   ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml  of axolotl, torchtune, ...
   ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
 """
-_MOST = 1 << 16
 _NAMES = (
     *("megatron", "deepspeed", "torchtitan", "axolotl", "llama-factory", "torchtune", "nanotron", "accelerate", "trl"),
     *("transformers", "llm-foundry", "megatron-bridge"),
@@ -57,24 +57,28 @@ def _auto(text: str) -> str:
     "--clusters",
     "--devices",
     "asked_clusters",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MAX_PARALLEL),
     metavar="N",
     help="Ranks, where the file does not say.",
 )
 @click.option(
-    "--pp", "asked_pp", type=click.IntRange(1, _MOST), metavar="P", help="Stages, where a ds_config does not say."
+    "--pp",
+    "asked_pp",
+    type=click.IntRange(1, MAX_PARALLEL),
+    metavar="P",
+    help="Stages, where a ds_config does not say.",
 )
 @click.option(
     "--seq-len",
     "asked_seq_len",
-    type=click.IntRange(1, 1 << 20),
+    type=click.IntRange(1, MAX_SEQ_LEN),
     metavar="S",
     help="Tokens of a sequence, where the file does not say.",
 )
 @click.option(
     "--micro-batch-size",
     "asked_micro_batch_size",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MAX_MICRO_BATCH),
     metavar="N",
     help=_auto("Sequences of a micro-batch"),
 )

@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
+from ratrain.ratrainc.bridge.jobs.job_limits import check_counts
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.bridge.jobs.option_job import option_job, option_phrase
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -66,7 +67,9 @@ def fit(
         given=dict(given or {}),
     )
     if file is None:
-        found = answer.answer("", "PyTorch", option_job(asked), capacity, chosen, option_phrase)
+        job = option_job(asked)
+        check_counts(job)
+        found = answer.answer("", "PyTorch", job, capacity, chosen, option_phrase)
     else:
         job = read_job(Path(file), asked, format)
         known = format_named(job.framework)

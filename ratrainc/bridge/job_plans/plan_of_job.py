@@ -15,17 +15,16 @@ left out with its reason.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
-from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
 from ratrain.ratrainc.bridge.job_plans.job_notes import bare, left_of, rule_of_ignored, rule_of_open
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
 from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
@@ -136,8 +135,8 @@ class JobPlan:
 
     def _place_of(self, text: str) -> Place:
         """Return the place that an origin or a note names as `file:line`."""
-        match = re.fullmatch(r"(.+):(\d+)", text)
-        return self.top if match is None else Place(Location(match[1], int(match[2])))
+        location = location_of(text)
+        return self.top if location is None else Place(location)
 
     # what is refused
 

@@ -550,3 +550,35 @@ def test_a_setting_changes_what_is_trained_by_its_reason_and_not_by_words_in_it(
     typo = Note("sequence_length", 4, "x.yaml:3", f"{NOT_KNOWN} as a setting of axolotl")
     assert rule_of_open(typo, "axolotl").unknown
     assert not rule_of_open(Note("other", 4, "x.yaml:4", "its memory is not known here"), "axolotl").unknown
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "most"),
+    [
+        ("micro_batch_size: 1", "micro_batch_size: 99999999999", "micro_batch_size: 99999999999 sequences", 65536),
+        ("sequence_len: 64", "sequence_len: 2097152", "sequence_len: 2097152 tokens", 1048576),
+        ("steps: 2", "steps: 9999999", "gradient_accumulation_steps: 9999999 micro-batches", 1048576),
+        ("bf16: true", "bf16: true\ntensor_parallel_size: 99999", "tensor_parallel_size: 99999 tensor", 65536),
+        ("bf16: true", "bf16: true\nadapter: lora\nlora_r: 9999999", "adapter: 9999999 ranks", 1048576),
+    ],
+)
+def test_a_count_out_of_range_is_refused_at_its_place(
+    old: str, new: str, message: str, most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text((SMALL + FSDP).replace(old, new))
+    for made in (lambda: api.fit(path, model="llama-2-7b"), lambda: api.import_plan(None, path, clusters=4)):
+        with pytest.raises(DiagnosticError) as caught:
+            made()
+        (first,) = caught.value.diagnostics
+        assert message in first.message
+        assert first.help == f"a whole number from 1 to {most} is expected"
+        assert first.location is not None
+
+
+def test_a_count_out_of_range_is_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DiagnosticError, match="--micro-batch-size: 65537 sequences"):
+        api.fit(model="llama-2-7b", micro_batch_size=65537)
+    for option in ("--micro-batch-size", "--devices", "--seq-len"):
+        assert main(["fit", "--model", "llama-2-7b", option, "99999999999"]) == 2
+        assert "is not in the range" in capsys.readouterr().err
