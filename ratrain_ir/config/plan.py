@@ -14,15 +14,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS, F32_SUMS, HALF_RUN, HALF_RUNS
-from ratrain.ratrain_ir.config.limits import (
-    MAX_CHUNKS,
-    MAX_MICRO_BATCH,
-    MAX_MICRO_BATCHES,
-    MAX_PARALLEL,
-    MAX_SEED,
-    MAX_SEQ_LEN,
-    MAX_STEPS,
-)
 from ratrain.ratrain_ir.config.plan_keys import (
     flag,
     integer,
@@ -44,6 +35,15 @@ from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
+from ratrain.ratrain_ir.support.limits import (
+    MAX_CHUNKS,
+    MAX_MICRO_BATCH,
+    MAX_MICRO_BATCHES,
+    MAX_PARALLEL,
+    MAX_SEED,
+    MAX_SEQ_LEN,
+    MAX_STEPS,
+)
 from ratrain.ratrain_ir.support.plugins import WAY_OUT
 from ratrain.ratrain_ir.support.text import shown
 

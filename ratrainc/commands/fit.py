@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrain_ir.config.limits import MAX_DEVICES, MAX_MICRO_BATCH, MAX_SEQ_LEN
+from ratrain.ratrain_ir.support.limits import MAX_DEVICES, MAX_MICRO_BATCH, MAX_SEQ_LEN
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
     Result,

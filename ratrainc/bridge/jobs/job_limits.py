@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.limits import (
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.limits import (
     MAX_CHUNKS,
     MAX_DEVICES,
     MAX_HIDDEN,
@@ -14,7 +15,6 @@ from ratrain.ratrain_ir.config.limits import (
     MAX_PARALLEL,
     MAX_SEQ_LEN,
 )
-from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrainc.bridge.jobs.job import location_of
 
 if TYPE_CHECKING:
