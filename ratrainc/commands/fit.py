@@ -11,6 +11,7 @@ from ratrain.ratrainc.commands.words.options import (
     json_option,
     memory_bytes,
     misuse_of_command,
+    named_model,
     output_file,
 )
 from ratrain.ratrainc.commands.words.variables import variables
@@ -46,6 +47,7 @@ Examples:
     "--model",
     type=InputFile("model"),
     metavar="M",
+    callback=named_model,
     help="A preset, a name on the Hugging Face Hub that is known here, or a config.json, in place of FILE's.",
 )
 @click.option("--devices", type=click.IntRange(1, MAX_DEVICES), metavar="N", help="Devices, where FILE does not say.")

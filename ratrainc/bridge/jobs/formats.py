@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
+from ratrain.ratrain_ir.config.model_files import model_of_hub_name
 from ratrain.ratrain_ir.support.diagnostics import fail, nearest
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
