@@ -17,7 +17,7 @@ abstract ones always, the others if their default does not fit. In addition they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
@@ -139,8 +139,10 @@ class ProgramEngine(ABC):
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _check_homes(program, kernels)
         _load_kernels(program, kernels)
-        self.compiles = compiled_anew() > 0
-        """True if compiled loops were not on disk: the first of them had to be compiled."""
+        needed = {step.kernel for routine in program.routines for step in routine.steps}
+        lacks: Callable[[Collection[str]], bool] = getattr(kernels, "compiles_for", lambda _: False)
+        self.compiles = compiled_anew() > 0 or lacks(needed)
+        """True if loops that the program runs are not on disk: they have been compiled, or will be."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
         self.ranks: list[list[RankExecutor]] = [[] for _ in program.stages]
