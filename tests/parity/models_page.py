@@ -54,7 +54,8 @@ step of two micro-batches of two sequences through two stages with the fast kern
 difference to the float64 loss of the class in `transformers`, of that loss; the largest difference of an element of any
 gradient, of the largest element of that gradient. "f16" and "bf16": the loss with views and activations of that type.
 Parameters are those of the tiny model, equal to what `transformers` counts. `tests/parity/test_families.py` holds the
-f32 figures under 2e-6 and 3e-5, after 20 steps and an export the loss of unseen sequences under 1e-6.
+f32 figures under 2e-6 and 3e-5, after 20 steps and an export the loss of unseen sequences under 1e-6; models with experts
+are those of `tests/parity/test_experts.py`, which does the same.
 
 | model | parameters | loss | gradient | f16 | bf16 |
 |---|---|---|---|---|---|
