@@ -86,7 +86,7 @@ def fits(given_case: Routed) -> None:
 
 
 @given(routed())
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_any_router_fits_any_program(given_case: Routed) -> None:
     fits(given_case)
 
