@@ -34,6 +34,9 @@ from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.data.data import TokenStream
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 F32 = {"view_dtype": "f32", "grad_dtype": "f32", "grad_shard_dtype": "f32", "loss_scale": 1.0}
 ONE_RANK: dict[str, Any] = {"pp": 1, "dp": 1, "micro_batches": 2, **F32}
@@ -55,10 +58,17 @@ def drawn(model: ModelConfig, seed: int = 0) -> dict[str, npt.NDArray[np.float32
     return {name: source(name) for name in named_parameters(model)}
 
 
-def trained(program: Any, values: dict[str, npt.NDArray[np.float32]], steps: int, **settings: Any) -> Any:
-    """A run from given weights, after its steps."""
+def trained(
+    program: Program,
+    values: dict[str, npt.NDArray[np.float32]],
+    steps: int,
+    stream: TokenStream | None = None,
+    **settings: Any,
+) -> TrainingRun:
+    """A run from given weights, on a stream or the usual one, after its steps."""
     chosen = run_settings(steps, **settings)
-    run = prepare(program, stream_for(program), chosen, kernel_set(chosen.execution.kernels), verified=True)
+    kernels = kernel_set(chosen.execution.kernels)
+    run = prepare(program, stream or stream_for(program), chosen, kernels, verified=True)
     start_from_weights(run.engine, Given(named_parameters(program.model), values))
     list(run.steps())
     return run
