@@ -328,6 +328,7 @@ def page() -> str:
     """The text of `docs/keys.md`."""
     options = runpy.run_path(str(DOCS / "options.py"))
     llama, gpt2 = keys_of("llama"), keys_of("gpt2")
+    experts = {**keys_of("qwen3_moe").neutral, **keys_of("mixtral").neutral}
     parts = [
         (
             "# Keys and options\n\nEvery key and option with the one thing that it changes, and where the change shows. Tests change each of them. A key or\n"
@@ -344,6 +345,8 @@ def page() -> str:
         + "\nThe three `_pdrop` are probabilities of dropout, 0.1 in the published files: training here has none.\n",
         _table("The config.json of other families, beside these", OTHERS),
         _OF_OTHERS,
+        "In families with experts, beside these. "
+        + _refused((key, entry) for key, entry in experts.items() if llama.neutral.get(key) != entry),
         _table("A machine file", MACHINE),
         _list("Of a `[[link_group]]`", GROUP),
         _list("Of a constant", CONSTANT),

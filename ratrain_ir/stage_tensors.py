@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from attrs import define
 
+from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
@@ -41,7 +42,6 @@ from ratrain.ratrain_ir.model.blocks import (
     shard_elements,
     sum_slots,
     token_type,
-    tokens_per_micro_batch,
     view_shard_elements,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp

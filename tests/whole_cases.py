@@ -84,9 +84,8 @@ def odd_models(draw: st.DrawFn, families: Sequence[str] = FAMILIES) -> ModelConf
     """Draw a model of a family, with what it leaves free, and sizes that nothing divides."""
     family = draw(st.sampled_from(families))
     whole = FAMILY[family].equal_widths
-    wide = whole or FAMILY[family].normed_widths
     heads, head_dim = draw(st.sampled_from((1, 2, 3, 4, 6))), draw(st.sampled_from((2, 4, 6)))
-    hidden_size = heads * head_dim if wide else draw(st.sampled_from((8, 12, 17, 24)))
+    hidden_size = heads * head_dim if whole or FAMILY[family].normed_widths else draw(st.sampled_from((8, 12, 17, 24)))
     layers = draw(st.integers(1, 5))
     chosen = draw(family_choices(family, layers=layers, head_dim=head_dim, hidden_size=hidden_size))
     if chosen.get("learned_positions"):

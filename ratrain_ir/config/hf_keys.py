@@ -385,7 +385,7 @@ _EXPERT_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "decoder_sparse_step": ((None, 1), "a dense MLP in some of the layers"),
     "mlp_only_layers": ((None, []), "a dense MLP in some of the layers"),
     "router_jitter_noise": ((None, 0), "noise at the input of the router"),
-    "output_router_logits": ((None, False), "the router's loss, which is one over all layers,"),
+    "output_router_logits": ((None, False), "a router's loss that is one over all layers"),
 }
 
 

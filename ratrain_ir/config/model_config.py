@@ -224,7 +224,7 @@ class ModelConfig:
         return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + self._mlp_elements(self.experts_per_token or 0)
 
     def _mlp_elements(self, experts: int) -> int:
-        """Return the elements of an MLP's matrices, with so many of its experts."""
+        """Return the elements of an MLP's matrices, with the given number of its experts."""
         if self.experts is None:
             return len(self.mlp_matrices) * self.hidden_size * self.ffn_size
         shared = 0 if self.shared_expert_size is None else len(self.mlp_matrices) * self.shared_expert_size + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.plan import Plan, SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
@@ -35,7 +36,6 @@ from ratrain.ratrain_ir.model.blocks import (
     stream_type,
     sum_slots,
     token_type,
-    tokens_per_micro_batch,
     view_shard_elements,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart

@@ -76,7 +76,7 @@ def scheduler_source(kind: str) -> str:
 
 
 FORBIDDEN: dict[str, str] = {
-    "expert_parallel.enabled": "settings are read as of dense models, so another model would be trained",
+    "expert_parallel.enabled": "arguments of experts are not read, so another model would be trained",
     "amp.enabled": "a plan has no types by operation (apex amp)",
     "torch_autocast.enabled": "a plan has no types by operation (autocast)",
     "bf16.bf16_master_weights_and_grads": "master weights of a plan are f32",
@@ -259,7 +259,7 @@ RULES: dict[str, Rule] = {
         "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
     ),
     **_all("of the data: 'run' is given it", "", "dataloader_drop_last vocabulary_size"),
-    **_all("of experts, which settings are read without", "", "use_data_before_expert_parallelism"),
+    **_all("of experts, whose settings are not read", "", "use_data_before_expert_parallelism"),
     **_all("how this process is run changes no plan", "", "graph_harvesting"),
     **{name: Rule("", f"off; where it is on it is refused: {why}") for name, why in FORBIDDEN.items()},
 }

@@ -132,8 +132,10 @@ def _router_gradient(builder: Builder, source: str) -> None:
     options = {name: factor for name, factor in losses.items() if factor}
     if options:
         operands["scale"] = "scale"
-    # micro-batches of one replica: the mean over replicas is taken where their gradients meet
-    options |= {"normalise": builder.model.router_normalised, "denominator": float(plan.micro_batches)}
+    # Micro-batches of one replica: the mean over replicas is taken where their gradients meet. Tensor-parallel ranks
+    # each have the gradient of these losses, and their gradients are added up.
+    denominator = float(plan.micro_batches * plan.tp)
+    options |= {"normalise": builder.model.router_normalised, "denominator": denominator}
     builder.step("route_backward", operands, **options)
 
 

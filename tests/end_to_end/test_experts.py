@@ -163,7 +163,6 @@ def test_losses_of_routers_train_them() -> None:
     [
         (EXPERTS, {"mlp_chunk": 5}, "mlp_chunk cuts the rows of dense MLPs"),
         (EXPERTS, {"accumulate": "f16-runs"}, "is not built for the products of experts"),
-        (EXPERTS, {"tp": 2}, "has experts, which tensor-parallel ranks do not share out"),
         (EXPERTS, {"slices": (5, 5), "router": RouterLosses(0.1)}, "balance_loss is taken of whole micro-batches"),
         (MODEL, {"router": RouterLosses(0.0, 0.1)}, "z_loss is for routers of experts"),
     ],

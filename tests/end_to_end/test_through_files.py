@@ -90,12 +90,18 @@ _SCALED = [
 DEEP = evolve(MODEL, layers=4)
 
 
+_EXPERTS = {"experts": 4, "experts_per_token": 2}
 _GEMMA = {"attention_scale": 0.5, "embedding_scale": MODEL.hidden_size**0.5}
 OWN: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
     "granite": {"attention_scale": 0.5},
     "gpt2": {"learned_positions": 10, "rope_theta": 0.0},
+    "mixtral": _EXPERTS,
+    "qwen2_moe": {**_EXPERTS, "expert_size": 9, "shared_expert_size": 7, "router_normalised": False},
+    "qwen3_moe": {**_EXPERTS, "expert_size": 9},
+    "olmoe": {**_EXPERTS, "router_normalised": False},
+    "granitemoe": {**_EXPERTS, "attention_scale": 0.5},
 }
 """Fields that models of a family must set, by family."""
 

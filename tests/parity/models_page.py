@@ -17,13 +17,14 @@ from ratrain.ratrain_ir.config.hub_names import hub_names
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrainc.console.markdown_text import wrapped
 from tests.end_to_end.tiny_runs import start
+from tests.parity import test_experts as experts
 from tests.parity.test_families import MODELS, gradients, program_of, reference, saved
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 HEAD = """# Models
 
-Written by `python -m tests.parity.models_page`, which trains what it speaks of. A dense decoder of one of these families
+Written by `python -m tests.parity.models_page`, which trains what it speaks of. A decoder of one of these families
 compiles, plans and trains exactly, or is refused by the name of the key that is not supported. `ratrainc model CONFIG` says what a
 configuration is.
 
@@ -39,7 +40,10 @@ that are the reason and exits with 1. `ratrainc plan` prints a short form.
 What a family does not name is as in LLaMA: RMSNorm before each block, rotary positions, grouped queries where there are
 fewer key-value heads, no biases, a gated SiLU MLP. A configuration may choose what stands under "by choice".
 
-Tensor-parallel ranks (`tp` in the plan) share out all of them. They refuse norms of what attention and MLP side by side add, which no family has.
+In families with experts, every layer has them, and each token goes to its chosen ones, none dropped. The router has no loss
+of its own.
+
+Tensor-parallel ranks (`tp` in the plan) share out all of them, but those with experts. They refuse norms of what attention and MLP side by side add, which no family has.
 
 """
 MEASURED = """
@@ -69,16 +73,16 @@ class Measured:
 
 
 def measured(name: str) -> Measured:
-    """Train a step of one of `MODELS` and hold it against its class."""
+    """Train a step of one of `MODELS`, here or of experts, and hold it against its class."""
     with TemporaryDirectory() as folder:
-        network = saved(name, Path(folder))
+        network = (saved if name in MODELS else experts.saved)(name, Path(folder))
         count = sum(parameter.numel() for parameter in network.parameters())
         model = load_model(folder)
         assert model.parameters == count
         program = program_of(model)
         run = start(program, 1, init=folder, order="sequential")
         (step,) = run.steps()
-        loss, wanted = reference(network, program)
+        loss, wanted = (reference if name in MODELS else experts.reference)(network, program)
         found = gradients(run, model)
         error = max(float(np.abs(found[key] - value).max() / np.abs(value).max()) for key, value in wanted.items())
 
@@ -125,7 +129,7 @@ def page() -> str:
         lines.append(family_text(name, family) + "\n")
     lines.append(f"\n{presets_text()}")
     lines.append(MEASURED.format(version=transformers.__version__))
-    for name in MODELS:
+    for name in (*MODELS, *experts.MODELS):
         row = measured(name)
         figures = " | ".join(f"{figure:.1e}" for figure in (row.loss, row.gradient, row.f16, row.bf16))
         lines.append(f"| {name} | {row.parameters:,} | {figures} |\n")

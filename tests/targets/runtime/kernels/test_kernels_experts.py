@@ -12,7 +12,9 @@ from ratrain.targets.program.expert_kernels import ROW_BLOCK
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,
+    HOST_SETS,
     SETS,
+    at_other_addresses,
     call,
     close,
     f64,
@@ -210,6 +212,28 @@ def test_the_product_of_a_row_does_not_depend_on_other_rows(name: str, dtype: An
     for rows, total in found[1:]:
         same_bits(rows, found[0][0])
         same_bits(total, found[0][1])
+
+
+@pytest.mark.parametrize("name", HOST_SETS)
+def test_products_do_not_depend_on_the_address(name: str) -> None:
+    order, ends = grouped(choice(70, 3, 2, "ragged"), 3)
+    x = {"x": random(1, 70, 33, dtype=np.float16), "rows": random(2, 140, 21, dtype=np.float16)}
+    x |= {"b": random(3, 3, 33, 21, dtype=np.float16), "order": order, "ends": ends}
+
+    def results(x: dict[str, Values]) -> list[Values]:
+        sorted_rows = {"order": x["order"], "ends": x["ends"]}
+        outs = [np.empty(shape, np.float16) for shape in ((140, 21), (70, 33), (3, 21, 33))]
+        sums = np.empty((70, 33), np.float32)
+        call(name, "expert_rows", a=x["x"], b=x["b"], **sorted_rows, out=outs[0])
+        call(name, "expert_sums", a=x["rows"], b=x["b"], **sorted_rows, sums=sums, out=outs[1], trans_b=True)
+        factors = {"a": x["rows"], "b": x["x"]}
+        call(name, "expert_gradients", **factors, **sorted_rows, out=outs[2], gathers_a=False, accumulate=False)
+        return outs
+
+    expected = results(x)
+    for moved in at_other_addresses(x):
+        for one, other in zip(results(moved), expected, strict=True):
+            same_bits(one, other)
 
 
 @pytest.mark.parametrize("gathered", [False, True])
