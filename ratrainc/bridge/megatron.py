@@ -102,7 +102,7 @@ _WAYS_OUT = {
     **dict.fromkeys(("deepspeed", "deepspeed-config"), "leave it out, and say zero and clip in the plan"),
     **dict.fromkeys(
         _EXPERTS,
-        "take the experts out of the file to have the plan of the dense model; 'ratrainc plan' makes plans with experts",
+        "take the experts out of the file to have a dense model's plan; 'ratrainc plan' makes those with experts",
     ),
 }
 
