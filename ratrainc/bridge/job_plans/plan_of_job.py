@@ -150,8 +150,8 @@ class JobPlan:
             text = f"{self.key('method')}: parts of the model are frozen; a plan trains every weight"
             self.wrong("method", text, "give the settings of a full fine-tuning")
         if job.ep > 1:
-            text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each has all of them"
-            self.wrong("ep", text, "say 1")
+            text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each replica has all"
+            self.wrong("ep", text, "say 1: zero = 1 to 3 shares out the state of experts")
         if job.cp > 1:
             text = f"{self.key('cp')}: sequences are shared out over {job.cp} ranks; in a plan one has all of them"
             self.wrong("cp", text, "say 1, and slices or tensor-parallel ranks in the plan")
