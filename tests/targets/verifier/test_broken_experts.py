@@ -86,8 +86,7 @@ FAULTS: dict[str, tuple[Callable[[Program], object], str]] = {
     "another balance": (lambda p: change_options(p, INPUT, "route_backward", balance=0.2), DERIVED),
     "no finite balance": (lambda p: change_options(p, INPUT, "route_backward", balance=float("nan")), "cannot be"),
     "a vast z": (lambda p: change_options(p, INPUT, "route_backward", z=float("inf")), "cannot be"),
-    "another denominator": (lambda p: change_options(p, INPUT, "route_backward", denominator=1.0), DERIVED),
-    "no denominator": (lambda p: change_options(p, INPUT, "route_backward", denominator=0.0), "cannot be"),
+    "a negative z": (lambda p: change_options(p, INPUT, "route_backward", z=-1.0), "cannot be"),
     "gradients of weights read before they are there": (
         lambda p: step_behind(p, INPUT, "weighted_swiglu_backward", "route_backward"),
         "reads '(dgate|dweights)' before anything",
