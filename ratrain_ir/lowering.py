@@ -388,6 +388,8 @@ class _StageLowering(StageTensors):
                     others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
                 others += self.branch_part(next_block(self.model, block), piece, gradient=True)
                 others += self.branch_sums(block, piece)
+                if block.kind == "mlp" and self.plan.router:
+                    others += (self.named("scale"),)
                 view = self.view(block, piece, Phase.BACKWARD)
                 source_of = source_block(self.model, self.plan, block)
                 source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)

@@ -41,9 +41,9 @@ from ratrain.ratrain_ir.model.blocks import (
     shard_elements,
     sum_slots,
     token_type,
-    tokens_per_micro_batch,
     view_shard_elements,
 )
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Part, Piece, Slice, piece_name

@@ -119,6 +119,15 @@ def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> Non
 
 def _check_experts(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
     """Check for keys that products of experts do not follow."""
+    for name in ("balance_loss", "z_loss"):
+        if not reader.good(name) or not getattr(plan.router, name):
+            continue
+        if model.experts is None:
+            text = f"{name} is for routers of experts, which {model.name} has not"
+            reader.contradiction("RT064", name, text, help="leave it out")
+        elif plan.slices and reader.good("slices"):
+            text = f"{name} is taken of whole micro-batches, which slices cut"
+            reader.contradiction("RT064", name, text, help="leave it out, or use no slices")
     if model.experts is None:
         return
     if plan.mlp_chunk is not None and reader.good("mlp_chunk"):

@@ -8,8 +8,12 @@ narrower MLP and a smaller vocabulary. Its blocks give partial sums, which are a
     q_proj  rows:    | peer 0 |        o_proj  columns:  | peer 0 | peer 1 |      y = part 0 + part 1
                      | peer 1 |
 
-Parameters that do not belong to a head, to MLP rows or to words (norms) are whole on every peer. Those added to a
-partial sum (biases of output projections, learned positions) are added by the first peer alone.
+Of experts each peer has some rows and columns of every one, not some of them whole: so all peers compute as much,
+whatever the router says, and each has its part of a row of every choice. The router is computed by every peer from the
+whole input; its gradient on a peer is that of the peer's part of the sum.
+
+Parameters that do not belong to a head, to MLP rows or to words (norms, routers) are whole on every peer. Those added
+to a partial sum (biases of output projections, learned positions) are added by the first peer alone.
 """
 
 from __future__ import annotations
@@ -40,6 +44,10 @@ def model_of_rank(model: ModelConfig, peers: int) -> ModelConfig:
     """
     if peers == 1:
         return model
+    if model.experts is not None:
+        model = evolve(model, expert_size=-(-model.expert_width // peers))
+    if model.shared_expert_size is not None:
+        model = evolve(model, shared_expert_size=-(-model.shared_expert_size // peers))
     return evolve(
         model,
         heads=model.heads // peers,
@@ -54,13 +62,16 @@ class Share:
     """Distribution of a parameter over tensor-parallel ranks."""
 
     axis: int | None
-    """axis that is cut, 0 (rows) or 1 (columns); None: every peer has the whole parameter"""
+    """axis that is cut; None: every peer has the whole parameter"""
     copies: int
     """number of consecutive peers with the same part; their gradients are parts of one sum"""
 
 
 def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
     """Return how a parameter is distributed, by its short name (`blocks.Parameter.weight`)."""
+    if weight.endswith("_experts"):  # [experts, outputs, inputs]
+        return Share(2 if weight == "down_experts" else 1, 1)
+    weight = weight.removeprefix("shared_")
     name = weight.removesuffix("_proj").removesuffix("_bias")
     if weight in ("o_proj", "down_proj"):
         return Share(1, 1)
@@ -129,11 +140,6 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     peers = plan.tp
     if peers == 1:
         return
-    if model.experts is not None:
-        yield (
-            f"{model.name} has experts, which tensor-parallel ranks do not share out in this version",
-            "use tp = 1: replicas with zero = 1 to 3 and pipeline stages share out state",
-        )
     if model.heads % peers:
         fits = [number for number in range(2, model.heads + 1) if shares_heads(model, number)]
         yield f"{peers} tensor-parallel ranks do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
@@ -151,6 +157,9 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
                 f"{peers} tensor-parallel ranks do not share out the {rows} rows of an activation evenly",
                 "use another micro_batch_size, seq_len or slices, or sequence_sharding = false",
             )
+    if model.qk_norm == "whole" and model.has_pre_norm:
+        what = "norms of whole queries and keys behind a norm of the input"
+        yield f"{model.name} has {what}, which tensor-parallel ranks do not share out in this version", "use tp = 1"
     if model.has_post_norm and model.parallel_residual:
         what = "norms of what attention and MLP side by side add"
         yield f"{model.name} has {what}, which tensor-parallel ranks do not share out in this version", "use tp = 1"

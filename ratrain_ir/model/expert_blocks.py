@@ -5,8 +5,8 @@ depends on data, and every tensor keeps its address. Order of the rows: `targets
 
     xn [T, h] -> router -> chosen, weights [T, k] -> gate, up -> prod [T k, width] -> down, summed over k -> [T, h]
 
-A shared expert takes all tokens and is weighted by a gate of its own (Qwen2-MoE). Shapes are of a whole model, as
-experts are not shared out to tensor-parallel ranks.
+A shared expert takes all tokens and is weighted by a gate of its own (Qwen2-MoE). The model is a tensor-parallel rank's
+(`tensor_ranks.py`), which has a part of the width of every expert.
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-
-
-def tokens_per_micro_batch(plan: Plan) -> int:
-    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice)."""
-    return plan.micro_batch_size * plan.seq_len
 
 
 def mlp_shapes(model: ModelConfig, width: int) -> list[tuple[str, tuple[int, int]]]:

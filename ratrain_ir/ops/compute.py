@@ -47,6 +47,7 @@ from ratrain.ratrain_ir.ops.roles import (
     parts_of_loss,
     pending_roles,
     reduced_role,
+    router_scale_roles,
     saved_roles,
     scalar_role,
     scale_role,
@@ -392,7 +393,7 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     else:
         others = (*documents, *seen_key_roles(model, plan, block), *own_sum_roles(model, plan, block))
         others += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
-        others += branch_sum_roles(model, plan, block)
+        others += (*branch_sum_roles(model, plan, block), *router_scale_roles(plan, block))
         reads = (output_role("dy", model, plan, block), source, *saved, view, *others)
     gradient = gradient_role(model, plan, block)
     # Key and value gradients of earlier slices: this slice writes the sums that it is the first to add to (`begun`),
@@ -465,6 +466,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *seen_key_roles(model, plan, block),
         *own_sum_roles(model, plan, block),
         *branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block))),
+        *router_scale_roles(plan, block),
     )
     ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
     if gradients := gradients_before_norms(model, plan, block):

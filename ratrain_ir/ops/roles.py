@@ -35,9 +35,9 @@ from ratrain.ratrain_ir.model.blocks import (
     stream_type,
     sum_slots,
     token_type,
-    tokens_per_micro_batch,
     view_shard_elements,
 )
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
 
@@ -99,6 +99,11 @@ def scalar_role(name: str, dtype: Dtype, elements: int = 1) -> Role:
 def scale_role() -> Role:
     """Return the role of the loss scale, f32[2]: the scale, and the count of steps since it last grew."""
     return scalar_role("scale", Dtype.F32, 2)
+
+
+def router_scale_roles(plan: Plan, block: Block) -> Roles:
+    """Return the role of the loss scale for a backward that adds the gradients of a router's own losses; else none."""
+    return (scale_role(),) if block.kind == "mlp" and plan.router else ()
 
 
 def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:

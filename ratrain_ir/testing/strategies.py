@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, DTYPES, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -199,6 +200,9 @@ def plans(
         attention_mask=draw(st.sampled_from(ATTENTION_MASKS)),
     )
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
+    if model.experts is not None and not slices:
+        factors = st.sampled_from((0.0, 0.01))
+        plan = evolve(plan, router=RouterLosses(draw(factors), draw(factors)))
     check_plan(plan, model)
     return plan
 

@@ -12,6 +12,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import plan_words
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.importing import Imported, imported
@@ -52,7 +53,13 @@ def export_plan(name: str, plan: Plan, model: ModelConfig, again: Recomputing = 
 
     The text is read back. Keys of the plan that come back with another value, fields of the model that no argument
     says, and other recomputation than of nothing or of whole layers are listed at its head, and in the result.
+
+    Raises `DiagnosticError` RT061 for a model with experts.
     """
+    if model.experts is not None:
+        # torchtitan adds to router logits a bias that no setting switches off: load_balance_coeff of its MoE class
+        text = f"{model.name} has experts, and settings of {name} are written for dense models alone"
+        fail("RT061", text, help=_TABLE)
     writer = _WRITERS[name]
     framework = writer.framework
     lines, of_model = writer.lines(plan, model, again)

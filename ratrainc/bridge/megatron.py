@@ -100,7 +100,10 @@ def _not_needed(reader: SettingsReader) -> None:
 
 _WAYS_OUT = {
     **dict.fromkeys(("deepspeed", "deepspeed-config"), "leave it out, and say zero and clip in the plan"),
-    **dict.fromkeys(_EXPERTS, "take the experts out of the file to have the plan of the dense model"),
+    **dict.fromkeys(
+        _EXPERTS,
+        "take the experts out of the file to have a dense model's plan; 'ratrainc plan' makes those with experts",
+    ),
 }
 
 

@@ -29,10 +29,6 @@ _WHY_NOT = {
     "normalised_head": "no argument scales the head's rows to unit length",
     "local_rope_theta": "all layers have one rotary base there",
     "padding_token": "each row of the embedding is trained there",
-    **dict.fromkeys(
-        ("experts", "experts_per_token", "expert_size", "shared_expert_size", "router_normalised"),
-        "arguments of experts are not written: the model is dense",
-    ),
 }
 """Fields of a model that no argument says, where they differ from what Megatron-LM does without arguments."""
 _USUAL = {
@@ -42,7 +38,6 @@ _USUAL = {
     "logit_scale": 1.0,
     "parallel_residual": False,
     "normalised_head": False,
-    "router_normalised": True,
 }
 _NO_SCALE = "with the factor 1 attention has none"
 _MOST_PADDING = 128

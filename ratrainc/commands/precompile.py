@@ -30,8 +30,8 @@ def command(dtypes: tuple[str, ...], as_json: bool) -> None:
 
     Loops are compiled when they are first called, and cached for later processes on this processor: next to the
     package, in a folder of the user, or in NUMBA_CACHE_DIR. This command calls them all once, on a small plan of a
-    LLaMA-like model; loops that only other models need are compiled when they are first called. Use it after an
-    installation, in a container image, or for a folder that many ranks share.
+    LLaMA-like model, and those of expert blocks; loops that only other models need are compiled when they are first
+    called. Use it after an installation, in a container image, or for a folder that many ranks share.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json, spinner

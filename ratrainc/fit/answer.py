@@ -23,7 +23,7 @@ from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.fit.bands import Band, band_of
 from ratrain.ratrainc.fit.holdings.holdings import holdings
-from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
 from ratrain.ratrainc.fit.predicted_snapshot import predicted_memory
@@ -287,6 +287,8 @@ _ASKED = {
 def _way_out(reason: str, job: Job) -> str:
     """Return what to do about a refusal: the option that gives what is open, and settings that may be the cause."""
     name = reason.partition(":")[0]
+    if name == EXPERTS:
+        return "'ratrainc plan' makes plans of such models, and 'ratrainc compile' says the bytes of each rank"
     if name not in _ASKED:
         return "not supported yet, and no answer is given rather than a wrong one"
     unread = [f"{note.key} ({note.place}): {note.why}" for note in job.not_understood]

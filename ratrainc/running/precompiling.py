@@ -1,6 +1,6 @@
 """Compiling loops ahead of time: all that a first compilation and a first run need, kept on disk for later processes.
 
-It covers plans like `examples/tiny.toml`.
+It covers plans like `examples/tiny.toml`, and kernels of expert blocks.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Precompiled(Shown):
 def precompile(dtypes: Sequence[Dtype], progress: OnProgress) -> Precompiled:
     """Compile the loops of passes, verifiers, simulator and `fast` kernels, with views and gradients of some types.
 
-    A small plan goes through all of them. Loops that small inputs would skip are compiled too. Raises `DiagnosticError`
-    RT002 if numba is set to compile nothing.
+    A small plan goes through all of them but those of expert blocks, whose kernels are called by themselves. Loops that
+    small inputs would skip are compiled too. Raises `DiagnosticError` RT002 if numba is set to compile nothing.
     """
     import numba
 
@@ -83,8 +83,10 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     from ratrain.ratrainc.compiling import building, proving
     from ratrain.ratrainc.report import timing
     from ratrain.ratrainc.running.training import run_training
+    from ratrain.targets.runtime.kernels.fast.ahead import run_experts
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 
+    run_experts(dtype)
     model, plan = building.resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
     of_type: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype.value)
     module = building.compile(model, evolve(plan, **of_type, loss_scale=None if dtype is Dtype.F16 else 1.0))

@@ -29,8 +29,8 @@ from ratrain.ratrain_ir.model.blocks import (
     seen_slices,
     sum_slots,
     takes_pair,
-    tokens_per_micro_batch,
 )
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.roles import of_slice
 from ratrain.targets.program.kernels import KERNELS

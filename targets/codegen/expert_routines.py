@@ -127,7 +127,15 @@ def _router_gradient(builder: Builder, source: str) -> None:
     """Add the gradient of the router's logits, which are computed again."""
     _logits(builder, source)
     operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "ends", "dlogits")}
-    builder.step("route_backward", operands, normalise=builder.model.router_normalised, denominator=1.0)
+    plan = builder.plan.whole
+    losses = {"balance": plan.router.balance_loss, "z": plan.router.z_loss}
+    # The mean over a replica's micro-batches; over replicas it is taken where their gradients meet. Tensor-parallel
+    # ranks each have the gradient of these losses, and their gradients are added up. Labels that do not count are no
+    # matter: a router sees all tokens.
+    shares = {name: factor / (plan.micro_batches * plan.tp) for name, factor in losses.items() if factor}
+    if shares:
+        operands["scale"] = "scale"
+    builder.step("route_backward", operands, normalise=builder.model.router_normalised, **shares)
 
 
 def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> None:

@@ -16,18 +16,28 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.config.accumulation import HALF_RUNS
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, WHOLE_STRATEGIES, losses, make_plan, start
-from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2, SHARED_EXPERT
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
 
 STEPS = 4
-MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE, "neox": NEOX}
+MODELS = {
+    "llama": MODEL,
+    "gpt2": GPT2,
+    "gemma3": GEMMA3,
+    "olmo2": OLMO2,
+    "granite": GRANITE,
+    "neox": NEOX,
+    "experts": EXPERTS,
+    "shared-expert": SHARED_EXPERT,
+}
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "layout": ((1, 3, 2), (2, 1, 5), (2, 2, 3), (3, 2, 1), (3, 1, 4)),
@@ -81,6 +91,8 @@ def _plan(row: dict[str, Any], model: ModelConfig) -> Plan:
     if row["dtype"] == HALF_RUNS:
         keys |= {"view_dtype": "f16", "accumulate": HALF_RUNS}
     keys["mlp_chunk"] = row["mlp_chunk"]
+    if model.experts is not None:  # experts take all rows, and sum in f32: these keys are refused
+        keys |= {"mlp_chunk": None, "accumulate": "f32", "router": RouterLosses(0.1, 0.01)}
     keys |= {"pp": pp, "dp": dp, "micro_batches": micro_batches}
     keys["optimizer"] = evolve(OPTIMIZER, clip=row["clip"], max_norm=0.3)
     if row["gradients"] is not None:

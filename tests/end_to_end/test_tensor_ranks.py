@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
@@ -28,7 +29,7 @@ from tests.end_to_end.tiny_runs import (
     start,
     train,
 )
-from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
+from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2, SHARED_EXPERT
 from tests.mutation.judge import OVERFLOWING_SCALE
 from tests.mutation.subjects import WITH_STORES
 
@@ -57,6 +58,8 @@ MODELS = {
     "neox": evolve(NEOX, layers=4, ffn_size=37),
     "gemma3": evolve(GEMMA3, layers=4, ffn_size=37, layer_kinds="wfwf"),
     "olmo2": evolve(OLMO2, layers=4, ffn_size=37),
+    "experts": evolve(LAYERS4, family="mixtral", experts=4, experts_per_token=2),
+    "shared-expert": evolve(SHARED_EXPERT, layers=4),
     "normed-head": evolve(LAYERS4, family="baichuan", packed_qkv=True, kv_heads=4, normalised_head=True),
 }
 PLACEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,7 +85,10 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 BOUNDS = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 """Of the loss, of plans of one peer and of several."""
 ROWS = covering_rows(FACTORS)
-GATE = (("window", "blocking"), ("gpt2", "zb-v"), ("neox", "slices"), ("gemma3", "zb-v"), ("olmo2", "zb-h1"))
+GATE = (
+    *(("window", "blocking"), ("gpt2", "zb-v"), ("neox", "slices"), ("gemma3", "zb-v"), ("olmo2", "zb-h1")),
+    *(("experts", "blocking"), ("shared-expert", "zb-h1")),
+)
 """Models and placements of which the first row is a quick representative of the others."""
 IN_THE_GATE = [next(row for row in ROWS if (row["model"], row["placement"]) == pair) for pair in GATE]
 
@@ -93,6 +99,10 @@ def keys_of(row: dict[str, Any]) -> dict[str, Any]:
     if row["placement"] == "slices" and reduce != "last":
         reduce, zero = "last", 1  # the slices of a micro-batch add to one gradient
     keys = {"dp": dp, "zero": zero, "reduce": reduce, "view_dtype": row["dtype"], "mlp_chunk": row["mlp_chunk"]}
+    if MODELS[row["model"]].experts is not None:  # which take all rows at once
+        keys["mlp_chunk"] = None
+        if row["placement"] != "slices":
+            keys["router"] = RouterLosses(0.3, 0.1)
     keys |= {"attention_mask": row["mask"], "seq_len": 8, "micro_batches": 4, "micro_batch_size": 1}
     if row["dtype"] == "f16":
         keys["loss_scale"] = 256.0
@@ -161,7 +171,7 @@ def test_a_step_that_overflows_is_skipped_by_all_peers(clip: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["tied", "gemma3", "neox", "olmo2"])
+@pytest.mark.parametrize("model", ["tied", "gemma3", "neox", "olmo2", "shared-expert"])
 @pytest.mark.parametrize("sharding", [True, False])
 def test_no_order_of_work_changes_a_bit(sharding: bool, model: str) -> None:
     optimizer = evolve(OPTIMIZER, clip="global", max_norm=0.3)
@@ -173,7 +183,11 @@ def test_no_order_of_work_changes_a_bit(sharding: bool, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["tied", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma3", "neox", "olmo2"))]
+    "model",
+    [
+        *("tied", "shared-expert"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma3", "neox", "olmo2")),
+    ],
 )
 def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(model: str, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"view_dtype": "f32", "model": MODELS[model], "optimizer": evolve(OPTIMIZER, eps=1e-5)}

@@ -50,3 +50,9 @@ GRANITE = in_family(
 """Scaled embeddings, branches, scores and logits."""
 NEOX = in_family(UNEVEN, "gpt_neox", kv_heads=4, rotary_dim=4)
 """Attention and MLP side by side, so that what stands between them is a pair; layer norms, biases, a part of each head rotated."""
+EXPERTS = in_family(UNEVEN, "olmoe", experts=4, experts_per_token=2, router_normalised=False)
+"""A mixture of experts whose weights do not sum to 1; queries and keys normed."""
+SHARED_EXPERT = in_family(
+    UNEVEN, "qwen2_moe", qkv_bias=True, experts=5, experts_per_token=3, expert_size=20, shared_expert_size=28
+)
+"""The same with an expert that all tokens pass through, by a gate of its own."""

@@ -30,7 +30,7 @@ configuration is.
 
 ## Describe one
 
-`ratrainc model M` takes a preset, a `config.json` or a directory with one. It prints the parameters by block, the operations of a token
+`ratrainc model M` takes a preset, a name on the Hub of one, a `config.json` or a directory with one. It prints the parameters by block, the operations of a token
 in training, the width of keys and values, the bytes that a token has between layers and as keys and values, what a layer keeps of a
 sequence for its backward under each policy of `recompute`, and what differs from LLaMA-2. If a model is not supported, it names the keys
 that are the reason and exits with 1. `ratrainc plan` prints a short form.

@@ -23,6 +23,7 @@ from ratrain.ratrainc.choices.strategies import STRATEGIES, hiding_exchanges, st
 from ratrain.ratrainc.choices.timed_plan import time_plan
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
@@ -47,6 +48,11 @@ def small_model(layers: int, *, wide: bool) -> ModelConfig:
     return ModelConfig(
         "small", "llama", layers=layers, heads=4, kv_heads=2, head_dim=sizes["hidden_size"] // 4, norm_eps=1e-5, **sizes
     )
+
+
+def with_experts(model: ModelConfig) -> ModelConfig:
+    """The model with three experts of half its width, of which each token goes to two."""
+    return in_family(model, "mixtral", ffn_size=model.ffn_size // 2, experts=3, experts_per_token=2)
 
 
 ANY_PEERS = st.sampled_from([1, 1, 2, 4])
@@ -78,8 +84,8 @@ def planned(draw, peers=ANY_PEERS):
     shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp)
     cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
     model = small_model(layers, wide=draw(st.booleans()))
-    if tp == 1 and draw(st.booleans()):
-        model = in_family(model, "gpt_neox", kv_heads=4)
+    if tp == 1:
+        model = draw(st.sampled_from([model, in_family(model, "gpt_neox", kv_heads=4), with_experts(model)]))
     if tp > 1 and draw(st.booleans()):
         model = in_family(model, "olmo2")
     links = {
@@ -248,6 +254,19 @@ def test_bounds_know_of_hosts_skew_jitter_and_shared_ports(shape, name):
     assert min(bounds[1:]) >= bounds[0] * (1 - ROUNDING)
     assert bounds[1] > 1.1 * bounds[0]
     assert shape.zero == 3 or bounds[3] > 1.1 * bounds[0], "compute takes as long as the slowest of all ranks"
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_one_micro_batch_passes_all_chunks_one_after_another(experts):
+    """More chunks do not make a pipeline shorter that one micro-batch goes through; bounds and estimates know it."""
+    shape, named = Shape(2, 2, 8, 1, 3, "last", chunks=3), strategy("interleaved")
+    dense = small_model(6, wide=True)
+    model, machine, layers = with_experts(dense) if experts else dense, load_machine(None), (3, 3)
+    found = evaluated(model, shape, layers, named.passes, named, machine)
+    check(model, shape, layers, named, machine, found)
+    columns = columns_of(model, shape, named, machine)
+    assert shape_bounds(columns)[0] > 0.7 * found.step_seconds
+    assert cuts_estimate(columns, layers) == pytest.approx(found.step_seconds, rel=0.25)
 
 
 @pytest.mark.parametrize("sharded", [True, pytest.param(False, marks=pytest.mark.full)])

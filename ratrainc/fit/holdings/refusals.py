@@ -11,6 +11,8 @@ _SCHEDULES = ("1f1b", "gpipe", "interleaved")
 _WHOLE = (Sharding.NONE, Sharding.DDP)
 _PARALLEL = frozenset({*MEGATRON, "torchtitan", "nanotron"})
 """Frameworks whose tensor and pipeline parallelism was read."""
+EXPERTS = "experts"
+"""Opening of the refusal of a model with experts."""
 _PER_DEVICE = ("seq_len", "micro_batch_size", "gradient_accumulation")
 
 
@@ -37,12 +39,14 @@ def _incomplete(job: Job) -> str:
 def _not_built(job: Job) -> str:
     if job.framework not in STYLES:
         return f"framework: the model code of {job.framework} was not read (known: {', '.join(STYLES)})"
+    if job.model is not None and job.model.experts is not None:
+        return f"{EXPERTS}: {job.model.name} has {job.model.experts} in each layer, and formulas are of dense models"
     if job.method == "lora" or job.adapter is not None:
         return "adapter: adapters (LoRA) are not supported yet"
     if job.method not in {"full", "pretrain"}:
         return f"method: {job.method}: which parts train decides gradients and moments, and is not built yet"
     if job.ep > 1:
-        return "ep: experts are not built yet"
+        return "ep: bytes of experts on ranks of their own are not known here"
     if job.cp > 1:
         return "cp: what context-parallel ranks hold of keys and values is not built yet"
     if job.fp8:
@@ -93,6 +97,4 @@ def _combinations(job: Job) -> str:
         return "optimizer: Adafactor's factors of flat shards are not known"
     if job.sharding is Sharding.DISTRIBUTED_OPTIMIZER and job.framework not in MEGATRON:
         return "sharding: the distributed optimizer is Megatron-LM's"
-    if job.model.experts is not None:
-        return "model: what frameworks keep of layers with experts is not known here"
     return "model: a normalised head makes a copy that is not known here" if job.model.normalised_head else ""

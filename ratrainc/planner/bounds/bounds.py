@@ -44,7 +44,12 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.ratrainc.planner.bounds.other_memory import crossing_bytes, with_other_memory
-from ratrain.ratrainc.planner.bounds.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
+from ratrain.ratrainc.planner.bounds.placed_bounds import (
+    PlacedMemory,
+    first_slice_there_and_back,
+    placed_shape_seconds,
+    placed_time,
+)
 from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
@@ -114,7 +119,8 @@ def _memory(c: Columns, layers: Numbers) -> _Memory | PlacedMemory:
 def _seconds(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
     if isinstance(memory, PlacedMemory) and not c.is_one_chunk_order:
         return placed_time(c, memory, before)
-    return _time(c, memory, before)
+    seconds = _time(c, memory, before)
+    return seconds if c.in_order else np.maximum(seconds, first_slice_there_and_back(c))
 
 
 def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
@@ -350,7 +356,7 @@ def shape_bounds(c: Columns) -> Numbers:
     else:
         drained = placed_shape_seconds(c)
         if c.is_one_chunk_order:
-            drained = m * heaviest
+            drained = np.maximum(m * heaviest, first_slice_there_and_back(c))
     recovering = units.copy()
     recovering[LAYER] += c.slices * c.recovery_least
     busy = evenest(c, m * recovering + c.update)

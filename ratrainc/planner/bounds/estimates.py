@@ -27,7 +27,8 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
 
     Unequal stages take the sum of a micro-batch's times over all stages plus M - 1 times the largest, then updates and
     what its compute does not hide of all collectives, of the stage that has most of them. Chunks and slices shorten the
-    part beyond M times the largest. With another memory, all state is there or nothing is.
+    part beyond M times the largest, but a slice still passes all chunks one after another. With another memory, all
+    state is there or nothing is.
     """
     if c.other is not None:
         offloaded = plan_estimates(all_offloaded(c), layers)
@@ -40,6 +41,7 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     each = unit_sum(c, c.forward + c.backward + c.exchange, by_stage) + recovery_seconds(usable, by_stage) / m
     pipeline = each.sum(axis=0) + (m - 1) * each.max(axis=0)
     pipeline -= (each.sum(axis=0) - each.max(axis=0)) * (1 - 1 / (c.chunks * c.slices))
+    pipeline = np.maximum(pipeline, each.sum(axis=0) / c.slices)
     messages = 2 * c.message * (stages - 1) * (1 + np.ceil(m / stages))
     traffic = unit_sum(c, c.link + m * c.link_each, by_stage)
     exposed = np.maximum(traffic - m * each, _EXPOSED * traffic) + unit_sum(c, c.update, by_stage)
@@ -75,4 +77,7 @@ def shape_guesses(c: Columns) -> Numbers:
     link = (units @ c.link + m * (units @ c.link_each)) / p
     # half of the exchanges are assumed to be hidden
     longest = np.maximum(work + recovery + bubble + 0.5 * m * (units @ c.exchange) / p, link)
+    # few micro-batches do not fill a long pipeline; weight halves are assumed to delay gradients then
+    there_and_back = units @ (c.first_forward + c.first_backward)
+    longest = np.maximum(longest, there_and_back + recovery * p / (m * c.slices))
     return np.where(free > 0, longest + c.tail[EMBED], np.inf)

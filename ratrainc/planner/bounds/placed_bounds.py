@@ -8,6 +8,8 @@ of recovery:
 - *stages before s* are passed by the first slice of the first micro-batch on its way to the first chunk of s, and by
   its gradient on the way back. If backwards are whole, all work of s lies between; if weight halves may come later,
   only its forwards surely do.
+- *there and back*: the first slice passes all layers of all chunks and its gradient comes back, which is longer than
+  the work of a stage if few micro-batches do not fill the pipeline.
 - *collectives*: their engine works one after another, and so does the engine of tensor exchanges.
 - *bytes*: at an instant of the order a number of passes is held, each with the inputs of its layers and, in slices,
   keys and values.
@@ -149,6 +151,7 @@ def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
     work += memory.recovery()
     window = unit_sum(c, m * c.forward, layers) if c.has_halves else work - left_behind(c, layers)
     longest: Numbers = window + _first_slice_way(c, before, stage_numbers(layers)) + c.tail[EMBED]
+    longest = np.maximum(longest, first_slice_there_and_back(c))
     return raise_to_engines(c, longest, work, layers)
 
 
@@ -162,6 +165,18 @@ def _first_slice_way(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
     return up
 
 
+def first_slice_there_and_back(c: Columns) -> Numbers:
+    """Return the seconds of the first slice through all layers and of its gradient back, whatever the order.
+
+    Left out are messages between the chunks of a stage, and backwards in halves: their input halves are timed with
+    tensor-parallel ranks alone.
+    """
+    everything = np.array([1.0, c.layers, 1.0])
+    backward = c.first_backward * (c.merged if c.has_halves else 1.0)
+    way: Numbers = everything @ (c.first_forward + backward) + 2 * c.message * (c.pp - 1)
+    return way
+
+
 def placed_shape_seconds(c: Columns) -> Numbers:
     """Return lower bounds of shapes under any cuts, by the heaviest stage, or by the filling and draining pipeline.
 
@@ -172,7 +187,7 @@ def placed_shape_seconds(c: Columns) -> Numbers:
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
-    busy: Numbers = m * evenest(c, c.forward + c.backward)
+    busy: Numbers = np.maximum(m * evenest(c, c.forward + c.backward), first_slice_there_and_back(c))
     if c.has_halves or (c.chunks > 1).any():
         return busy
     first = c.first_forward + c.first_backward

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.machine.cost import roofline_work
 from ratrain.targets.machine.resource_work import ResourceWork
-from ratrain.targets.mt3000.tiles.calls import PARTS, has_softcap, tiles_of
+from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_EXPERTS, has_softcap, tiles_of
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles, timed
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.types import Dtype
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.mt3000.tiles.tile_schedule import TileSchedule
     from ratrain.targets.mt3000.tiling.core import Cluster
@@ -82,27 +82,59 @@ def gemm_shape(routine: Routine, step: Step) -> GemmShape:
     )
 
 
+def one_expert_shape(routine: Routine, step: Step) -> GemmShape:
+    """Return the shape of one expert's product, which is assumed to have as many rows as the others'.
+
+    Rows are at least one. Sums over a token's experts go to float32 workspace, which each product reads and writes.
+    """
+    (a, _), (b, _) = (routine.operand(step.operands[name]) for name in ("a", "b"))
+    out, out_shape = routine.operand(step.operands["out"])
+    experts, rows = (routine.shape_of(step.operands[name])[0] for name in ("ends", "order"))
+    own_rows = max(1, -(-rows // experts))
+    if step.kernel == "expert_gradients":
+        added = (("out", out),) if step.options["accumulate"] else ()
+        return GemmShape(out_shape[1], out_shape[2], own_rows, a, b, out, trans_a=True, added=added)
+    trans_b = bool(step.options.get("trans_b"))
+    inner = routine.shape_of(step.operands["a"])[1]
+    if step.kernel == "expert_sums":
+        return GemmShape(own_rows, out_shape[1], inner, a, b, Dtype.F32, trans_b=trans_b, added=(("out", Dtype.F32),))
+    return GemmShape(own_rows, out_shape[1], inner, a, b, out, trans_b=trans_b)
+
+
 def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Return the work of a kernel call: products and attention by their tiles, everything else by the roofline."""
     call = tiled_call(routine, step, machine)
     if call is None:
         return roofline_work(routine, step, machine)
-    return ResourceWork(machine["launch"] * len(PARTS[step.kernel]) + call.seconds, call.ddr_bytes)
+    return ResourceWork(machine["launch"] * len(PARTS.get(step.kernel, (step.kernel,))) + call.seconds, call.ddr_bytes)
 
 
 def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | None:
     """Return the cost of a kernel call by its tiles, its parts one after the other; None where it is not tiled.
 
     The step's own schedules count. A step whose schedules are for other memories, or that has none, gets schedules for
-    this machine.
+    this machine. Products of experts have none: they cost what one expert's tiles do, for each expert.
     """
+    cluster = cluster_of(machine)
+    if step.kernel in UNTILED_EXPERTS:
+        return _expert_call(one_expert_shape(routine, step), routine.shape_of(step.operands["ends"])[0], cluster)
     if step.kernel not in PARTS:
         return None
-    cluster = cluster_of(machine)
     tiles = tiles_of(step.on_chip)
     if not tiles or any(schedule.memories != cluster.memories for schedule in tiles.values()):
         tiles = step_tiles(routine, step, cluster)
     return _call(tuple(tiles.values()), cluster) if tiles else None
+
+
+@cache
+def _expert_call(shape: GemmShape, experts: int, cluster: Cluster) -> TiledCall | None:
+    """Return the cost of the products of all experts, one after the other; None where no tile of them fits."""
+    try:
+        time = timed(gemm_tiles(shape, cluster), cluster)
+    except ValueError:
+        return None
+    transfers = {pair: nbytes * experts for pair, nbytes in time.transfers.items()}
+    return TiledCall(time.seconds * experts, time.ddr_bytes * experts, transfers)
 
 
 @cache

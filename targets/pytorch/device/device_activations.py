@@ -37,6 +37,23 @@ def swiglu_backward_plan(gate: Array, **_: object) -> Plan:
     return chunk_buffers(5, size(gate))
 
 
+def swiglu(g: F32, u: F32, share: F32) -> F32:
+    """Compute g * sigmoid(g) * u in g; `share` becomes the sigmoid."""
+    return g.mul_(torch.sigmoid(g, out=share)).mul_(u)
+
+
+def put_swiglu_gradients(factors: tuple[F32, F32, F32], share: F32, term: F32, dgate: Array, dup: Array) -> None:
+    """Store the gradients of `swiglu` from gate, up and the gradient above, and the gate's sigmoid.
+
+    The gradient above and `term` change.
+    """
+    g, u, d = factors
+    dup.copy_(torch.mul(d, g, out=term).mul_(share))
+    # d u share (1 + g (1 - share))
+    complement(share, term).mul_(g).add_(1)
+    dgate.copy_(d.mul_(u).mul_(share).mul_(term))
+
+
 def relu2_forward_plan(up: Array, **_: object) -> Plan:
     """Plan the input."""
     return chunk_buffers(1, size(up))
@@ -108,19 +125,14 @@ class DeviceActivations:
         buffers = scratch.take_all(swiglu_forward_plan(gate))
         for of_gate, of_up, of_prod in flat_chunks(gate, up, prod):
             g, u = wide(buffers[0], of_gate), wide(buffers[1], of_up)
-            share = torch.sigmoid(g, out=shaped(buffers[2], g.shape))
-            of_prod.copy_(g.mul_(share).mul_(u))
+            of_prod.copy_(swiglu(g, u, shaped(buffers[2], g.shape)))
 
     def swiglu_backward(self, gate, up, dprod, dgate, dup, *, scratch):
         buffers = scratch.take_all(swiglu_backward_plan(gate))
         for of_gate, of_up, of_dprod, of_dgate, of_dup in flat_chunks(gate, up, dprod, dgate, dup):
             g, u, d = (wide(buffer, each) for buffer, each in zip(buffers, (of_gate, of_up, of_dprod), strict=False))
             share, term = shaped(buffers[3], g.shape), shaped(buffers[4], g.shape)
-            torch.sigmoid(g, out=share)
-            of_dup.copy_(torch.mul(d, g, out=term).mul_(share))
-            # d u share (1 + g (1 - share))
-            complement(share, term).mul_(g).add_(1)
-            of_dgate.copy_(d.mul_(u).mul_(share).mul_(term))
+            put_swiglu_gradients((g, u, d), torch.sigmoid(g, out=share), term, of_dgate, of_dup)
 
     def geglu_forward(self, gate, up, prod, *, scratch, exact=False):
         of_g, value, of_u, *doubles = scratch.take_all(geglu_forward_plan(gate, exact=exact))

@@ -13,10 +13,12 @@ from ratrain.targets.program.kernel_options import RopeOptions
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch.device import device_activations as activations
 from ratrain.targets.pytorch.device import device_attention_kernels as attention
+from ratrain.targets.pytorch.device import device_experts as experts
 from ratrain.targets.pytorch.device import device_flat as flat
 from ratrain.targets.pytorch.device import device_norms as norms
 from ratrain.targets.pytorch.device import device_products as products
 from ratrain.targets.pytorch.device import device_quantised as quantised
+from ratrain.targets.pytorch.device import device_router as router
 from ratrain.targets.pytorch.device import device_scores as scores
 from ratrain.targets.pytorch.device import device_tables as tables
 from ratrain.targets.pytorch.device.device_adamw import adamw_plan
@@ -78,6 +80,15 @@ DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
     "adamw": adamw_plan,
     "mean_of_replicas": flat.mean_plan,
     "all_finite": flat.all_finite_plan,
+    "route_forward": router.route_forward_plan,
+    "route_backward": router.route_backward_plan,
+    "group_rows": router.group_rows_plan,
+    "expert_rows": experts.expert_rows_plan,
+    "expert_sums": experts.expert_sums_plan,
+    "expert_gradients": experts.expert_gradients_plan,
+    "weighted_swiglu_forward": experts.weighted_swiglu_forward_plan,
+    "weighted_swiglu_backward": experts.weighted_swiglu_backward_plan,
+    "sigmoid_backward": experts.sigmoid_backward_plan,
     "quantise": quantised.quantise_plan,
     "dequantise": quantised.dequantise_plan,
     "mean_of_quantised": quantised.mean_of_quantised_plan,
@@ -91,6 +102,8 @@ class TorchDevice(
     attention.DeviceAttention,
     scores.DeviceScores,
     tables.DeviceTables,
+    router.DeviceRouter,
+    experts.DeviceExperts,
     DeviceHead,
     ScalarKernels,
     KernelSetBase,
@@ -105,7 +118,7 @@ class TorchDevice(
     name = "torch-device"
     on_devices = True
     scalar_bytes = plan_bytes(SCALARS_PLAN)
-    plans = PerKernel("scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast"))
+    plans = PerKernel("scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast", "sigmoid_forward"))
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         """Make the set for a device. Raises `DiagnosticError` RT093 if PyTorch finds no such device."""

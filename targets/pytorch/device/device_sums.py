@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Plan
 
 _KEY_BITS = 32
+_ROW = (1 << _KEY_BITS) - 1
+"""The bits of a row in a key."""
 _LAST = (1 << 63) - 1
 
 
@@ -35,11 +37,35 @@ def _padded(count: int) -> int:
 
 
 def keyed_sum_plan(rows: int, width: int) -> Plan:
-    """Plan the sort's keys and two halves; three lines of indices; two of flags; three chunks of columns."""
-    line, half = Buffer((rows,), np.int64), Buffer((max(1, _padded(rows) // 2),), np.int64)
-    keys = Buffer((_padded(rows),), np.int64)
-    flags = Buffer((rows,), np.bool_)
-    return [keys, half, half, line, line, line, flags, flags, *chunk_buffers(3, width, rows)]
+    """Plan the sort; two more lines of indices; two of flags; three chunks of columns."""
+    line, flags = Buffer((rows,), np.int64), Buffer((rows,), np.bool_)
+    return [*sort_plan(rows), line, line, flags, flags, *chunk_buffers(3, width, rows)]
+
+
+def sort_plan(rows: int) -> Plan:
+    """Plan the keys of `sort_by_key`, two halves of them, and a line of indices."""
+    half = Buffer((max(1, _padded(rows) // 2),), np.int64)
+    return [Buffer((_padded(rows),), np.int64), half, half, Buffer((rows,), np.int64)]
+
+
+def sort_by_key(indices: I32 | I64, buffers: list[Array]) -> tuple[I64, I64]:
+    """Sort rows by their index, equal ones in order: return the keys index << 32 | row, ascending, and the rows.
+
+    `buffers` are planned by `sort_plan`; both results are in them.
+    """
+    keys, low, high, rows = buffers
+    count = len(indices)
+    # all keys are distinct; padding is at the end
+    keys[:count].copy_(indices).mul_(1 << _KEY_BITS).add_(torch.arange(count, out=rows))
+    keys[count:].fill_(_LAST)
+    _sort(keys, low, high)
+    torch.bitwise_and(keys[:count], _ROW, out=rows)
+    return keys[:count], rows
+
+
+def first_key(indices: I64) -> I64:
+    """Turn each index into the least key of a row with that index, in place."""
+    return indices.mul_(1 << _KEY_BITS)
 
 
 def add_rows(
@@ -58,14 +84,10 @@ def add_rows(
     for rows of other tensor-parallel ranks, which add nothing; nor does the row `without`. `source` is [T, width];
     `buffers` are planned by `keyed_sum_plan`.
     """
-    keys, low, high, of_table, order, first, differ, absent, of_rows, spare, raw = buffers
+    *of_sort, of_table, first, differ, absent, of_rows, spare, raw = buffers
     count = len(indices)
-    # row of the table << 32 | t: all are distinct, equal rows together and in order; padding at the end
-    keys[:count].copy_(indices).mul_(1 << _KEY_BITS).add_(torch.arange(count, out=order))
-    keys[count:].fill_(_LAST)
-    _sort(keys, low, high)
-    torch.bitwise_right_shift(keys[:count], _KEY_BITS, out=of_table)
-    torch.bitwise_and(keys[:count], (1 << _KEY_BITS) - 1, out=order)
+    keys, order = sort_by_key(indices, of_sort)
+    torch.bitwise_right_shift(keys, _KEY_BITS, out=of_table)
     torch.lt(of_table, 0, out=absent)
     if without is not None:
         absent.logical_or_(torch.eq(of_table, without, out=differ))

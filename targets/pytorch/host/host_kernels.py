@@ -2,9 +2,9 @@
 
 A processor with bfloat16 instructions multiplies bfloat16 two to sixteen times as fast as float32. Without them this
 set multiplies in float32, with the bits of `fast`. Two results differ from the other sets. A product that is stored in
-float32 (a gradient) or has a bias is first rounded to bfloat16, as in PyTorch itself, so it is off by at most 2^-8 of
-each product more; logits and their gradients are stored in bfloat16. In float16 and float32 the bits are the same as
-with `fast`.
+float32 (a gradient), has a bias or is added to products of other experts is first rounded to bfloat16, as in PyTorch
+itself, so it is off by at most 2^-8 of each product more; logits and their gradients are stored in bfloat16. In float16
+and float32 the bits are the same as with `fast`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ratrain.targets.program.kernel_options import LogitOptions, ProductOptions
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, tensor_of
-from ratrain.targets.pytorch.host import host_head
+from ratrain.targets.pytorch.host import host_experts, host_head
+from ratrain.targets.pytorch.host.host_experts import ExpertsOnHost
 from ratrain.targets.pytorch.host.product_loops import add_to_product
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
@@ -44,10 +45,13 @@ _PLANS: dict[str, Callable[..., Plan]] = {
     "gemm": _gemm_plan,
     "head_forward": host_head.forward_plan,
     "head_backward": host_head.backward_plan,
+    "expert_rows": host_experts.rows_plan,
+    "expert_sums": host_experts.sums_plan,
+    "expert_gradients": host_experts.gradients_plan,
 }
 
 
-class TorchOnHost(Fast):
+class TorchOnHost(ExpertsOnHost, Fast):
     """`KernelSet` of PyTorch's bfloat16 products, on top of `Fast`."""
 
     name = "torch"

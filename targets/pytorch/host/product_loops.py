@@ -48,3 +48,33 @@ def logit_gradient(logits: Any, labels: Any, lse: Any, factor: Any) -> None:
             row[i] = narrow(exp32(load(row[i]) - log_total) * share, row.dtype)
         if label >= 0:
             row[label] = narrow(at_label - factor, row.dtype)
+
+
+@exact()
+def copy_rows(x: Any, order: Any, choices: Any, first: Any, last: Any, out: Any) -> None:
+    """Set the first rows of out = row order[r] // choices of x for each r in [first, last), and the others to 0.
+
+    If `order` is None, row r.
+    """
+    for r in range(out.shape[0]):
+        line = out[r]
+        if first + r >= last:
+            for i in range(line.size):
+                line[i] = narrow(_ZERO, line.dtype)
+            continue
+        source = first + r if order is None else order[first + r] // choices
+        row = x[source]
+        for i in range(line.size):
+            line[i] = row[i]
+
+
+@exact()
+def add_rows(product: Any, order: Any, choices: Any, first: Any, last: Any, sums: Any, column: Any) -> None:
+    """Add row r - first of a product to row order[r] // choices of sums, from a column on, for each r in [first, last).
+
+    No two rows go to the same one.
+    """
+    for r in range(last - first):
+        row, total = product[r], sums[order[first + r] // choices, column : column + product.shape[1]]
+        for i in range(row.size):
+            total[i] += load(row[i])

@@ -45,7 +45,7 @@ def _upper_tail(u: tl.tensor) -> tl.tensor:
 
 
 @jit
-def _share(u: tl.tensor, kind: tl.constexpr) -> tl.tensor:
+def share_of(u: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """Compute the factor of u in an activation of this kind; for "relu2", max(u, 0)."""
     if kind == "silu":
         return tl.sigmoid(u)
@@ -59,7 +59,7 @@ def _share(u: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 
 @jit
-def _slope(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
+def slope_of(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """Compute the derivative of an activation, given its share."""
     if kind == "silu":
         return share * (1 + u * (1 - share))
@@ -72,7 +72,7 @@ def _slope(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 
 @jit
-def _value(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
+def value_of(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """Compute an activation, given its share."""
     return share * share if kind == "relu2" else u * share
 
@@ -85,7 +85,7 @@ def gated_forward(
     at = own_elements(block)
     inside = at < count
     g, u = load_wide(gate + at, inside), load_wide(up + at, inside)
-    store_rounded(prod + at, _value(g, _share(g, kind), kind) * u, inside)
+    store_rounded(prod + at, value_of(g, share_of(g, kind), kind) * u, inside)
 
 
 @jit
@@ -104,9 +104,9 @@ def gated_backward(
     inside = at < count
     g, u, d = load_wide(gate + at, inside), load_wide(up + at, inside), load_wide(dprod + at, inside)
     # all inputs are loaded: outputs may be the same bytes
-    share = _share(g, kind)
-    store_rounded(dup + at, d * _value(g, share, kind), inside)
-    store_rounded(dgate + at, d * u * _slope(g, share, kind), inside)
+    share = share_of(g, kind)
+    store_rounded(dup + at, d * value_of(g, share, kind), inside)
+    store_rounded(dgate + at, d * u * slope_of(g, share, kind), inside)
 
 
 @jit
@@ -115,7 +115,7 @@ def plain_forward(up: tl.tensor, act: tl.tensor, count: tl.tensor, kind: tl.cons
     at = own_elements(block)
     inside = at < count
     u = load_wide(up + at, inside)
-    store_rounded(act + at, _value(u, _share(u, kind), kind), inside)
+    store_rounded(act + at, value_of(u, share_of(u, kind), kind), inside)
 
 
 @jit
@@ -126,7 +126,7 @@ def plain_backward(
     at = own_elements(block)
     inside = at < count
     u, d = load_wide(up + at, inside), load_wide(dact + at, inside)
-    store_rounded(dup + at, d * _slope(u, _share(u, kind), kind), inside)
+    store_rounded(dup + at, d * slope_of(u, share_of(u, kind), kind), inside)
 
 
 def _run(kernel: Any, *tensors: Array, kind: str) -> None:

@@ -17,9 +17,11 @@ from ratrain.targets.pytorch.triton.triton_attention import (
     fused_partial_forward_plan,
 )
 from ratrain.targets.pytorch.triton.triton_common import interpreted
+from ratrain.targets.pytorch.triton.triton_experts import TritonExperts, fused_rows_plan, fused_sums_plan
 from ratrain.targets.pytorch.triton.triton_head import TritonHead, fused_head_plan
 from ratrain.targets.pytorch.triton.triton_norms import TritonNorms, layer_backward_plan, rms_backward_plan
 from ratrain.targets.pytorch.triton.triton_rope import rotate
+from ratrain.targets.pytorch.triton.triton_router import TritonRouter, fused_group_plan, fused_route_backward_plan
 from ratrain.targets.pytorch.triton.triton_sums import (
     TritonSums,
     fused_column_sum_plan,
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
 
 _WITHOUT_SCRATCH = (
     *("rope", "rmsnorm_forward", "head_norm_forward", "layernorm_forward", "attention_delta"),
-    "embedding_backward",
-    *(f"{name}_{way}" for name in ("swiglu", "geglu", "gelu", "relu2") for way in ("forward", "backward")),
+    *("embedding_backward", "route_forward", "expert_gradients"),
+    *(
+        f"{name}_{way}"
+        for name in ("swiglu", "geglu", "gelu", "relu2", "weighted_swiglu")
+        for way in ("forward", "backward")
+    ),
 )
 
 
@@ -50,9 +56,18 @@ def _nothing(**_: object) -> Plan:
 
 
 class TorchTriton(
-    TritonNorms, TritonActivations, TritonAttention, TritonTables, TritonHead, TritonAdamW, TritonSums, TorchDevice
+    TritonNorms,
+    TritonActivations,
+    TritonAttention,
+    TritonTables,
+    TritonRouter,
+    TritonExperts,
+    TritonHead,
+    TritonAdamW,
+    TritonSums,
+    TorchDevice,
 ):
-    """`TorchDevice` with attention, norms, activations, passes over logits, tables, sums and AdamW as Triton kernels.
+    """`TorchDevice` with attention, norms, activations, experts, passes over logits, tables, sums and AdamW in Triton.
 
     Sums over rows have an order given by the number of rows, and nothing is added atomically: two calls with the same
     values and addresses give the same bits. The order within a row is the compiler's, by the alignment of the operands.
@@ -71,12 +86,16 @@ class TorchTriton(
             "all_finite": told_plan,
             "column_sum": fused_column_sum_plan,
             "mean_of_replicas": fused_mean_plan,
+            "route_backward": fused_route_backward_plan,
+            "group_rows": fused_group_plan,
+            "expert_rows": fused_rows_plan,
+            "expert_sums": fused_sums_plan,
             "attention_forward": fused_forward_plan,
             "attention_backward": fused_backward_plan,
             "attention_partial_forward": fused_partial_forward_plan,
             "attention_partial_backward": fused_partial_backward_plan,
         },
-        never=("zero", "cast"),
+        never=("zero", "cast", "sigmoid_forward"),
     )
 
     def __init__(self, device: str | torch.device = "cpu") -> None:

@@ -5,7 +5,8 @@
       ...                                               ...                               ...
 
 Parameters follow each other in a block's flat tensor, whole or a peer's. A range of elements is read in runs of whole
-rows, so that at most `PIECE_ELEMENTS` elements (or one row) are copied at a time.
+rows, so that at most `PIECE_ELEMENTS` elements (or one row) are copied at a time. A parameter of three dimensions (of
+all experts) is taken as one matrix after the other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from attrs import evolve
 
 from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, rank_part
 from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters, parameters_within
@@ -35,26 +37,46 @@ def rank_pieces(model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: 
     wholes = {parameter.weight: parameter for parameter in parameters(model, owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
-        for mine, low, high in parameters_within(rank_model(model, plan), owner, start, stop - start):
-            first, last = start + low - mine.offset, start + high - mine.offset
-            for at, values in _peer_values(model, plan, peer, mine, wholes[mine.weight], whole, first, last):
-                yield mine.offset + at, values
+        for parameter, low, high in parameters_within(rank_model(model, plan), owner, start, stop - start):
+            for number, first, last in _sheets_within(parameter, start + low, start + high):
+                mine, other = _sheet(parameter, number), _sheet(wholes[parameter.weight], number)
+                part = _sheet_part(model, plan.tp, peer, wholes[parameter.weight])
+                for at, values in _peer_values(part, mine, other, whole, first, last):
+                    yield mine.offset + at, values
 
     return read
 
 
+def _sheets_within(parameter: Parameter, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (number, first, last) of the matrices of a parameter with elements [start, stop) of the flat tensor.
+
+    The range is counted from the matrix's own first element. A parameter of at most two dimensions is one matrix.
+    """
+    count = parameter.shape[0] if len(parameter.shape) == 3 else 1
+    size = parameter.elements // count
+    for number in range((start - parameter.offset) // size, -(-(stop - parameter.offset) // size)):
+        begins = parameter.offset + number * size
+        yield number, max(start - begins, 0), min(stop - begins, size)
+
+
+def _sheet(parameter: Parameter, number: int) -> Parameter:
+    """Return one matrix of a parameter as a parameter of its own."""
+    if len(parameter.shape) < 3:
+        return parameter
+    size = parameter.elements // parameter.shape[0]
+    return evolve(parameter, shape=parameter.shape[1:], offset=parameter.offset + number * size)
+
+
+def _sheet_part(model: ModelConfig, peers: int, peer: int, whole: Parameter) -> tuple[slice, ...]:
+    """Return a peer's part of each matrix of a whole parameter."""
+    part = rank_part(model, peers, peer, whole.weight, whole.shape)
+    return part[1:] if len(part) == 3 else part
+
+
 def _peer_values(
-    model: ModelConfig,
-    plan: Plan,
-    peer: int,
-    mine: Parameter,
-    parameter: Parameter,
-    whole: FlatReader,
-    start: int,
-    stop: int,
+    part: tuple[slice, ...], mine: Parameter, parameter: Parameter, whole: FlatReader, start: int, stop: int
 ) -> FlatPieces:
-    """Yield elements [start, stop) of a peer's part of a parameter, in runs of whole rows that are cut at both ends."""
-    part = rank_part(model, plan.tp, peer, mine.weight, parameter.shape)
+    """Yield elements [start, stop) of a peer's part of a matrix, in runs of whole rows that are cut at both ends."""
     width, whole_width = _width(mine), _width(parameter)
     columns = part[1] if len(part) > 1 else slice(0, 1)
     rows = part[0]
@@ -77,29 +99,30 @@ def whole_pieces(model: ModelConfig, owner: Block, peers: Sequence[FlatReader]) 
 
     def read(start: int, stop: int) -> FlatPieces:
         for parameter, low, high in parameters_within(model, owner, start, stop - start):
-            first, last = start + low - parameter.offset, start + high - parameter.offset
-            width = _width(parameter)
-            for row, end in _runs(first // width, -(-last // width), width):
-                values = _whole_rows(model, parameter, mine[parameter.weight], peers, row, end).reshape(-1)
-                begin, until = max(first, row * width), min(last, end * width)
-                yield parameter.offset + begin, values[begin - row * width : until - row * width]
+            parts = [_sheet_part(model, len(peers), peer, parameter) for peer in range(len(peers))]
+            for number, first, last in _sheets_within(parameter, start + low, start + high):
+                sheet, own = _sheet(parameter, number), _sheet(mine[parameter.weight], number)
+                width = _width(sheet)
+                for row, end in _runs(first // width, -(-last // width), width):
+                    values = _whole_rows(parts, sheet, own, peers, row, end).reshape(-1)
+                    begin, until = max(first, row * width), min(last, end * width)
+                    yield sheet.offset + begin, values[begin - row * width : until - row * width]
 
     return read
 
 
 def _whole_rows(
-    model: ModelConfig,
+    parts: Sequence[tuple[slice, ...]],
     parameter: Parameter,
     mine: Parameter,
     peers: Sequence[FlatReader],
     low: int,
     high: int,
 ) -> Float32:
-    """Return rows [low, high) of a parameter; where several peers hold the same elements, the last one's are taken."""
+    """Return rows [low, high) of a matrix; where several peers hold the same elements, the last one's are taken."""
     values = np.empty((high - low, _width(parameter)), np.float32)
     width = _width(mine)
-    for peer, reader in enumerate(peers):
-        part = rank_part(model, len(peers), peer, parameter.weight, parameter.shape)
+    for part, reader in zip(parts, peers, strict=True):
         rows = part[0]
         columns = part[1] if len(part) > 1 else slice(0, 1)
         first, last = max(low, rows.start), min(high, rows.stop)

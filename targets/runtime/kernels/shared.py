@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -137,14 +137,19 @@ def token_keys(tokens: I32 | I64, keys: I64) -> None:
     keys.sort()
 
 
+def check_experts(chosen: I32, experts: int) -> None:
+    """Raise IndexError unless all `chosen` are numbers of experts."""
+    low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
+    if low < 0 or high >= experts:
+        raise IndexError(f"expert {low if low < 0 else high} is outside {experts} experts")
+
+
 def group_by_expert(chosen: I32, order: I32, ends: I32) -> None:
     """Set `order` and `ends` as the kernel `group_rows` does, by a stable sort. Raises IndexError for a number outside.
 
     `chosen` may be of one row a token [T, k]; numbers t * k + j go by expert, then ascending.
     """
-    low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
-    if low < 0 or high >= len(ends):
-        raise IndexError(f"expert {low if low < 0 else high} is outside {len(ends)} experts")
+    check_experts(chosen, len(ends))
     flat = chosen.reshape(-1)
     order[:] = np.argsort(flat, kind="stable")
     np.cumsum(np.bincount(flat, minlength=len(ends)), out=ends)
@@ -211,6 +216,10 @@ class KernelSetBase:
     def constant_bytes(self) -> int:
         """Bytes of the rotary tables that are kept."""
         return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
+
+    def compiles_for(self, kernels: Collection[str]) -> bool:  # noqa: ARG002
+        """Tell whether running these kernels compiles loops that are not kept on disk: never, without loops."""
+        return False
 
     def combined_loss_bytes(self, rows: int) -> int:  # noqa: ARG002
         """Return 0: `HostScalars` take no scratch."""

@@ -74,3 +74,7 @@ class Team:
     def product_rows(self, rows: int, size: int) -> list[slice]:
         """Cut the rows of a matrix product into ranges; `size` is the number of elements of its other factor."""
         return self.ranges(rows, unit=PRODUCT_ROWS, least=-(-PRODUCTS // max(1, size)))
+
+    def products(self, count: int, size: int) -> list[slice]:
+        """Cut `count` equal products into ranges; `size` is the number of multiplications of one."""
+        return self.ranges(count, least=-(-PRODUCTS // max(1, size)))

@@ -265,3 +265,10 @@ def test_a_row_of_a_llama_is_compared_with_its_frameworks_bytes(folder: Path, fr
 def test_plans_without_a_job_are_refused_by_the_condition(folder: Path, row: str, said: str) -> None:
     with pytest.raises(DiagnosticError, match=said):
         read_validation_table(table(folder, f"{HEAD},peak_bytes", f"a,memory,held-out,m.json,mt3000,{row},1"))
+
+
+def test_a_model_with_experts_is_refused_by_name(folder: Path) -> None:
+    whole = '"recompute{policy=full},allocate-ddr"'
+    row = f"a,memory,held-out,mixtral-8x7b,mt3000,1,2,1,1,2,256,last,fused,whole,{whole},megatron-core"
+    with pytest.raises(DiagnosticError, match="experts: mixtral-8x7b has 8 in each layer"):
+        read_validation_table(table(folder, f"{HEAD},peak_bytes", f"{row},1"))

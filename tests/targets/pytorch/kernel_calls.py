@@ -8,6 +8,7 @@ import numpy as np
 
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch
+from tests.targets.pytorch.expert_calls import expert_calls
 from tests.targets.pytorch.tensor_calls import as_tensors
 from tests.targets.runtime.kernels.test_kernels_matrix import big_calls
 from tests.targets.runtime.kernels.test_kernels_team import capped, cases
@@ -33,7 +34,9 @@ def packed() -> dict[str, dict[str, Any]]:
 
 def kernel_calls(variant: str, dtype: Any = np.float16) -> dict[str, dict[str, Any]]:
     """Arguments by kernel, new each time; arrays of 16 bits in another type, those that were the same still are."""
-    made = {"plain": lambda: {**big_calls(), **cases()}, "capped": capped, "packed": packed}[variant]()
+    made = {"plain": lambda: {**big_calls(), **cases(), **expert_calls()}, "capped": capped, "packed": packed}[
+        variant
+    ]()
     known: dict[int, Any] = {}
 
     def changed(value: Any) -> Any:

@@ -129,8 +129,8 @@ def no_host_reads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _READS:
             patch.setattr(torch.Tensor, name, refuse)
-        for place in ("device_common", "device_tables", "device_head"):
-            for check in ("check_documents", "check_tokens", "_check"):
+        for place in ("device_common", "device_tables", "device_head", "device_router"):
+            for check in ("check_documents", "check_tokens", "_check", "check_experts"):
                 patch.setattr(f"ratrain.targets.pytorch.device.{place}.{check}", lambda *_: None, raising=False)
         for place in ("device_kernels", "device_attention", "device_scores"):
             patch.setattr(f"ratrain.targets.pytorch.device.{place}.check_documents", lambda *_: None)

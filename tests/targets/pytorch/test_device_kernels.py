@@ -8,11 +8,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.attention_spec import AttentionSpec, alibi_slopes
 from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.runtime.arena.scratch import plan_bytes
 from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.kernels.shared import expert_runs
 from tests.targets.runtime.kernels.kernels_oracle import DTYPES, at_other_addresses, call, same_bits
 
 pytestmark = pytest.mark.parity
@@ -22,10 +26,12 @@ from torch.autograd.profiler import profile  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from ratrain.targets.pytorch.device import device_common, device_products, device_tiles  # noqa: E402
+from ratrain.targets.pytorch.device import device_common, device_experts, device_products, device_tiles  # noqa: E402
 from ratrain.targets.pytorch.device.device_kernels import TorchDevice  # noqa: E402
 from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
+from tests.targets.pytorch.expert_calls import expert_calls  # noqa: E402
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
+from tests.targets.pytorch.recording import no_host_reads  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
 
 SMALL = 64
@@ -264,6 +270,43 @@ def test_results_do_not_depend_on_the_address(kernel: str) -> None:
         call("torch-device", kernel, **moved, **options)
         for name in KERNELS[kernel].outputs:
             same_bits(moved[name], expected[name])
+
+
+def test_experts_are_found_without_a_look_from_the_host(kernels: TorchDevice) -> None:
+    """Nothing of the router's choice is read outside the device."""
+    for kernel, arguments in expert_calls().items():
+        scratch = TensorScratch(kernels.scratch_bytes(kernel, **arguments))
+        given = {name: as_tensors(value) for name, value in arguments.items()}
+        with no_host_reads():
+            getattr(kernels, kernel)(**given, scratch=scratch)
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_number_that_is_no_expert_is_refused_on_the_processor(number: int) -> None:
+    chosen = np.array([[number]], np.int32)
+    with pytest.raises(IndexError, match=f"expert {number} is outside 4 experts"):
+        call("torch-device", "group_rows", chosen=chosen, order=np.empty(1, np.int32), ends=np.empty(4, np.int32))
+
+
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any), block=st.integers(1, 4))
+def test_blocks_are_all_rows_of_each_expert_once(counts: list[int], block: int) -> None:
+    """Blocks behind the last repeat it; the most blocks are as many as some router needs."""
+    rows, ends = sum(counts), np.cumsum(counts).astype(np.int32)
+    order, tensor = torch.arange(rows, dtype=torch.int32), torch.from_numpy(ends)
+    scratch = TensorScratch(plan_bytes(device_experts.Blocks.plan(order, tensor, block)))
+    found = device_experts.Blocks.find(order, tensor, 2, block, scratch)
+    runs = list(expert_runs(ends, block))
+    assert len(runs) <= len(found.experts)
+    for number, expert in enumerate(found.experts.view(-1).tolist()):
+        of_run, run = runs[min(number, len(runs) - 1)]
+        here = found.rows[number][~found.repeated[number]].tolist()
+        assert here == (list(range(run.start, run.stop)) if number < len(runs) else [])
+        assert set(found.rows[number].tolist()) == set(range(run.start, run.stop))
+        assert expert == of_run
+        assert found.begins[number, 0] == (number < len(runs) and (number == 0 or runs[number - 1][0] != expert))
+    busy = min(rows, len(counts))
+    worst = [rows - busy + 1, *[1] * (busy - 1)]  # one row each, and all others for one expert
+    assert len(found.experts) == sum(-(-count // block) for count in worst)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from attrs import evolve
@@ -16,15 +15,13 @@ from ratrain.targets.runtime.arena import processor
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, train
 from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, OLMO2
+from tests.targets.pytorch.bf16_bounds import BF16, ROUNDING, within
 from tests.targets.runtime.kernels.kernels_oracle import EPS, call, f64, head, head_gradient
 from tests.targets.runtime.kernels.kernels_oracle import same_bits as same_values
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 
-BF16 = ml_dtypes.bfloat16
-ROUNDING = 2.0**-8
-"""Relative, at most, of rounding to bfloat16."""
 NEAR_FAST = 2e-3
 """Of the losses of a training in bf16 under both sets, relative; 4.5e-4 was seen."""
 MODELS = {
@@ -43,13 +40,6 @@ def _multiplies_bf16() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processor, "multiplies_bf16", lambda: True)
         yield
-
-
-def within(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> None:
-    """Compare a stored result: `bound` before it is rounded to its type."""
-    stored = float(ml_dtypes.finfo(actual.dtype).eps) / 2 * (np.abs(expected) + bound) + 1e-38
-    error = np.abs(actual.astype(np.float64) - expected)
-    assert (error <= bound + stored).all(), f"{np.max(error / (bound + stored)):.3g} of the bound"
 
 
 @settings(max_examples=60)

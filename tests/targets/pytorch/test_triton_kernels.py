@@ -35,7 +35,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 
 from ratrain.targets.pytorch.device import device_products  # noqa: E402
 from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
-from ratrain.targets.pytorch.triton import triton_head, triton_kernels, triton_sums  # noqa: E402
+from ratrain.targets.pytorch.triton import triton_experts, triton_head, triton_kernels, triton_sums  # noqa: E402
 from ratrain.targets.pytorch.triton.triton_norms import _Shape  # noqa: E402
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
@@ -51,6 +51,8 @@ FUSED = [
     *(f"attention_{name}" for name in ("forward", "backward", "partial_forward", "partial_backward", "delta")),
     "embedding_backward",
     *("all_finite", "column_sum", "mean_of_replicas"),
+    *("route_forward", "route_backward", "group_rows", "expert_rows", "expert_sums", "expert_gradients"),
+    *("weighted_swiglu_forward", "weighted_swiglu_backward"),
 ]
 LAUNCHED = {
     *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
@@ -58,6 +60,8 @@ LAUNCHED = {
     *("shape_logits", "losses_of_rows", "add_sum", "logit_gradient_of_rows"),
     *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries", "squares_of_chunks", "split"),
     *("add_rows_of_token", "notice_elements", "sum_of_group", "add_part", "store_mean"),
+    *("choose_experts", "gradients_of_choice", "count_rows", "place_chunks", "place_rows"),
+    *("find_blocks", "grouped_product", "sum_choices", "grouped_gradients", "weighted_forward", "weighted_backward"),
 }
 
 
@@ -272,6 +276,33 @@ def test_what_is_not_finite_shows_and_stays_in_its_row(kernel: str, dtype: Any) 
         assert not np.isfinite(out[1]).all()
         assert np.isfinite(out[0]).all()
         assert np.isfinite(out[2:]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_rounds_of_columns_change_no_bit_of_sums_of_experts(
+    kernels: Any, dtype: Any, trans_b: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tile of columns at a time, the last of fewer; and all at once."""
+    rng = np.random.default_rng(0)
+    order = np.argsort(np.array([0, 2, 0, 3, 2, 3]), kind="stable").astype(np.int32)
+    ends = np.array([2, 2, 4, 6], np.int32)
+    a, b = (
+        rng.normal(size=(6, 20)).astype(dtype),
+        rng.normal(size=(4, 300, 20) if trans_b else (4, 20, 300)).astype(dtype),
+    )
+    before, residual = rng.normal(size=(2, 3, 300)).astype(dtype)
+    found = []
+    for most in (1 << 24, 1):
+        monkeypatch.setattr(triton_experts, "MOST_PRODUCTS", most)
+        out = before.copy()
+        made = {"a": a, "b": b, "order": order, "ends": ends, "sums": np.empty((3, 300), np.float32), "out": out}
+        _, _, scratch = run(
+            kernels, "expert_sums", {**made, "residual": residual, "trans_b": trans_b, "accumulate": True}
+        )
+        found.append((out, scratch.capacity))
+    same_bits(found[0][0], found[1][0])
+    assert found[1][1] < found[0][1]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

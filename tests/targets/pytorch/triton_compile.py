@@ -79,6 +79,32 @@ class Recorder:
         sys.stdout.write(f"{json.dumps(self.found[key])}\n")
 
 
+def compile_experts(kernels: Any, dtype: Any) -> None:
+    """Make calls with experts of a model's size: 2048 to 768 elements, and back; and choices among 128."""
+
+    def made(kernel: str, **arguments: Any) -> None:
+        scratch = TensorScratch(kernels.scratch_bytes(kernel, **arguments))
+        getattr(kernels, kernel)(**{name: as_tensors(value) for name, value in arguments.items()}, scratch=scratch)
+
+    grouped = {"order": np.zeros(32, np.int32), "ends": np.zeros(2, np.int32)}
+    wide, narrow, sums = np.ones((16, 2048), dtype), np.ones((32, 768), dtype), np.ones((16, 2048), np.float32)
+    for trans_b in (False, True):
+        up, down = np.ones((2, 768, 2048), dtype), np.ones((2, 2048, 768), dtype)
+        up, down = (up, down) if trans_b else (down, up)
+        made("expert_rows", a=wide, b=up, **grouped, out=narrow, trans_b=trans_b)
+        made("expert_sums", a=narrow, b=down, **grouped, sums=sums, out=wide, trans_b=trans_b, accumulate=trans_b)
+    for stored in (dtype, np.float32):
+        of_up, of_down = np.ones((2, 2048, 768), stored), np.ones((2, 768, 2048), stored)
+        made("expert_gradients", a=wide, b=narrow, **grouped, out=of_up, gathers_a=True, accumulate=False)
+        made("expert_gradients", a=narrow, b=wide, **grouped, out=of_down, gathers_a=False, accumulate=True)
+    route = {"logits": np.ones((16, 128), np.float32), "chosen": np.ones((16, 8), np.int32)}
+    route |= {"weights": np.ones((16, 8), np.float32), "normalise": True}
+    made("route_forward", **route)
+    above = {"dweights": route["weights"], "ends": np.zeros(128, np.int32), "dlogits": route["logits"]}
+    made("route_backward", **route, **above)
+    made("route_backward", **route, **above, scale=np.ones(2, np.float32), balance=0.01, z=0.001)
+
+
 def main(capability: int, dtype: Any) -> None:
     """Make each call of the tests, with a recorder in place of a GPU."""
     recorder = Recorder(capability)
@@ -101,6 +127,7 @@ def main(capability: int, dtype: Any) -> None:
         arguments = {**rows, **lines, **numbers, "accumulate": False}
         scratch = TensorScratch(kernels.scratch_bytes("layernorm_backward", **arguments))
         kernels.layernorm_backward(**{key: as_tensors(value) for key, value in arguments.items()}, scratch=scratch)
+    compile_experts(kernels, dtype)
     numbers = torch.ones(100, dtype=torch.float64)
     kernels.add_squares([torch.ones(100)], numbers, numbers, numbers)
     recorder.launch(triton_head.split, (1, 1), torch.ones(100), *[torch.ones(100).bfloat16()] * 2, 100, block=BLOCK)

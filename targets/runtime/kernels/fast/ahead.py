@@ -1,7 +1,8 @@
-"""Compilation of the two attention loops, which take longest, in another process while the caller does other work.
+"""Compilation of loops before they are needed: of attention in another process, of expert blocks by calling them.
 
-They are cached on disk as always: whoever needs a loop that another process is compiling waits for it, and reads it.
-One process for both compiles their common parts once; two processes would be no faster on two cores.
+The two attention loops take longest, so they are compiled in another process while the caller does other work. They are
+cached on disk as always: whoever needs a loop that another process is compiling waits for it, and reads it. One process
+for both compiles their common parts once; two processes would be no faster on two cores.
 """
 
 from __future__ import annotations
@@ -54,3 +55,39 @@ def attend(dtype: Dtype) -> None:
     kernels.attention_forward(q, k, v, o, lse, scratch=scratch, spec=_SPEC)
     scratch = Scratch(kernels.scratch_bytes("attention_backward", spec=_SPEC))
     kernels.attention_backward(q, k, v, o, lse, do, dq, dk, dv, delta, scratch=scratch, spec=_SPEC)
+
+
+def run_experts(dtype: Dtype) -> None:
+    """Run each kernel of expert blocks on two tokens and three experts, which compiles its loops.
+
+    Views and gradients are of one type. Rows are weighted by order and as they lie.
+    """
+    kernels, stored = Fast(1), NUMPY_DTYPES[dtype]
+
+    def call(kernel: str, **arguments: Any) -> None:
+        getattr(kernels, kernel)(**arguments, scratch=Scratch(kernels.scratch_bytes(kernel, **arguments)))
+
+    logits, dlogits = np.zeros((2, 2, 3), np.float32)
+    weights, dweights = np.zeros((2, 2, 2), np.float32)
+    chosen, order, ends = np.zeros((2, 2), np.int32), np.zeros(4, np.int32), np.zeros(3, np.int32)
+    router = {"logits": logits, "chosen": chosen, "weights": weights, "normalise": True}
+    call("route_forward", **router)
+    call("group_rows", chosen=chosen, order=order, ends=ends)
+    call("route_backward", **router, dweights=dweights, ends=ends, dlogits=dlogits, denominator=1.0)
+
+    tokens, (gate, up, rows, dgate, dup) = np.zeros((2, 8), stored), np.zeros((5, 4, 8), stored)
+    matrices, sums = np.zeros((3, 8, 8), stored), np.zeros((2, 8), np.float32)
+    product = {"b": matrices, "order": order, "ends": ends}
+    call("expert_rows", a=tokens, **product, out=gate)
+    call("expert_sums", a=rows, **product, sums=sums, out=tokens)
+    for gathers_a in (False, True):
+        factors = {"a": tokens, "b": rows} if gathers_a else {"a": rows, "b": tokens}
+        for accumulate in (False, True):  # in float32, tiles that replace a gradient are stored at once
+            gradient = {"out": matrices, "gathers_a": gathers_a, "accumulate": accumulate}
+            call("expert_gradients", **factors, order=order, ends=ends, **gradient)
+    for of_rows in ({"weights": weights, "order": order}, {"weights": weights.reshape(4, 1)}):
+        call("weighted_swiglu_forward", gate=gate, up=up, **of_rows, prod=rows)
+        outputs = {"dgate": dgate, "dup": dup, "dweights": np.zeros_like(of_rows["weights"])}
+        call("weighted_swiglu_backward", gate=gate, up=up, dprod=rows, **of_rows, **outputs)
+    call("sigmoid_forward", x=logits, y=dlogits)
+    call("sigmoid_backward", y=logits, dy=logits, dx=dlogits)

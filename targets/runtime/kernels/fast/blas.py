@@ -60,21 +60,28 @@ def _call(
 @inlined()
 def multiply(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
     """Set out = keep * out + a @ b; `out` is not read if `keep` is 0. Rows may be strided, their elements not."""
-    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], b, keep, out)
+    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], np.int32(AS_IS), b, keep, out)
+
+
+@inlined()
+def multiply_by(sgemm: Any, a: Any, b: Any, trans_b: Any, keep: Any, out: Any) -> None:
+    """Set out = keep * out + a @ b, or a @ b^T if `trans_b`, as `multiply` does."""
+    transpose_b = np.int32(TRANSPOSED) if trans_b else np.int32(AS_IS)
+    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], transpose_b, b, keep, out)
 
 
 @inlined()
 def multiply_transposed(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
     """Set out = keep * out + a^T @ b, as `multiply` does."""
-    _multiply(sgemm, np.int32(TRANSPOSED), a, a.shape[0], b, keep, out)
+    _multiply(sgemm, np.int32(TRANSPOSED), a, a.shape[0], np.int32(AS_IS), b, keep, out)
 
 
 @inlined()
-def _multiply(sgemm: Any, transpose_a: Any, a: Any, depth: Any, b: Any, keep: Any, out: Any) -> None:
+def _multiply(sgemm: Any, transpose_a: Any, a: Any, depth: Any, transpose_b: Any, b: Any, keep: Any, out: Any) -> None:
     _call(
         sgemm,
         transpose_a,
-        np.int32(AS_IS),
+        transpose_b,
         out.shape[0],
         out.shape[1],
         depth,

@@ -12,7 +12,9 @@ from ratrain.targets.program.expert_kernels import ROW_BLOCK
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,
+    HOST_SETS,
     SETS,
+    at_other_addresses,
     call,
     close,
     f64,
@@ -107,9 +109,9 @@ def test_gradient_of_choice(name: str, shape: str, normalise: bool, balance: flo
     call(name, "route_forward", logits=logits, chosen=chosen, weights=weights, normalise=normalise)
     _, ends = grouped(chosen, experts)
     dlogits = np.empty_like(logits)
-    scale = np.array([4, 0], np.float32)
+    scale = np.array([0.5, 0], np.float32)
     operands = {"logits": logits, "chosen": chosen, "weights": weights, "dweights": above, "ends": ends}
-    options = {"normalise": normalise, "balance": balance, "z": z, "denominator": 8.0}
+    options = {"normalise": normalise, "balance": balance, "z": z}
     call(name, "route_backward", **operands, dlogits=dlogits, scale=scale, **options)
     wide, counts = logits.astype(np.float64), np.diff(ends, prepend=0)
     exact = numeric_gradient(lambda: _losses(wide, chosen, f64(above)[0], counts, normalise, balance, z), wide)
@@ -131,9 +133,9 @@ def test_order_of_rows(name: str, shape: str, router: str) -> None:
 
 def test_a_number_that_is_no_expert_is_refused() -> None:
     for number in (-1, 4):
+        operands = {"chosen": np.array([[number]], np.int32), "order": np.empty(1, np.int32)}
         with pytest.raises(IndexError, match=f"expert {number} is outside 4 experts"):
-            chosen = np.array([[number]], np.int32)
-            call("fast", "group_rows", chosen=chosen, order=np.empty(1, np.int32), ends=np.empty(4, np.int32))
+            call("fast", "group_rows", **operands, ends=np.empty(4, np.int32))
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
@@ -210,6 +212,28 @@ def test_the_product_of_a_row_does_not_depend_on_other_rows(name: str, dtype: An
     for rows, total in found[1:]:
         same_bits(rows, found[0][0])
         same_bits(total, found[0][1])
+
+
+@pytest.mark.parametrize("name", HOST_SETS)
+def test_products_do_not_depend_on_the_address(name: str) -> None:
+    order, ends = grouped(choice(70, 3, 2, "ragged"), 3)
+    x = {"x": random(1, 70, 33, dtype=np.float16), "rows": random(2, 140, 21, dtype=np.float16)}
+    x |= {"b": random(3, 3, 33, 21, dtype=np.float16), "order": order, "ends": ends}
+
+    def results(x: dict[str, Values]) -> list[Values]:
+        sorted_rows = {"order": x["order"], "ends": x["ends"]}
+        outs = [np.empty(shape, np.float16) for shape in ((140, 21), (70, 33), (3, 21, 33))]
+        sums = np.empty((70, 33), np.float32)
+        call(name, "expert_rows", a=x["x"], b=x["b"], **sorted_rows, out=outs[0])
+        call(name, "expert_sums", a=x["rows"], b=x["b"], **sorted_rows, sums=sums, out=outs[1], trans_b=True)
+        factors = {"a": x["rows"], "b": x["x"]}
+        call(name, "expert_gradients", **factors, **sorted_rows, out=outs[2], gathers_a=False, accumulate=False)
+        return outs
+
+    expected = results(x)
+    for moved in at_other_addresses(x):
+        for one, other in zip(results(moved), expected, strict=True):
+            same_bits(one, other)
 
 
 @pytest.mark.parametrize("gathered", [False, True])

@@ -15,6 +15,7 @@ from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS, OTHER_RANKS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from ratrain.targets.runtime.kernels.shared import number_within
+from tests.targets.runtime.kernels.expert_calls import expert_calls
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     HOST_SETS,
@@ -486,6 +487,7 @@ def big_calls() -> dict[str, dict]:
         "add": {"a": x, "b": y, "out": z},
         "scale": {"a": x, "out": y, "scale": 0.5},
         "zero": {"a": x},
+        **expert_calls(512, 8, 2, hidden=1024, width=512),
     }
 
 

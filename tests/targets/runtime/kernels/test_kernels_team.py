@@ -15,6 +15,7 @@ from ratrain.targets.program.attention_spec import AttentionBlockSpec, Attention
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set, team
 from ratrain.targets.runtime.kernels.team import Team
+from tests.targets.runtime.kernels.expert_calls import expert_calls
 from tests.targets.runtime.kernels.kernels_oracle import same_bits
 
 ROWS, WIDTH, OUT = 600, 24, 48
@@ -199,6 +200,7 @@ def cases():
         },
         "mean_of_replicas": {"parts": wide, "out": random(24, 70_000), "accumulate": True, "divisor": 2.0},
         "cast": {"src": random(25, ROWS, WIDTH, dtype=np.float32), "dst": x},
+        **expert_calls(300, 5, 2, hidden=600, width=260),
     }  # fmt: skip
 
 

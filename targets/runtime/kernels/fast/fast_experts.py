@@ -1,0 +1,180 @@
+"""Kernels of expert blocks in `fast`: products by BLAS in blocks of `ROW_BLOCK` rows, all else in fused loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.targets.program.expert_kernels import ROW_BLOCK
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
+from ratrain.targets.runtime.kernels import openblas
+from ratrain.targets.runtime.kernels.fast import expert_loops, fast_rows, router_loops
+from ratrain.targets.runtime.kernels.fast.expert_loops import (
+    STORE_WORK,
+    TILE_COLUMNS,
+    TILE_DEPTH,
+    TILE_ROWS,
+)
+from ratrain.targets.runtime.kernels.fast.fast_mlp import gated_backward_plan
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits, flat
+from ratrain.targets.runtime.kernels.shared import check_experts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.team import Team
+
+_PANEL, _SUM_PANEL = 512, 256
+"""Columns of a panel: BLAS is near its full speed. Fewer for sums, where threads share out nothing but panels."""
+
+_PAD = 16
+"""Elements behind each row of a buffer: rows a multiple of 4 KiB apart would compete for the same cache lines."""
+
+
+def expert_rows_plan(a: Array, out: Array, *, threads: int, trans_b: bool = False, **_: object) -> Plan:
+    """Plan for each thread a panel of an expert's matrix, a block of rows and their product, in float32."""
+    return _product_plan(a.shape[1], min(_PANEL, out.shape[1]), threads, trans_b)
+
+
+def expert_sums_plan(a: Array, out: Array, *, threads: int, trans_b: bool = False, **_: object) -> Plan:
+    """Plan the same buffers with a narrower panel."""
+    return _product_plan(a.shape[1], min(_SUM_PANEL, out.shape[1]), threads, trans_b)
+
+
+def _product_plan(inner: int, width: int, threads: int, trans_b: bool) -> Plan:
+    panel = (width, inner + _PAD) if trans_b else (inner, width + _PAD)
+    return [Buffer((threads, *panel)), Buffer((threads, ROW_BLOCK, inner + _PAD)), Buffer((threads, ROW_BLOCK, width))]
+
+
+def expert_gradients_plan(
+    a: Array, b: Array, out: Array, *, threads: int, accumulate: bool = False, **_: object
+) -> Plan:
+    """Plan for each thread rows of both factors, and a tile unless it can be stored at once, in float32."""
+    _, rows, columns = out.shape
+    height, width, depth = min(TILE_ROWS, rows), min(TILE_COLUMNS, columns), min(TILE_DEPTH, len(a), len(b))
+    factors = [Buffer((threads, depth, height + _PAD)), Buffer((threads, depth, width + _PAD))]
+    at_once = out.dtype == np.float32 and not accumulate
+    return factors if at_once else [*factors, Buffer((threads, height, width + _PAD))]
+
+
+class FastExperts:
+    """The kernels of `Fast` for blocks of experts."""
+
+    team: Team
+
+    def route_forward(self, logits, chosen, weights, *, scratch, normalise):
+        def part(rows: slice) -> None:
+            router_loops.route_forward(logits[rows], chosen[rows], weights[rows], normalise)
+
+        self.team.run(part, self.team.rows(logits.shape))
+
+    def route_backward(
+        self,
+        logits,
+        chosen,
+        weights,
+        dweights,
+        ends,
+        dlogits,
+        *,
+        scratch,
+        scale=None,
+        normalise,
+        balance=0.0,
+        z=0.0,
+    ):
+        tokens, experts = logits.shape
+        step = 1.0 if scale is None else float(scale[0])
+        pull = np.float32(balance * experts / (chosen.shape[1] * tokens**2) * step)
+        push = np.float32(2 * z / tokens * step)
+
+        def part(rows: slice) -> None:
+            operands = logits[rows], chosen[rows], weights[rows], dweights[rows]
+            router_loops.route_backward(*operands, ends, dlogits[rows], normalise, pull, push)
+
+        self.team.run(part, self.team.rows(logits.shape))
+
+    def group_rows(self, chosen, order, ends, *, scratch):
+        check_experts(chosen, len(ends))
+        router_loops.group_rows(chosen.reshape(-1), order, ends)
+
+    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
+        buffers = scratch.take_all(expert_rows_plan(a, out, threads=self.team.threads, trans_b=trans_b))
+        products = int(-(-np.diff(ends, prepend=0) // ROW_BLOCK).sum()) * -(-out.shape[1] // _PANEL)
+        shares = self.team.products(products, ROW_BLOCK * buffers[0][0].size)
+        operands = (bits(a), bits(b), order, len(out) // len(a), ends, bits(out), bool(trans_b))
+        self._share_products(expert_loops.expert_rows, operands, shares, buffers)
+
+    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+        buffers = scratch.take_all(expert_sums_plan(a, out, threads=self.team.threads, trans_b=trans_b))
+        shares = self.team.products(-(-out.shape[1] // _SUM_PANEL), len(a) * buffers[0][0].size)
+        operands = (bits(a), bits(b), order, len(a) // len(out), ends, sums, bool(trans_b))
+        self._share_products(expert_loops.expert_sums, operands, shares, buffers)
+        self._store_sums(sums, out, residual, accumulate)
+
+    def _store_sums(self, sums: F32, out: Array, residual: Array | None, accumulate: bool) -> None:
+        """Set out = [out +] sums [+ residual], rounded; `sums` is overwritten."""
+        stored = bits(out)
+        extra = stored if residual is None else bits(residual)
+
+        def store(rows: slice) -> None:
+            at = stored[rows]
+            fast_rows.store_product(sums[rows], at, stored[0], False, extra[rows], residual is not None, accumulate)
+
+        self.team.run(store, self.team.rows(out.shape))
+
+    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+        plan = expert_gradients_plan(a, b, out, threads=self.team.threads, accumulate=accumulate)
+        left, right, *tiles = scratch.take_all(plan)
+        experts, rows, columns = out.shape
+        work = -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS) * (len(order) + experts * STORE_WORK)
+        shares = self.team.products(work, left.shape[2] * right.shape[2])
+        orders = (order, None) if gathers_a else (None, order)
+        operands = (bits(a), bits(b), orders, len(order) // min(len(a), len(b)), ends, bits(out), bool(accumulate))
+
+        def part(numbered: tuple[int, slice]) -> None:
+            number, mine = numbered
+            buffers, tile = (left[number], right[number]), tiles[0][number] if tiles else None
+            expert_loops.expert_gradients(openblas.SGEMM, *operands, (mine.start, mine.stop), buffers, tile)
+
+        self.team.run(part, list(enumerate(shares)))
+
+    def _share_products(
+        self, loop: Callable[..., None], operands: tuple[Any, ...], shares: list[slice], buffers: list[F32]
+    ) -> None:
+        """Call a loop around products for each share of them, on the threads, each with its own buffers."""
+
+        def part(numbered: tuple[int, slice]) -> None:
+            number, mine = numbered
+            loop(openblas.SGEMM, *operands, (mine.start, mine.stop), tuple(each[number] for each in buffers))
+
+        self.team.run(part, list(enumerate(shares)))
+
+    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
+        arrays = [bits(x) for x in (gate, up, prod)]
+
+        def part(rows: slice) -> None:
+            gates, ups, out = (x[rows] for x in arrays)
+            router_loops.weighted_swiglu_forward(gates, ups, flat(weights), order, rows.start, out)
+
+        self.team.run(part, self.team.rows(gate.shape))
+
+    def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
+        lines = scratch.take_all(gated_backward_plan(gate, threads=self.team.threads))
+        arrays = [bits(x) for x in (gate, up, dprod, dgate, dup)]
+
+        def part(numbered: tuple[int, slice]) -> None:
+            number, rows = numbered
+            gates, ups, grads, *outs = (x[rows] for x in arrays)
+            shared = flat(dweights), order, rows.start, *(line[number] for line in lines)
+            router_loops.weighted_swiglu_backward(gates, ups, flat(weights), grads, *outs, *shared)
+
+        self.team.run(part, list(enumerate(self.team.rows(gate.shape))))
+
+    def sigmoid_forward(self, x, y, *, scratch):
+        router_loops.sigmoid_forward(flat(x), flat(y))
+
+    def sigmoid_backward(self, y, dy, dx, *, scratch):
+        router_loops.sigmoid_backward(flat(y), flat(dy), flat(dx))
