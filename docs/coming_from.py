@@ -75,9 +75,8 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
 
 _TRAINERS = """## Files of trainers
 
-`import-plan` makes a plan of every file that [`fit`](fit.md) reads, but those of Megatron-Bridge, which are refused by name:
-their recipes say the learning rate. Without `--from` the file's content says whose it is. The plan has the ranks, batch, types and sharded state
-that `fit` counts, so both answer for the same run.
+`import-plan` makes a plan of every file that [`fit`](fit.md) reads. Without `--from` the file's content says whose it is.
+The plan has the ranks, batch, types and sharded state that `fit` counts, so both answer for the same run.
 
     ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml
     ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
@@ -90,6 +89,8 @@ that `fit` counts, so both answer for the same run.
   refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
 - Refused by name: adapters, frozen parts, experts, context-parallel ranks, float8, dropout, optimizers other than AdamW,
   a setting that no reader knows, and the settings below.
+- A file of Megatron-Bridge changes a recipe, which says most of a run: the recipe must be one that `fit` knows (Llama 3). Its
+  launch script is given as FILE, or with `--beside`; `--set` gives variables of it.
 - Passes that store on the host (`store=host`, `offload-state`) need a machine file with a host's memory.
 
 | what a file says | keys and passes | how |
@@ -107,7 +108,7 @@ that `fit` counts, so both answer for the same run.
 | recomputation of layers | passes | recompute{policy=full}; with activations on the host store=host |
 | offloaded optimizer | passes | offload-state{home=host} |
 | eager attention | attention | scores-kept |
-| packing | attention_mask | document where a packed sample sees itself alone (axolotl, torchtune, neat_packing, TRL with flash attention); else causal; padded samples are named |
+| packing | attention_mask | document where a packed sample sees itself alone (axolotl, torchtune, neat_packing, TRL with flash attention, Megatron-Bridge); else causal; padded samples are named |
 """
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from attrs import define
 
-from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
@@ -44,6 +43,7 @@ from ratrain.ratrain_ir.model.blocks import (
     token_type,
     view_shard_elements,
 )
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Part, Piece, Slice, piece_name

@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.config.plan import (
 )
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import family_choices
@@ -69,9 +70,9 @@ class WholeCase:
 
 
 @st.composite
-def whole_cases(draw: st.DrawFn) -> WholeCase:
+def whole_cases(draw: st.DrawFn, families: Sequence[str] = FAMILIES) -> WholeCase:
     """Draw a model, a plan for it, a pipeline and a machine; the compiler may still refuse what they make together."""
-    model = draw(odd_models())
+    model = draw(odd_models(families))
     plan = draw(odd_plans(model))
     passes = draw(st.sampled_from(PIPELINES))
     away = any(home in passes for home in ("=host", "=file"))
@@ -85,7 +86,8 @@ def odd_models(draw: st.DrawFn, families: Sequence[str] = FAMILIES) -> ModelConf
     family = draw(st.sampled_from(families))
     whole = FAMILY[family].equal_widths
     heads, head_dim = draw(st.sampled_from((1, 2, 3, 4, 6))), draw(st.sampled_from((2, 4, 6)))
-    hidden_size = heads * head_dim if whole or FAMILY[family].normed_widths else draw(st.sampled_from((8, 12, 17, 24)))
+    as_wide = whole or FAMILY[family].normed_widths
+    hidden_size = heads * head_dim if as_wide else draw(st.sampled_from((8, 12, 17, 24)))
     layers = draw(st.integers(1, 5))
     chosen = draw(family_choices(family, layers=layers, head_dim=head_dim, hidden_size=hidden_size))
     if chosen.get("learned_positions"):
@@ -165,6 +167,7 @@ def _choices(model: ModelConfig, plan: Plan) -> dict[str, st.SearchStrategy[Any]
         "accumulate": st.just(HALF_RUNS),
         "loss_scale": st.sampled_from((1.0, 1024.0)),
         "optimizer": st.just(evolve(plan.optimizer, clip="global", max_norm=0.5)),
+        "router": st.sampled_from((RouterLosses(0.1), RouterLosses(0.0, 0.01), RouterLosses(1000.0, 0.5))),
     }
 
 

@@ -20,9 +20,8 @@ from ratrain.ratrain_ir.config.hf_keys import (
     Keys,
     keys_of,
 )
-from ratrain.ratrain_ir.config.hf_rope import positions
+from ratrain.ratrain_ir.config.hf_rope import Translation, positions
 from ratrain.ratrain_ir.config.hf_rules import WINDOW_OF_QWEN, activation, biases, layers, scales
-from ratrain.ratrain_ir.config.hf_translation import Translation
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.text import shown
 

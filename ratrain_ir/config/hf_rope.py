@@ -10,6 +10,8 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
+from attrs import define, field
+
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.fields import as_float
 from ratrain.ratrain_ir.config.hf_keys import ROPE_THETA
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ratrain.ratrain_ir.config.fields import Report
-    from ratrain.ratrain_ir.config.hf_translation import Translation
 
 _KINDS = "supported are default, linear, dynamic, llama3 and yarn"
 _NAMED = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -31,6 +32,14 @@ _LOCAL_THETA = 10000.0
 """Default rotary base of Gemma 3's layers with a window."""
 _NEOX_SHARE = 0.25
 """Default share of each head that GPT-NeoX rotates."""
+
+
+@define
+class Translation:
+    """Fields of a `ModelConfig` with the file's values, and for each field the key of the file that it came from."""
+
+    fields: dict[str, object] = field(factory=dict)
+    keys: dict[str, str] = field(factory=dict)
 
 
 def positions(data: Mapping[str, object], family: str, out: Translation, report: Report) -> None:

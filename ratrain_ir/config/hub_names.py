@@ -13,14 +13,8 @@ ibm-granite/granite-3.1-1b-a400m-base, copies with `_name_or_path` of mistralai/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from attrs import frozen
-
-from ratrain.ratrain_ir.config.model_files import load_model
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
 @frozen
@@ -38,15 +32,9 @@ def hub_model(name: str) -> HubModel | None:
     return _HUB.get(name.strip().strip("/").lower())
 
 
-def model_of_hub_name(name: str) -> ModelConfig | None:
-    """Return the configuration of a model of the Hub; None for an unknown name."""
-    known = hub_model(name)
-    return load_model(known.preset) if known else None
-
-
-def hub_names(preset: str) -> list[str]:
-    """Return the names on the Hub, in lower case, that stand for a preset."""
-    return [name for name, known in _HUB.items() if known.preset == preset]
+def hub_names(preset: str | None = None) -> list[str]:
+    """Return the names on the Hub, in lower case, that stand for a preset; all known ones for None."""
+    return [name for name, known in _HUB.items() if preset in (None, known.preset)]
 
 
 def _named(preset: str, dtype: str, *names: str) -> dict[str, HubModel]:

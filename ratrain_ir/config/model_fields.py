@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.config.hf_keys import INITIALIZER_RANGE, PADDING_TOKEN_K
 from ratrain.ratrain_ir.config.inert_values import of_field
 from ratrain.ratrain_ir.config.model_config import CONFIG_PREFIX, SIZES, ModelConfig, usual_value
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
+from ratrain.ratrain_ir.support.limits import MAX_HIDDEN, MAX_LAYERS
 from ratrain.ratrain_ir.support.text import Places, nowhere, shown
 
 POSITIONS = ("rope", "alibi", "learned")
@@ -29,8 +30,6 @@ ACTIVATIONS = ("silu", "gelu", "gelu-tanh", "relu2")
 
 # Bounds far above any model: they catch typing errors.
 _MAX_VOCAB = 1 << 24
-_MAX_HIDDEN = 1 << 20
-_MAX_LAYERS = 1 << 14
 _MAX_HEADS = 1 << 14
 _MAX_HEAD_DIM = 1 << 14
 _MAX_FFN = 1 << 22
@@ -86,10 +85,10 @@ def check_model(config: ModelConfig) -> None:
 def read_model(reader: FieldReader) -> ModelConfig:
     """Return the configuration that a reader's fields describe; use it only after the reader's report is checked."""
     family = reader.word("family", FAMILIES)
-    hidden_size = reader.integer("hidden_size", 1, _MAX_HIDDEN)
+    hidden_size = reader.integer("hidden_size", 1, MAX_HIDDEN)
     heads = reader.integer("heads", 1, _MAX_HEADS)
     position = _word(reader, family, "position", POSITIONS)
-    layers = reader.integer("layers", 1, _MAX_LAYERS)
+    layers = reader.integer("layers", 1, MAX_LAYERS)
     flags: dict[str, Any] = {name: reader.flag(name, default=bool(usual_value(family, name))) for name in _FLAGS}
     config = ModelConfig(
         name=reader.text("name", lambda name: _NAME.fullmatch(name) is not None, "letters, digits, '.', '_' and '-'"),

@@ -1,4 +1,4 @@
-"""Models from presets, `config.json` files, and directories that contain one."""
+"""Models from presets, names on the Hugging Face Hub, `config.json` files, and directories that contain one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.hf_config import inert_keys, translate
+from ratrain.ratrain_ir.config.hub_names import hub_model, hub_names
 from ratrain.ratrain_ir.config.model_fields import read_model
 from ratrain.ratrain_ir.support.diagnostics import Note, fail, nearest
 from ratrain.ratrain_ir.support.files import existing_like, is_directory, is_there
@@ -22,6 +23,8 @@ from ratrain.ratrain_ir.support.text import Place, Places, Source, json_places, 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
+_LIKE = 0.8
+"""Likeness above which a name of the Hub is suggested: owners and families make all of them somewhat alike."""
 _WHAT = "a Hugging Face style config.json"
 
 
@@ -31,18 +34,15 @@ def preset_names() -> list[str]:
 
 
 def load_model(name_or_path: str) -> ModelConfig:
-    """Load a model by preset name, or from a `config.json` or a directory that contains one.
+    """Load a model by preset name, from a `config.json` or a directory that contains one, or by its name on the Hub.
 
-    A preset wins over a file of the same name (`./name` is the file). Raises RT004 (no such preset), RT002 (file cannot
-    be read), RT060, RT061, RT062 (no supported model).
+    A preset wins over a file of the same name (`./name` is the file), and a file over a name on the Hub. Raises RT004
+    (no such preset), RT002 (file cannot be read), RT060, RT061, RT062 (no supported model).
     """
     if name_or_path in preset_names():
-        entry = _presets() / f"{name_or_path}.json"
-        return parse_config_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
-    # Text without path characters may be a misspelt preset: `os.path.exists` does not raise RT002 for it.
-    exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists
-    if not exists(name_or_path):
-        _no_such_model(name_or_path)
+        return _preset(name_or_path)
+    if not _is_there(name_or_path):
+        return model_of_hub_name(name_or_path) or _no_such_model(name_or_path)
     path = Path(name_or_path)
     if is_directory(path):
         path /= "config.json"
@@ -50,6 +50,36 @@ def load_model(name_or_path: str) -> ModelConfig:
             fail("RT002", f"the directory {shown(name_or_path)} holds no config.json", help=f"name {_WHAT}")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return parse_config_text(read_text(path, "RT060", _WHAT), name=name, file=str(path))
+
+
+def model_of_hub_name(name: str) -> ModelConfig | None:
+    """Return the configuration of a model of the Hub; None for an unknown name."""
+    known = hub_model(name)
+    return _preset(known.preset) if known else None
+
+
+def preset_of_hub_name(name_or_path: str) -> str | None:
+    """Return the preset that `load_model` takes for a name on the Hub.
+
+    None if the name is a preset's own, a path's or an unknown one.
+    """
+    if name_or_path in preset_names() or _is_there(name_or_path):
+        return None
+    known = hub_model(name_or_path)
+    return None if known is None else known.preset
+
+
+def _preset(name: str) -> ModelConfig:
+    entry = _presets() / f"{name}.json"
+    return parse_config_text(entry.read_text("utf-8"), name=name, file=str(entry))
+
+
+def _is_there(name_or_path: str) -> bool:
+    """Tell whether a path leads to anything.
+
+    Text without path characters may be a misspelt preset: `os.path.exists` does not raise RT002 for it.
+    """
+    return is_there(name_or_path) if _looks_like_a_path(name_or_path) else os.path.exists(name_or_path)  # noqa: PTH110
 
 
 def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Places | None = None) -> ModelConfig:
@@ -80,14 +110,17 @@ def _presets() -> resources.abc.Traversable:
 
 
 def _no_such_model(name: str) -> NoReturn:
-    """Refuse, with RT002 or RT004, a name that is neither a preset nor a file; suggest a preset close to a Hub id."""
+    """Refuse a name that is no preset, no file and no known name of the Hub (RT002, RT004); suggest a near one."""
     presets = preset_names()
     last = name.rstrip("/").rpartition("/")[2]
-    way_out = nearest(last.lower(), presets)
-    known = f"presets are {', '.join(presets)}; a path to {_WHAT} works too"
+    way_out = nearest(name, hub_names(), cutoff=_LIKE) if "/" in name else None
+    way_out = way_out or nearest(last.lower(), presets)
+    known = f"presets are {', '.join(presets)}; their names on the Hub and a path to {_WHAT} work too"
     help_text = f"{way_out} {known}" if way_out else known
     if _looks_like_a_path(name):
-        fail("RT002", f"there is no file {shown(name)}", help=existing_like(name) or help_text)
+        of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not name.endswith(".json")
+        more = ", and the name is none on the Hub that is known here" if of_hub else ""
+        fail("RT002", f"there is no file {shown(name)}{more}", help=existing_like(name) or help_text)
     fail("RT004", f"no model is called {shown(name)}", help=help_text)
 
 

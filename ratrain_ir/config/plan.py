@@ -36,6 +36,15 @@ from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
+from ratrain.ratrain_ir.support.limits import (
+    MAX_CHUNKS,
+    MAX_MICRO_BATCH,
+    MAX_MICRO_BATCHES,
+    MAX_PARALLEL,
+    MAX_SEED,
+    MAX_SEQ_LEN,
+    MAX_STEPS,
+)
 from ratrain.ratrain_ir.support.plugins import WAY_OUT
 from ratrain.ratrain_ir.support.text import shown
 
@@ -59,14 +68,6 @@ ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
 
-# Bounds far above any run: they catch typing errors.
-_MAX_PARALLEL = 1 << 16
-_MAX_CHUNKS = 1 << 8
-_MAX_MICRO_BATCH = 1 << 16
-_MAX_MICRO_BATCHES = 1 << 20
-_MAX_SEQ_LEN = 1 << 20
-_MAX_STEPS = 1 << 40
-_MAX_SEED = (1 << 63) - 1
 _MAX_LOSS_SCALE = 2.0**32  # f32 represents it and its inverse exactly
 _MAX_RATE = 1000
 DEFAULT_HEAD_CHUNK = 256
@@ -102,14 +103,14 @@ class Optimizer:
     )
     weight_decay: float = field(default=0.1, metadata=key("optimizer", "how fast weights shrink", _RATE))
     warmup_steps: int = field(
-        default=0, metadata=key("optimizer", "steps until the learning rate is reached", integer(0, _MAX_STEPS))
+        default=0, metadata=key("optimizer", "steps until the learning rate is reached", integer(0, MAX_STEPS))
     )
     total_steps: int | None = field(
         default=None,
         metadata=key(
             "optimizer",
             "the step at which the learning rate has come down to `min_lr`",
-            integer_or_none(1, _MAX_STEPS),
+            integer_or_none(1, MAX_STEPS),
         ),
     )
     """Step at which the learning rate has come down to `min_lr`; None: it stays at `lr`."""
@@ -205,13 +206,13 @@ def _read_levels(reader: FieldReader, name: str, default: Any) -> ZeroLevels | N
 class Plan:
     """Resolved plan: nothing in it is left to be chosen."""
 
-    pp: int = field(metadata=key("parallel", "pipeline stages", integer(1, _MAX_PARALLEL)))
+    pp: int = field(metadata=key("parallel", "pipeline stages", integer(1, MAX_PARALLEL)))
     """Pipeline stages."""
     dp: int = field(
         metadata=key(
             "parallel",
             "replicas of the pipeline: shards, reductions, the global batch",
-            integer(1, _MAX_PARALLEL),
+            integer(1, MAX_PARALLEL),
         )
     )
     """Data-parallel replicas of the pipeline."""
@@ -221,20 +222,20 @@ class Plan:
     """Layer index where each chunk but the first starts, ascending; a stage has `chunks` chunks. A file may leave
     them out, or write "auto"."""
     micro_batch_size: int = field(
-        metadata=key("batch", "sequences of a micro-batch", integer(1, _MAX_MICRO_BATCH)),
+        metadata=key("batch", "sequences of a micro-batch", integer(1, MAX_MICRO_BATCH)),
     )
     """Sequences of one micro-batch of one replica."""
     micro_batches: int = field(
-        metadata=key("batch", "micro-batches of a replica in a step", integer(1, _MAX_MICRO_BATCHES))
+        metadata=key("batch", "micro-batches of a replica in a step", integer(1, MAX_MICRO_BATCHES))
     )
     """Micro-batches of one replica in one step."""
-    seq_len: int = field(metadata=key("batch", "tokens of a sequence", integer(1, _MAX_SEQ_LEN)))
+    seq_len: int = field(metadata=key("batch", "tokens of a sequence", integer(1, MAX_SEQ_LEN)))
     head_chunk: int = field(
         default=DEFAULT_HEAD_CHUNK,
         metadata=key(
             "batch",
             "rows of logits at a time: bytes, and the rounding of the head's weight gradient",
-            integer(1, _MAX_SEQ_LEN),
+            integer(1, MAX_SEQ_LEN),
             not_in_file=lambda plan: plan.holds_logits or plan.most_rows < plan.head_chunk == DEFAULT_HEAD_CHUNK,
         ),
     )
@@ -245,7 +246,7 @@ class Plan:
         metadata=key(
             "batch",
             "rows of an mlp at a time: bytes, and the rounding of its weight gradients",
-            integer_or_none(1, _MAX_SEQ_LEN * _MAX_MICRO_BATCH),
+            integer_or_none(1, MAX_SEQ_LEN * MAX_MICRO_BATCH),
         ),
     )
     """Rows that an mlp block computes at a time; None: all of a micro-batch. Its weight gradients are rounded once
@@ -318,7 +319,7 @@ class Plan:
         metadata=key(
             "batch",
             "initial weights and the order of the data, where `run` is given no --seed",
-            integer(0, _MAX_SEED),
+            integer(0, MAX_SEED),
         ),
     )
     """Seed of initial weights and of the order of the training data."""
@@ -380,7 +381,7 @@ class Plan:
         metadata=key(
             "parallel",
             "chunks of the model that a stage holds (virtual stages)",
-            integer(1, _MAX_CHUNKS),
+            integer(1, MAX_CHUNKS),
             default=lambda before: _usual(before, "chunks"),
             in_header_if_default=False,
             not_in_file=lambda plan: plan.chunks == 1,
@@ -417,7 +418,7 @@ class Plan:
         metadata=key(
             "parallel",
             "tensor-parallel ranks, which share every block of a stage: heads, rows of the MLP, the vocabulary",
-            integer(1, _MAX_PARALLEL),
+            integer(1, MAX_PARALLEL),
             in_header_if_default=False,
             not_in_file=lambda plan: plan.tp == 1,
         ),
@@ -452,7 +453,7 @@ class Plan:
         metadata=key(
             "state",
             "replicas, neighbours, that have all shards between them; the other such groups have the same ones",
-            integer_or_none(2, _MAX_PARALLEL),
+            integer_or_none(2, MAX_PARALLEL),
             in_header_if_default=False,
         ),
     )
@@ -463,7 +464,7 @@ class Plan:
         metadata=key(
             "state",
             "neighbouring replicas that share views if these are gathered for each use; shards are unchanged",
-            integer_or_none(2, _MAX_PARALLEL),
+            integer_or_none(2, MAX_PARALLEL),
             in_header_if_default=False,
         ),
     )

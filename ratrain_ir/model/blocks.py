@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.expert_blocks import expert_shapes, expert_slots, mlp_shapes, pending_expert_slots
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import parameter_name
 
 if TYPE_CHECKING:

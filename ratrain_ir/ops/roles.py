@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.plan import Plan, SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
@@ -38,6 +37,7 @@ from ratrain.ratrain_ir.model.blocks import (
     token_type,
     view_shard_elements,
 )
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
 

@@ -90,6 +90,18 @@ def compiled_anew() -> int:
     return sum(sum(loop.stats.cache_misses.values()) for loop in _LOOPS)
 
 
+def is_kept(loop: Any) -> bool:
+    """Tell whether a loop has been compiled in this process, or some version of it is kept on disk.
+
+    A version for other types, or by another processor, counts too: then it may be compiled all the same. A plain
+    function (NUMBA_DISABLE_JIT) is never compiled, and counts as kept.
+    """
+    if not hasattr(loop, "stats") or loop.signatures:
+        return True
+    kept = getattr(getattr(loop, "_cache", None), "_cache_file", None)
+    return kept is not None and bool(kept._load_index())  # noqa: SLF001 - numba has no other way to ask
+
+
 def kept_in() -> tuple[str, ...]:
     """Return the folders in which this process's loops are kept, sorted; empty if none is."""
     return tuple(sorted({loop.stats.cache_path for loop in _LOOPS if loop.stats.cache_path is not None}))

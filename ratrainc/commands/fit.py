@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from ratrain.ratrain_ir.support.limits import MAX_DEVICES, MAX_MICRO_BATCH, MAX_SEQ_LEN
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
     Result,
     json_option,
     memory_bytes,
     misuse_of_command,
+    named_model,
     output_file,
 )
 from ratrain.ratrainc.commands.words.variables import variables
@@ -24,7 +26,6 @@ Examples:
   ratrainc fit train.yaml --devices 8 --snapshot step.pickle  for PyTorch's memory viewer
   ratrainc fit train.yaml --devices 8 --machine h100-node --exact
 """
-_MOST = 1 << 20
 
 
 @click.command(epilog=_EPILOG)
@@ -46,9 +47,10 @@ _MOST = 1 << 20
     "--model",
     type=InputFile("model"),
     metavar="M",
+    callback=named_model,
     help="A preset, a name on the Hugging Face Hub that is known here, or a config.json, in place of FILE's.",
 )
-@click.option("--devices", type=click.IntRange(1, _MOST), metavar="N", help="Devices, where FILE does not say.")
+@click.option("--devices", type=click.IntRange(1, MAX_DEVICES), metavar="N", help="Devices, where FILE does not say.")
 @click.option(
     "--memory",
     callback=memory_bytes,
@@ -63,11 +65,11 @@ _MOST = 1 << 20
     "ways out are priced. Default for speeds: a100-node.",
 )
 @click.option(
-    "--seq-len", type=click.IntRange(1, _MOST), metavar="S", help="Tokens of a sequence, where FILE does not say."
+    "--seq-len", type=click.IntRange(1, MAX_SEQ_LEN), metavar="S", help="Tokens of a sequence, where FILE does not say."
 )
 @click.option(
     "--micro-batch-size",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MAX_MICRO_BATCH),
     metavar="N",
     help="Sequences of a device and micro-batch, where FILE does not say.",
 )
@@ -84,7 +86,8 @@ _MOST = 1 << 20
     type=Result("snapshot", ".pickle"),
     callback=output_file,
     metavar="OUT.pickle",
-    help="Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer.",
+    help="Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer. "
+    "Of files that are there, only such a snapshot is replaced.",
 )
 @click.option(
     "--exact",
@@ -120,6 +123,10 @@ def command(
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.fit.answer import Verdict
 
+    if snapshot is not None:
+        from ratrain.ratrainc.report.memory_snapshot import refuse_other_file
+
+        refuse_other_file(snapshot)
     with misuse_of_command():
         found = api.fit(
             file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ratrain.ratrain_ir.support.limits import MAX_MICRO_BATCH, MAX_PARALLEL, MAX_SEQ_LEN
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
@@ -26,10 +27,9 @@ Examples:
   ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml  of axolotl, torchtune, ...
   ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
 """
-_MOST = 1 << 16
 _NAMES = (
     *("megatron", "deepspeed", "torchtitan", "axolotl", "llama-factory", "torchtune", "nanotron", "accelerate", "trl"),
-    *("transformers", "llm-foundry"),
+    *("transformers", "llm-foundry", "megatron-bridge"),
 )
 
 
@@ -44,7 +44,7 @@ def _auto(text: str) -> str:
     "framework",
     type=click.Choice(_NAMES),
     help="Whose settings they are: a launch script or flags of megatron, a ds_config.json, a job's TOML of torchtitan, "
-    "a YAML or JSON of the others. Without it, the file's content says it.",
+    "a YAML or JSON of the others, or a launch script of megatron-bridge. Without it, the file's content says it.",
 )
 @click.option(
     "--beside",
@@ -57,24 +57,28 @@ def _auto(text: str) -> str:
     "--clusters",
     "--devices",
     "asked_clusters",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MAX_PARALLEL),
     metavar="N",
     help="Ranks, where the file does not say.",
 )
 @click.option(
-    "--pp", "asked_pp", type=click.IntRange(1, _MOST), metavar="P", help="Stages, where a ds_config does not say."
+    "--pp",
+    "asked_pp",
+    type=click.IntRange(1, MAX_PARALLEL),
+    metavar="P",
+    help="Stages, where a ds_config does not say.",
 )
 @click.option(
     "--seq-len",
     "asked_seq_len",
-    type=click.IntRange(1, 1 << 20),
+    type=click.IntRange(1, MAX_SEQ_LEN),
     metavar="S",
     help="Tokens of a sequence, where the file does not say.",
 )
 @click.option(
     "--micro-batch-size",
     "asked_micro_batch_size",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MAX_MICRO_BATCH),
     metavar="N",
     help=_auto("Sequences of a micro-batch"),
 )
@@ -151,9 +155,9 @@ def command(
 ) -> None:
     """Convert a settings file of another framework to a plan.
 
-    FILE holds settings of Megatron-LM, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune, nanotron, accelerate,
-    TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters, experts, frozen parts,
-    float8.
+    FILE holds settings of Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune,
+    nanotron, accelerate, TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters,
+    experts, frozen parts, float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr

@@ -91,6 +91,9 @@ def command(
     Every micro-batch runs once, forward before backward; sends match receives, in one order for each pair of ranks; no
     rank waits forever, with buffered or with rendezvous sends; parameters are gathered before use, gradients reduced
     once.
+
+    The micro-batches of a stage may run in any order, as they may under PyTorch; the command names the first that does
+    not ascend, since losses and gradients are then rounded otherwise and 'place-from-file' refuses the table.
     """
     del table_format  # there is one
     from ratrain import api

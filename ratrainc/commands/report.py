@@ -95,6 +95,10 @@ def command(
         if not output.endswith(".svg"):
             raise click.UsageError("--times goes with a picture: name a file that ends with .svg")
         refuse_machine_of_given_times(file)
+    if output.endswith(".pickle"):
+        from ratrain.ratrainc.report.memory_snapshot import refuse_other_file
+
+        refuse_other_file(output)
     given = loaded_times(times)
     found: StepSimulation
     with status(f"simulating {file}"):

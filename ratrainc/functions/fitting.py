@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
+from ratrain.ratrainc.bridge.jobs.job_limits import check_counts
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.bridge.jobs.option_job import option_job, option_phrase
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -55,7 +55,7 @@ def fit(
         misuse("--beside, --format and --set are about a settings file, and there is none")
     chosen = chosen_machine(machine or PRICED_ON)
     capacity = chosen.whole("ddr_capacity") if memory is None and machine is not None else memory
-    config = _model(model) if isinstance(model, str) else model
+    config = load_model(model) if isinstance(model, str) else model
     asked = Asked(
         devices=devices,
         device_bytes=capacity,
@@ -66,7 +66,9 @@ def fit(
         given=dict(given or {}),
     )
     if file is None:
-        found = answer.answer("", "PyTorch", option_job(asked), capacity, chosen, option_phrase)
+        job = option_job(asked)
+        check_counts(job)
+        found = answer.answer("", "PyTorch", job, capacity, chosen, option_phrase)
     else:
         job = read_job(Path(file), asked, format)
         known = format_named(job.framework)
@@ -105,9 +107,3 @@ def _our_plan(found: Fit, machine: str | Machine | None, named: str) -> OurPlan:
         return OurPlan("", 0, 0.0, words, error.diagnostics[0].message)
     best = planned.best
     return OurPlan(best.plan.summary, best.peak_bytes, best.seconds, words)
-
-
-def _model(name: str) -> ModelConfig:
-    """Load a model by its name on the Hub, by a preset's name or from a file."""
-    known = model_of_hub_name(name)
-    return load_model(name) if known is None else known

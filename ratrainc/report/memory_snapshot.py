@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.support.files import replacing
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import is_regular, opened_regular, path_errors, replacing
 from ratrain.targets.simulator.live_curve import OUTSIDE, live_intervals
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 BASE = 1 << 40
 """Address of the first byte of a device; any but 0, which stands for no memory."""
+
+_MAKER = ("made_by", "ratrain")
+"""First entry of a snapshot of ours; the viewers read the entries that they know."""
+_PROTOCOL = 4
+_START = pickle.dumps(dict((_MAKER,)), _PROTOCOL)
+_MARK = _START[_START.index(_MAKER[0].encode()) : _START.index(_MAKER[1].encode()) + len(_MAKER[1])]
+"""Bytes of that entry in a file, so that an unknown pickle need not be loaded, which could run anything."""
+_MOST_BEFORE = 64
+"""Bytes at a file's start among which the mark is: the header of the pickle and of its first frame take 15."""
 
 
 @frozen
@@ -56,14 +66,34 @@ class DeviceMemory:
 
 
 def write_snapshot(devices: Sequence[DeviceMemory], path: str) -> int:
-    """Write a snapshot; return its bytes. Raises `DiagnosticError` RT002 if it cannot be written."""
+    """Write a snapshot; return its bytes.
+
+    Raises `DiagnosticError` RT002 if it cannot be written, or would replace a file that is no snapshot of ours.
+    """
+    refuse_other_file(path)
     with replacing(path) as stream:
-        return stream.write(pickle.dumps(snapshot(devices), protocol=4))
+        return stream.write(pickle.dumps(snapshot(devices), _PROTOCOL))
+
+
+def refuse_other_file(path: str) -> None:
+    """Raise `DiagnosticError` RT002 if a file is there that no snapshot of ours may replace.
+
+    A .pickle may be anybody's data, or a snapshot that PyTorch measured. An empty file is replaced; devices and pipes
+    lose nothing.
+    """
+    if not is_regular(path):
+        return
+    with path_errors(f"cannot read '{path}'"), opened_regular(path) as stream:
+        start = stream.read(_MOST_BEFORE)
+    if start and _MARK not in start:
+        text = f"'{path}' is there and is no memory snapshot of ratrain: it is not replaced"
+        fail("RT002", text, help="name another file, or move that one away")
 
 
 def snapshot(devices: Sequence[DeviceMemory]) -> dict[str, Any]:
     """Return the dictionaries of a snapshot, by PyTorch's names."""
     return {
+        _MAKER[0]: _MAKER[1],
         "segments": [_segment(number, device) for number, device in enumerate(devices) if device.nbytes],
         "device_traces": [_trace(device) for device in devices],
         "allocator_settings": {"expandable_segments": False},

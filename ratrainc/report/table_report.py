@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from ratrain.passes.placement.foreign_table import check_ascending
 from ratrain.ratrain_ir.analysis.actions import ActionTable, read_torch_csv
 from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, PassTimes, StepTime, step_time
 from ratrain.ratrain_ir.schedules.action import ActionKind
@@ -33,6 +34,8 @@ class TableReport(Shown):
     """a step with the given times; None without any"""
     times: PassTimes = UNIT_TIMES
     """the given times, else those of `units`"""
+    out_of_order: Diagnostic | None = None
+    """first pass whose micro-batch does not ascend within its stage, which is sound elsewhere and is not placed here"""
 
     @property
     def has_halves(self) -> bool:
@@ -49,11 +52,17 @@ class TableReport(Shown):
     def parts(self) -> Iterator[Part]:
         """Yield what was proved, the step and its bubble, and the passes in flight."""
         yield f"{self.file}: sound ({_summary(self.table)})"
+        if (found := self.out_of_order) is not None:
+            where = self.file if found.location is None else str(found.location)
+            yield f"{where}: sound, but 'place-from-file' refuses it: {found.message} ({found.help})"
         yield from worth_parts(self.table, self.units, self.timed)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
-        return soundness(self.table, []) | {"worth": worth_data(self.table, self.units, self.timed)}
+        return soundness(self.table, []) | {
+            "ascending": self.out_of_order is None,
+            "worth": worth_data(self.table, self.units, self.timed),
+        }
 
 
 class UnsoundTableError(DiagnosticError):
@@ -65,7 +74,7 @@ class UnsoundTableError(DiagnosticError):
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known of the table, as `--json` prints it."""
-        return soundness(self.table, self.diagnostics) | {"worth": None}
+        return soundness(self.table, self.diagnostics) | {"ascending": None, "worth": None}
 
 
 def soundness(table: ActionTable | None, diagnostics: list[Diagnostic]) -> dict[str, Any]:
@@ -93,7 +102,16 @@ def table_report(file: str, times: PassTimes | None, *, sharded: bool) -> TableR
             raise UnsoundTableError(error.diagnostics, table) from None
         units = step_time(table, UNIT_TIMES)
         timed = None if times is None else step_time(table, times)
-    return TableReport(file, table, units, timed, times or UNIT_TIMES)
+    return TableReport(file, table, units, timed, times or UNIT_TIMES, _out_of_order(table))
+
+
+def _out_of_order(table: ActionTable) -> Diagnostic | None:
+    """Return the refusal of a sound table whose micro-batches do not ascend; None if they do."""
+    try:
+        check_ascending(table)
+    except DiagnosticError as error:
+        return error.diagnostics[0]
+    return None
 
 
 def _summary(table: ActionTable) -> str:

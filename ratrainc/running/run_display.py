@@ -142,6 +142,8 @@ def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
     parts.append(f"{timed.tokens_per_second:,.0f} tokens/s")
     if timed.mfu is not None:
         parts.append(f"MFU {100 * timed.mfu:.0f} %")
+    if report.experts is not None:
+        parts.append(f"busiest expert {report.experts.busiest:.2g}x")
     if seconds_left:
         parts.append(f"ETA {timedelta(seconds=round(seconds_left))}")
     if report.skipped_blocks:

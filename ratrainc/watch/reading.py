@@ -24,7 +24,7 @@ from ratrain.targets.runtime.arena.locks import is_held_by_another, lock_path
 
 NUMBERS = (
     *("loss", "eval_loss", "tokens", "tokens_per_second", "gradient_norm", "loss_scale", "learning_rate", "mfu"),
-    *("skipped_blocks", "resident_bytes", "planned_bytes"),
+    *("skipped_blocks", "resident_bytes", "planned_bytes", "busiest_expert"),
 )
 """Keys of a line that are numbers, in addition to `step`."""
 _PIECE = 1 << 24

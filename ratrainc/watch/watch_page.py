@@ -46,6 +46,7 @@ CHARTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("scale", "Loss scale", "log", ("loss_scale",)),
     ("memory", "Memory: used against planned", "bytes", ("resident_bytes", "planned_bytes")),
     ("ranks", "Slow ranks: the slowest of a stage, in times its median", "number", ("slowest",)),
+    ("experts", "Experts: rows of the busiest, in times the mean", "number", ("busiest_expert",)),
     ("rate", "Learning rate", "number", ("learning_rate",)),
 )
 """Charts: name, title, format of values, and the series that are drawn."""
@@ -58,6 +59,7 @@ WORDS = {
     "resident_bytes": "resident",
     "planned_bytes": "planned",
     "slowest": "slowest rank",
+    "busiest_expert": "busiest expert",
     "learning_rate": "learning rate",
 }
 _WHY = {
@@ -66,6 +68,7 @@ _WHY = {
     "slowest": "ranks on a device do not tell it, nor do logs of older versions; a stage of one rank has none "
     "to compare with",
     "resident_bytes": "systems other than Linux and devices do not tell it, nor do logs of older versions",
+    "busiest_expert": "models without experts have none, and devices do not tell it",
     "planned_bytes": "systems other than Linux and devices do not tell it, nor do logs of older versions",
 }
 

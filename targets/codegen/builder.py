@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
-from ratrain.ratrain_ir.config.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
@@ -31,6 +30,7 @@ from ratrain.ratrain_ir.model.blocks import (
     sum_slots,
     takes_pair,
 )
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.roles import of_slice
 from ratrain.targets.program.kernels import KERNELS

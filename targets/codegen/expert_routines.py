@@ -129,14 +129,13 @@ def _router_gradient(builder: Builder, source: str) -> None:
     operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "ends", "dlogits")}
     plan = builder.plan.whole
     losses = {"balance": plan.router.balance_loss, "z": plan.router.z_loss}
-    options = {name: factor for name, factor in losses.items() if factor}
-    if options:
+    # The mean over a replica's micro-batches; over replicas it is taken where their gradients meet. Tensor-parallel
+    # ranks each have the gradient of these losses, and their gradients are added up. Labels that do not count are no
+    # matter: a router sees all tokens.
+    shares = {name: factor / (plan.micro_batches * plan.tp) for name, factor in losses.items() if factor}
+    if shares:
         operands["scale"] = "scale"
-    # Micro-batches of one replica: the mean over replicas is taken where their gradients meet. Tensor-parallel ranks
-    # each have the gradient of these losses, and their gradients are added up.
-    denominator = float(plan.micro_batches * plan.tp)
-    options |= {"normalise": builder.model.router_normalised, "denominator": denominator}
-    builder.step("route_backward", operands, **options)
+    builder.step("route_backward", operands, normalise=builder.model.router_normalised, **shares)
 
 
 def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ratrain.targets.program.kernel import Kernel, Types
-from ratrain.targets.program.option_values import ADDS, COEFFICIENT, DENOMINATOR, FLAG, UNLESS_GIVEN
+from ratrain.targets.program.option_values import ADDS, COEFFICIENT, FLAG, UNLESS_GIVEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,13 +88,13 @@ EXPERT_KERNELS = (
     ),
     Kernel(
         "route_backward",
-        "Gradient of `route_forward` with regard to the logits; the choice is constant. To it are added scale[0] / "
-        "denominator times the gradients of two losses, with n_e rows of expert e and p the softmax over all experts: "
+        "Gradient of `route_forward` with regard to the logits; the choice is constant. To it are added scale[0] times "
+        "the gradients of two losses, with n_e rows of expert e and p the softmax over all experts: "
         "`balance` * E / (k T^2) * sum over e of n_e * (sum over t of p[t, e]), n constant; and "
         "`z` / T * sum over t of (log-sum-exp of the logits of t)^2.",
         "logits:f32[T,E] chosen:i32[T,k] weights:f32[T,k] dweights:f32[T,k] ends:i32[E] dlogits:f32[T,E]= "
         "scale:f32[2]?",
-        {"normalise": FLAG, "balance": COEFFICIENT, "z": COEFFICIENT, "denominator": DENOMINATOR},
+        {"normalise": FLAG, "balance": COEFFICIENT, "z": COEFFICIENT},
         rule=_choice_rule,
     ),
     Kernel(

@@ -13,12 +13,18 @@ from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrainc.choices.strategies import strategy
 from tests.end_to_end.chunk_runs import Outcome, outcome, program_of, shapes
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER
-from tests.end_to_end.toys import GPT2, NEOX
+from tests.end_to_end.toys import EXPERTS, GPT2, NEOX
 
 STEPS = 20
 FEW_STEPS = 3
 """In the gate."""
-MODELS = {"llama": MODEL, "llama-tied": evolve(MODEL, tied_embeddings=True), "gpt2-tied": GPT2, "side-by-side": NEOX}
+MODELS = {
+    "llama": MODEL,
+    "llama-tied": evolve(MODEL, tied_embeddings=True),
+    "gpt2-tied": GPT2,
+    "side-by-side": NEOX,
+    "experts": EXPERTS,
+}
 STATES: tuple[dict[str, Any], ...] = (
     {"zero": 1},
     {"zero": 2, "reduce": "each-micro-batch"},

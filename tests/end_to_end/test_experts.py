@@ -17,6 +17,7 @@ from ratrain.targets.runtime.checkpoint.state import start_from_weights, trainin
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.weight_source import WeightSource
 from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
+from tests.end_to_end.test_completions import stream_of_pairs
 from tests.end_to_end.tiny_runs import (
     MODEL,
     losses,
@@ -33,6 +34,9 @@ from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.data.data import TokenStream
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 F32 = {"view_dtype": "f32", "grad_dtype": "f32", "grad_shard_dtype": "f32", "loss_scale": 1.0}
 ONE_RANK: dict[str, Any] = {"pp": 1, "dp": 1, "micro_batches": 2, **F32}
@@ -54,10 +58,17 @@ def drawn(model: ModelConfig, seed: int = 0) -> dict[str, npt.NDArray[np.float32
     return {name: source(name) for name in named_parameters(model)}
 
 
-def trained(program: Any, values: dict[str, npt.NDArray[np.float32]], steps: int, **settings: Any) -> Any:
-    """A run from given weights, after its steps."""
+def trained(
+    program: Program,
+    values: dict[str, npt.NDArray[np.float32]],
+    steps: int,
+    stream: TokenStream | None = None,
+    **settings: Any,
+) -> TrainingRun:
+    """A run from given weights, on a stream or the usual one, after its steps."""
     chosen = run_settings(steps, **settings)
-    run = prepare(program, stream_for(program), chosen, kernel_set(chosen.execution.kernels), verified=True)
+    kernels = kernel_set(chosen.execution.kernels)
+    run = prepare(program, stream or stream_for(program), chosen, kernels, verified=True)
     start_from_weights(run.engine, Given(named_parameters(program.model), values))
     list(run.steps())
     return run
@@ -187,3 +198,32 @@ def test_a_step_starts_again_where_it_stopped(tmp_path: Any) -> None:
     list(run.steps())
     assert losses(whole)[2:] == losses(run)
     same_state_of_blocks(whole, run)
+
+
+def test_losses_of_routers_do_not_depend_on_which_labels_count() -> None:
+    """A router sees all tokens: its losses add the same gradient where half of the labels are left out of the mean."""
+    added = []
+    for all_counted in (False, True):
+        moments = []
+        for router in (RouterLosses(), RouterLosses(0.5, 0.2)):
+            program = make_program(EXPERTS, **ONE_RANK, router=router)
+            chosen = run_settings(1, kernels="reference")
+            run = prepare(program, stream_of_pairs(all_counted=all_counted), chosen, kernel_set("reference"))
+            list(run.steps())
+            moments.append(training_state(run.engine, 1).blocks[block("mlp", 2)].m1)
+        added.append(moments[1] - moments[0])
+    assert np.abs(added[0]).max() > 1e-6
+    assert np.allclose(added[0], added[1], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(("router", "busiest", "idle"), [("equal", 2.0, 2), ("one-hot", None, 0)])
+def test_a_step_tells_how_unequal_its_experts_are(router: str, busiest: float | None, idle: int) -> None:
+    """With equal logits all rows are those of the two experts with the lowest numbers, of four."""
+    for keys in (ONE_RANK, {**ONE_RANK, "pp": 2, "dp": 2, "cuts": (1,)}):
+        run = trained(make_program(EXPERTS, **keys), with_router(EXPERTS, router), 1, kernels="reference")
+        load = run.done[0].report.experts
+        assert load is not None
+        assert load.busiest == pytest.approx(busiest) if busiest else 1 < load.busiest <= 2
+        assert load.idle == idle or router != "equal"
+        assert run.done[0].to_json()["busiest_expert"] == load.busiest
+    assert train(make_program(MODEL), 1).done[0].report.experts is None

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
@@ -21,6 +22,7 @@ from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Execution, RunSettings
 from ratrain.targets.simulator.figures import simulated
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, stream_for, train
+from tests.end_to_end.toys import SHARED_EXPERT
 from tests.mutation.subjects import WITH_STORES
 from tests.program_files import prepare
 
@@ -41,13 +43,15 @@ PLANS: dict[str, dict[str, Any]] = {
     "slices": {"slices": (4, 3, 3), "zero": 3, "dp": 1},
     "split": {"schedule": "zb-h1", "zero": 3, "dp": 1},
     "overflows": {"loss_scale": 2.0**24, "zero": 3, "dp": 1},
+    "experts": {"model": SHARED_EXPERT, "router": RouterLosses(0.1, 0.01), "zero": 3},
 }
 ORDER = "recompute{policy=attention},bucket-grad-sync,schedule-update,insert-prefetch,allocate-ddr"
 
 
 def module_of(plan: dict[str, Any], offload: str, machine: Machine = WITH_STORES) -> Module:
     place = "place-schedule" if "slices" in plan else "place-zb-h1" if "schedule" in plan else "place-1f1b"
-    return api.compile(MODEL, make_plan(**plan), passes=f"{place},{offload}{ORDER}", machine=machine)
+    passes = f"{place},{offload}{ORDER}"
+    return api.compile(plan.get("model", MODEL), make_plan(**plan), passes=passes, machine=machine)
 
 
 def program_of(plan: dict[str, Any], offload: str, machine: Machine = WITH_STORES) -> Program:

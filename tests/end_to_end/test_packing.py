@@ -32,7 +32,7 @@ from tests.end_to_end.tiny_runs import (
     same_bits,
     train,
 )
-from tests.end_to_end.toys import GEMMA3, GPT2
+from tests.end_to_end.toys import GEMMA3, GPT2, SHARED_EXPERT
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ MODELS: dict[str, ModelConfig] = {
     "alibi": evolve(MODEL, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0),
     "window": evolve(MODEL, family="mistral", sliding_window=3),
     "layers of two kinds": GEMMA3,
+    "experts": SHARED_EXPERT,
 }
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole": ("place-1f1b,recompute{policy=none},allocate-ddr", {}),

@@ -20,7 +20,7 @@ from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.verifier.program_verifier import check_program
 from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import instructions, losses, make_plan, same_bits, train
-from tests.end_to_end.toys import UNEVEN
+from tests.end_to_end.toys import EXPERTS, UNEVEN
 from tests.mutation.subjects import MACHINE, MODEL, SMALL
 from tests.property.test_text_numbers import compare
 
@@ -41,13 +41,15 @@ PLANS: dict[str, dict[str, Any]] = {
     "chunks": {"chunks": 2, "cuts": (1, 2, 4), "schedule": "interleaved", "micro_batches": 4},
     "vee": {"chunks": 2, "cuts": (1, 2, 4), "layout": "vee", "schedule": "zb-v", "micro_batches": 4},
     "gpipe": {"pp": 3, "dp": 1, "schedule": "gpipe", "micro_batches": 4},
+    "experts": {"model": evolve(EXPERTS, layers=5), "pp": 3, "micro_batches": 4},
 }
 POLICIES = ("none", "full", "attention")
 
 
 def module_of(plan: dict[str, Any], recovery: str) -> Module:
     passes = recovery if "allocate-ddr" in recovery else f"{recovery},allocate-ddr"
-    return api.compile(DEEP, make_plan(DEEP, **plan), passes=passes, machine=MACHINE)
+    given = {"model": DEEP, **plan}
+    return api.compile(given["model"], make_plan(**given), passes=passes, machine=MACHINE)
 
 
 def program_of(plan: dict[str, Any], recovery: str) -> Program:

@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from tests.end_to_end.test_sharding import PASSES, program_of, trained
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_state_of_blocks, train
+from tests.end_to_end.toys import SHARED_EXPERT
 from tests.targets.runtime.ranks.rank_jobs import STEPS, as_read, local_reports
 from tests.targets.runtime.ranks.thread_ranks import trained_by_threads
 
@@ -30,6 +31,7 @@ PACKED: dict[str, dict[str, Any]] = {
     },
     "both, tied": {**BOTH, "tied": True},
     "gathered of peers": {"gather_quantised": "int4-block", "tp": 2},
+    "both, experts": {**BOTH, "model": SHARED_EXPERT},
 }  # fmt: skip
 
 
@@ -93,7 +95,7 @@ def test_a_run_goes_on_with_the_views_that_were_gathered(given: str, tmp_path: P
     same_state_of_blocks(train(program, 2, resume=str(tmp_path)), expected)
 
 
-@pytest.mark.parametrize("given", ["both", "both, in groups, some blocks", "gathered of peers"])
+@pytest.mark.parametrize("given", ["both", "both, in groups, some blocks", "gathered of peers", "both, experts"])
 def test_ranks_have_the_bits_of_one_process(given: str) -> None:
     program = program_of(words_of(given), PASSES[1])
     expected = local_reports(program)

@@ -9,12 +9,14 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, same_state_of_blocks, train
+from tests.end_to_end.toys import SHARED_EXPERT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +33,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "split": {"schedule": "zb-h1"},
     "narrow gradients": {"view_dtype": "f32", "grad_dtype": "bf16", "grad_shard_dtype": "bf16"},
     "tied": {"tied": True},
+    "experts": {"model": SHARED_EXPERT, "router": RouterLosses(0.1, 0.01)},
 }
 PASSES = (
     "{place},recompute{{policy=full}},allocate-ddr",
@@ -42,7 +45,7 @@ JOINT = "joint-order,allocate-ddr"
 
 def program_of(given: dict[str, Any], passes: str, **keys: Any) -> Program:
     words = {**given, **keys}
-    model = evolve(MODEL, tied_embeddings=words.pop("tied", False))
+    model = evolve(words.pop("model", MODEL), tied_embeddings=words.pop("tied", False))
     plan = make_plan(model, **words)
     place = "place-schedule" if plan.slices else "place-zb-h1" if plan.schedule == "zb-h1" else "place-1f1b"
     pipeline = without_idle_options(passes.format(place=place), plan, model)

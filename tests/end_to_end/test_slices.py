@@ -22,7 +22,7 @@ from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, make_stream, same_bits, start, train
-from tests.end_to_end.toys import GPT2, NEOX
+from tests.end_to_end.toys import GPT2, NEOX, SHARED_EXPERT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,7 @@ MODELS = {
     "side-by-side": NEOX,
     "tied": evolve(MODEL, tied_embeddings=True),
     "four-layers": evolve(MODEL, layers=4),
+    "experts": SHARED_EXPERT,
 }
 STATES: dict[str, dict[str, Any]] = {
     "zero-0": {"zero": 0},
@@ -113,6 +114,7 @@ COVERING = [
     (Training("grouped-queries", "zero-1", pp=3, micro_batch_size=2), (9, 1), "forward-side"),
     (Training("side-by-side", "zero-2", mlp_chunk=3), (6, 4), "full"),
     (Training("alibi", "zero-2", pp=1), (5, 5), "none"),
+    (Training("experts", "zero-3-each"), (1, 6, 3), "mlp"),
 ]
 
 

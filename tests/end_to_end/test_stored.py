@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import STORES, Home
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
@@ -20,6 +21,7 @@ from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, same_bits, train
+from tests.end_to_end.toys import SHARED_EXPERT
 from tests.mutation.subjects import GEMMA2, WITH_STORES
 
 if TYPE_CHECKING:
@@ -34,12 +36,14 @@ PLANS: dict[str, dict[str, Any]] = {
     "split": {"schedule": "zb-h1"},
     "peers": {"tp": 2, "sequence_sharding": False},
     "bf16": {"view_dtype": "bf16"},
+    "experts, split": {"model": SHARED_EXPERT, "router": RouterLosses(0.1, 0.01), "schedule": "zb-h1"},
 }
 POLICIES = ("none", "attention", "mlp", "full")
 
 
 def module_of(plan: dict[str, Any], recovery: str, machine: Machine = WITH_STORES) -> Module:
-    return api.compile(MODEL, make_plan(**plan), passes=f"{recovery},allocate-ddr", machine=machine)
+    model = plan.get("model", MODEL)
+    return api.compile(model, make_plan(**plan), passes=f"{recovery},allocate-ddr", machine=machine)
 
 
 def program_of(plan: dict[str, Any], recovery: str, machine: Machine = WITH_STORES) -> Program:

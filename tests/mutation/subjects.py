@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.ops.base import Engine
@@ -29,6 +30,10 @@ OLMO2 = in_family(MODEL, "olmo2", initializer_range=0.3)
 """Weights that give large branches: norms of small ones make gradients that overflow at the first loss scale."""
 GEMMA2 = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=MODEL.hidden_size**0.5)
 TIED = evolve(MODEL, tied_embeddings=True)
+EXPERTS = in_family(MODEL, "olmoe", experts=4, experts_per_token=2, router_normalised=False)
+SHARED_EXPERT = in_family(
+    MODEL, "qwen2_moe", qkv_bias=True, experts=5, experts_per_token=3, expert_size=20, shared_expert_size=28
+)
 DEEP = evolve(MODEL, layers=3)
 DEEPER = evolve(MODEL, layers=4)
 CLIPPED = evolve(OPTIMIZER, clip="global", max_norm=0.5)
@@ -225,6 +230,24 @@ SUBJECTS: dict[str, Subject] = {
             f"place-1f1b,offload-state{{home=file}},insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
             MODEL,
             WITH_STORES,
+        ),
+        Subject(
+            "p2-d2-zero2-each-experts",
+            {"micro_batches": 2, "zero": 2, "reduce": "each-micro-batch"},
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=mlp}},allocate-ddr",
+            EXPERTS,
+        ),
+        Subject(
+            "p2-d1-zb-h1-shared-expert",
+            {
+                "dp": 1,
+                "micro_batches": 2,
+                "zero": 0,
+                "schedule": "zb-h1",
+                "router": RouterLosses(0.1, 0.01),
+            },
+            "place-zb-h1,recompute{policy=attention},allocate-ddr",
+            SHARED_EXPERT,
         ),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),

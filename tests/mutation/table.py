@@ -22,6 +22,7 @@ from tests.mutation import (  # those that are not used register their operators
     program_claims,  # noqa: F401
     program_fields,  # noqa: F401
     program_parts,
+    program_routines,  # noqa: F401
     program_slices,  # noqa: F401
     program_streams,  # noqa: F401
     program_tensors,  # noqa: F401

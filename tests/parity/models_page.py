@@ -30,7 +30,7 @@ configuration is.
 
 ## Describe one
 
-`ratrainc model M` takes a preset, a `config.json` or a directory with one. It prints the parameters by block, the operations of a token
+`ratrainc model M` takes a preset, a name on the Hub of one, a `config.json` or a directory with one. It prints the parameters by block, the operations of a token
 in training, the width of keys and values, the bytes that a token has between layers and as keys and values, what a layer keeps of a
 sequence for its backward under each policy of `recompute`, and what differs from LLaMA-2. If a model is not supported, it names the keys
 that are the reason and exits with 1. `ratrainc plan` prints a short form.
@@ -54,7 +54,8 @@ step of two micro-batches of two sequences through two stages with the fast kern
 difference to the float64 loss of the class in `transformers`, of that loss; the largest difference of an element of any
 gradient, of the largest element of that gradient. "f16" and "bf16": the loss with views and activations of that type.
 Parameters are those of the tiny model, equal to what `transformers` counts. `tests/parity/test_families.py` holds the
-f32 figures under 2e-6 and 3e-5, after 20 steps and an export the loss of unseen sequences under 1e-6.
+f32 figures under 2e-6 and 3e-5, after 20 steps and an export the loss of unseen sequences under 1e-6; models with experts
+are those of `tests/parity/test_experts.py`, which does the same.
 
 | model | parameters | loss | gradient | f16 | bf16 |
 |---|---|---|---|---|---|

@@ -49,10 +49,28 @@ def test_what_was_compiled_is_told_from_what_was_kept(tmp_path: Path, monkeypatc
         return x + x
 
     before = loops.compiled_anew()
+    assert not loops.is_kept(loops.compiled(twice))
     assert loops.compiled(twice)(3) == 6
     assert loops.compiled_anew() == before + 1
+    assert loops.is_kept(loops.compiled(twice))
     assert loops.compiled(twice)(4) == 8
     assert loops.compiled_anew() == before + 1
+    assert loops.is_kept(twice)  # a plain function is never compiled
+
+
+def test_a_kernel_set_tells_whether_its_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ratrain.targets.mt3000.kernels.tiled import Tiled
+    from ratrain.targets.runtime.kernels.fast import fast
+    from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
+
+    monkeypatch.setattr(fast, "is_kept", lambda loop: loop is not fast.fast_rows.swiglu_forward)
+    assert fast.Fast().compiles_for({"gemm", "swiglu_forward"})
+    assert not fast.Fast().compiles_for({"gemm", "swiglu_backward"})
+    assert not ReferenceKernels().compiles_for({"swiglu_forward"})
+    assert Tiled().compiles_for({"swiglu_forward"})
+    monkeypatch.setattr(fast, "is_kept", lambda loop: loop is not fast.forward_head)
+    assert fast.Fast().compiles_for({"attention_forward"})
+    assert not Tiled().compiles_for({"attention_forward"})  # it has its own
 
 
 @pytest.mark.full

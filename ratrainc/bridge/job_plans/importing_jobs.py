@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 
 _OWN_READERS = {"megatron-lm": "megatron", "deepspeed": "deepspeed", "torchtitan": "torchtitan"}
 """Readers of plans for formats of `fit` that have one."""
-_NOT_YET = ("megatron-bridge",)
-"""Formats whose jobs leave out learning rates that their recipes say."""
-BY_JOBS = tuple(each.name for each in FORMATS if each.name not in (*_OWN_READERS, *_NOT_YET))
+BY_JOBS = tuple(each.name for each in FORMATS if each.name not in _OWN_READERS)
 """Formats whose plans are made of their jobs."""
 _SHOWN = (
     *("seq_len", "micro_batch_size", "gradient_accumulation", "sharding", "reshard_after_forward", "compute_dtype"),
     *("gradient_dtype", "reduce_dtype", "checkpointing", "attention", "optimizer", "lr", "betas", "eps"),
-    *("weight_decay", "max_grad_norm", "scheduler"),
+    *("weight_decay", "max_grad_norm", "scheduler", "min_lr", "warmup_steps", "steps", "packing"),
 )
 """Fields of a job whose defaults decide keys of the plan, or passes."""
 
@@ -57,8 +55,9 @@ def import_settings(framework: str | None, path: str | Path, asked: Asked) -> Im
         if getattr(asked, name) is not None and name not in numbers:
             option = f"--{name.replace('_', '-')}"
             misuse(f"{option} is for --from deepspeed, whose files may leave it open: here the file of {kind} says it")
-    if asked.given and (own is None or not own.script):
-        misuse("--set is for --from megatron: the other formats are no scripts")
+    script = format_named(kind).reads_script if own is None else own.script
+    if asked.given and not script:
+        misuse("--set is for --from megatron or megatron-bridge: the other formats are no scripts")
     if own is None:
         return import_job(framework, path, asked)
     if asked.beside:
@@ -72,16 +71,11 @@ def import_settings(framework: str | None, path: str | Path, asked: Asked) -> Im
 def kind_of(path: str | Path) -> str:
     """Return the reader of a file by its content: a name in `FRAMEWORKS` or `BY_JOBS`.
 
-    Raises RT063 if no reader is known for it, or if `fit` alone reads it.
+    Raises RT063 if no reader is known for it.
     """
     text = read_text(path, "RT063", FILE)
     found = recognised(Path(path), text)
     name = framework_of(text) if found is None else _OWN_READERS.get(found.name, found.name)
-    if name in _NOT_YET:
-        top = Source(str(path), text).top().location
-        way_out = "ratrainc fit FILE --exact searches a plan for the same devices and batch"
-        title = format_named(name).title
-        fail("RT063", f"these are settings of {title}: fit reads them; import-plan does not yet", top, help=way_out)
     if name is None:
         names = ", ".join((*FRAMEWORKS, *BY_JOBS))
         message = "this is no settings file that is known here"
@@ -99,6 +93,7 @@ def import_job(name: str | None, path: str | Path, asked: Asked) -> Imported:
         seq_len=asked.seq_len,
         micro_batch_size=asked.micro_batch_size,
         beside=asked.beside,
+        given=asked.given,
     )
     try:
         job = read_job(Path(path), of_job, name)

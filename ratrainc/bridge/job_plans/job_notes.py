@@ -40,6 +40,7 @@ class NoteRule:
     """values that say what the plan does anyway"""
     unknown: bool = False
     """true if the framework is not known to have the setting"""
+    way_out: str = "take it out of the file"
 
 
 _SHAPE = "the learning rate of a plan warms up along a line, and then stays or falls along half a cosine"
@@ -76,6 +77,12 @@ IGNORED: Mapping[str, NoteRule] = {
     r"scheduler\.type": NoteRule(
         "the scheduler of a ds_config is not read: say it in the training arguments", refused=True
     ),
+    r"scheduler\.(end_weight_decay|weight_decay_incr_style)": NoteRule(
+        "the decay of a plan's weights is the same at each step", trains=True, agrees=("constant",)
+    ),
+    r"dataset\.(reset_attention_mask|reset_position_ids)": NoteRule(
+        "documents of a stream are kept apart by both: say attention_mask in the plan", refused=True
+    ),
     r"optimizer\.weight_decay_exclude_named_params": NoteRule(
         "a plan decays matrices, no norms and biases", trains=True
     ),
@@ -93,6 +100,11 @@ IGNORED: Mapping[str, NoteRule] = {
 
 OPEN: Mapping[str, NoteRule] = {
     r"base_model": NoteRule("parameters that blocks compute with have one type"),
+    r"recipe": NoteRule(
+        "most of a run is in its recipe, and this one is not known here",
+        refused=True,
+        way_out="name a known recipe in the file or its launch script, such as llama3_8b_sft_2gpu_h100_bf16_config",
+    ),
     r"fp32_norms": NoteRule("parameters that blocks compute with have one type", trains=True),
     r"flash_attn.*|.*attn_implementation|flash_attention.*": NoteRule(_KERNELS),
     r"layer_offloading.*": NoteRule(_HOMES),

@@ -15,17 +15,16 @@ left out with its reason.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
-from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
 from ratrain.ratrainc.bridge.job_plans.job_notes import bare, left_of, rule_of_ignored, rule_of_open
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
 from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
@@ -52,6 +51,7 @@ _COSINES = (
 torchtune/training/lr_schedulers.py; nanotron's lr_decay_style."""
 _SCALE = "fp16.loss_scale"
 """Fixed loss scale of DeepSpeed; 0 means that it follows overflows (deepspeed_rules.py, LOSS_SCALE)."""
+_SEEDS = ("seed", "general.seed", "rng.seed")
 _CONSTANTS = ("constant", "constant_with_warmup")
 _ONLY_COSINE = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
 _DECAYS_ALL = ("torchtune", "nanotron", "llm-foundry")
@@ -135,8 +135,8 @@ class JobPlan:
 
     def _place_of(self, text: str) -> Place:
         """Return the place that an origin or a note names as `file:line`."""
-        match = re.fullmatch(r"(.+):(\d+)", text)
-        return self.top if match is None else Place(Location(match[1], int(match[2])))
+        location = location_of(text)
+        return self.top if location is None else Place(location)
 
     # what is refused
 
@@ -231,7 +231,7 @@ class JobPlan:
         times, whole = job.gradient_accumulation, self.asked.global_batch
         micro, dp = job.micro_batch_size, self.values.get("dp")
         if whole is None or micro is None or dp is None:
-            if times is None and whole is None:
+            if times is None and whole is None and dp is not None:  # a file may say the batch of all devices
                 text = f"this file of {self.title} does not say how many micro-batches a step has"
                 self.wrong("gradient_accumulation", text, "give --global-batch N", code="RT063")
             elif times is not None:
@@ -305,9 +305,10 @@ class JobPlan:
         """Tell whether tokens of packed samples see their own sample alone.
 
         They do in axolotl (docs/multipack.qmd) and torchtune (torchtune/modules/attention_utils.py,
-        packed_block_causal_mask); in LLaMA-Factory with neat_packing alone (src/llamafactory/hparams/data_args.py,
-        DataArguments); in TRL with flash attention, unless the strategy is `wrapped` (trl/trainer/sft_trainer.py,
-        SFTTrainer.__init__, padding_free).
+        packed_block_causal_mask); in Megatron-Bridge (src/megatron/bridge/training/gpt_step.py, whose attention takes
+        the samples' lengths, cu_seqlens); in LLaMA-Factory with neat_packing alone
+        (src/llamafactory/hparams/data_args.py, DataArguments); in TRL with flash attention, unless the strategy is
+        `wrapped` (trl/trainer/sft_trainer.py, SFTTrainer.__init__, padding_free).
         """
         job = self.job
         if job.framework == "llama-factory":
@@ -315,7 +316,7 @@ class JobPlan:
         if job.framework == "trl":
             strategy = next((each.value for each in job.ignored if each.key == "packing_strategy"), "bfd")
             return job.attention is Attention.FLASH and strategy != "wrapped"
-        return job.framework in ("axolotl", "torchtune")
+        return job.framework in ("axolotl", "torchtune", "megatron-bridge")
 
     def _passes(self) -> None:
         """List the passes that recompute and offload as the job does."""
@@ -492,7 +493,7 @@ class JobPlan:
             if note.key.endswith("nvme_path") and self.job.offload_optimizer:
                 continue
             rule = rule_of_ignored(note)
-            seed = as_integer(note.value) if note.key in ("seed", "general.seed") else None
+            seed = as_integer(note.value) if note.key in _SEEDS else None
             if seed is not None:
                 self.values["seed"] = seed
                 self.places["seed"] = self._place_of(note.place)
@@ -501,7 +502,7 @@ class JobPlan:
             elif not rule.refused:
                 self.left += [left] if (left := left_of(note, rule)) is not None else []
             elif not is_off(note.value) and note.value not in rule.agrees:
-                self._refuse_note(note.key, note.value, note.place, rule.why)
+                self._refuse_note(note.key, note.value, note.place, rule.why, rule.way_out)
         for note in self.job.not_understood:
             if note.key.endswith("zero_hpz_partition_size"):
                 self._views(note.key, note.value, note.place)
@@ -511,7 +512,7 @@ class JobPlan:
                 where = self._place_of(note.place).location
                 self.report.error("RT063", f"{note.key} is {rule.why}", where, help="correct its name, or take it out")
             elif rule.refused or "HYBRID" in str(note.value).upper():
-                self._refuse_note(note.key, note.value, note.place, rule.why)
+                self._refuse_note(note.key, note.value, note.place, rule.why, rule.way_out)
             elif (left := left_of(note, rule)) is not None:
                 self.left.append(left)
 
@@ -526,7 +527,9 @@ class JobPlan:
         else:
             self.left.append(Left(key, said, "views are gathered from all that have shards"))
 
-    def _refuse_note(self, key: str, value: Any, place: str, why: str) -> None:
+    def _refuse_note(
+        self, key: str, value: Any, place: str, why: str, way_out: str = "take it out of the file"
+    ) -> None:
         said = "" if value is None or value is True else f" {shown(value)}"
         text = f"{key}{said} is not carried over: {why}"
-        self.report.error("RT064", text, self._place_of(place).location, help="take it out of the file")
+        self.report.error("RT064", text, self._place_of(place).location, help=way_out)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,17 @@ _OFFLOADED = ("offload_optimizer", "offload_param")
 _LENGTHS = ("max_seq_length", "max_length", "cutoff_len", "model_max_length")
 """Training arguments of several trainers for the length of sequences."""
 _AUTO = "what calls DeepSpeed fills 'auto' in: give the training arguments too"
-_OWN = re.compile(
-    r"^[\s,{]*[\"']?(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|zero_allow_untested_optimizer)"
-    r"[\"']?\s*:",
-    re.MULTILINE,
+_OWN = frozenset(
+    ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
 )
+"""Settings at the top of a ds_config that no other framework has there."""
 _COMMENT = re.compile(r"\s*(//[^\n]*|#[^\n]*|/\*.*?\*/)", re.DOTALL)
+_TOKEN = re.compile(
+    r"//[^\n]*|\#[^\n]*|/\*.*?\*/|(?P<open>[{\[])|(?P<close>[}\]])"
+    r"|(?:\"(?P<quoted>(?:\\.|[^\"\\\n])*)\"|'(?P<single>(?:\\.|[^'\\\n])*)'|(?P<word>\w+))(?P<key>\s*:)?",
+    re.DOTALL,
+)
+"""Comments, brackets, and texts or words of Hjson, with the colon that makes a key of one."""
 
 
 def _recognises(path: Path, text: str) -> bool:
@@ -77,7 +83,19 @@ def _recognises(path: Path, text: str) -> bool:
     start = text
     while (match := _COMMENT.match(start)) is not None:
         start = start[match.end() :]
-    return start.lstrip().startswith("{") and _OWN.search(text) is not None
+    return start.lstrip().startswith("{") and any(name in _OWN for name in _top_keys(start))
+
+
+def _top_keys(text: str) -> Iterator[str]:
+    """Yield the keys at the top of an object, also of one that is cut short or otherwise broken.
+
+    Keys of tables in it are left out: arguments of a trainer may have a ds_config as one of their values.
+    """
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += (token["open"] is not None) - (token["close"] is not None)
+        if depth == 1 and token["key"] is not None:
+            yield token["quoted"] or token["single"] or token["word"] or ""
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
+from ratrain.ratrain_ir.config.model_files import model_of_hub_name
 from ratrain.ratrain_ir.support.diagnostics import fail, nearest
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, framework_of
 from ratrain.ratrainc.bridge.jobs import accelerate, axolotl, llama_factory
 from ratrain.ratrainc.bridge.jobs.deepspeed_job import DEEPSPEED_JOB
 from ratrain.ratrainc.bridge.jobs.hf_trainer import TRANSFORMERS, TRL
+from ratrain.ratrainc.bridge.jobs.job_limits import check_counts
 from ratrain.ratrainc.bridge.jobs.llm_foundry_job import LLM_FOUNDRY
 from ratrain.ratrainc.bridge.jobs.megatron_bridge_job import MEGATRON_BRIDGE
 from ratrain.ratrainc.bridge.jobs.megatron_job import MEGATRON_JOB
@@ -66,12 +67,13 @@ def read_job(path: Path, asked: Asked, name: str | None = None) -> Job:
             found = recognised(other, text_of := read_text(other, "RT063", FILE))
             if found not in (None, accelerate.FORMAT) and found is not None:
                 beside = (path, *(each for each in asked.beside if each != other))
-                return _of_the_model_asked(found.read(other, text_of, evolve(asked, beside=beside)), asked)
-    return _of_the_model_asked(known.read(path, text, asked), asked)
+                return _checked(found.read(other, text_of, evolve(asked, beside=beside)), asked)
+    return _checked(known.read(path, text, asked), asked)
 
 
-def _of_the_model_asked(job: Job, asked: Asked) -> Job:
-    """Return the job; refuse a --model that contradicts the sizes of the model that the file names."""
+def _checked(job: Job, asked: Asked) -> Job:
+    """Return the job; refuse counts out of range, and a --model that contradicts the model that the file names."""
+    check_counts(job)
     named = model_of_hub_name(job.model_name) if job.model_name else None
     if asked.model is None or named is None:
         return job

@@ -8,6 +8,7 @@ the framework decides is None, and `fit` asks for it by name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.support.diagnostics import Location
 from ratrain.ratrain_ir.topology import grid
 
 
@@ -83,6 +85,12 @@ class Origin:
     place: str
     """`train.yaml:12`, or `axolotl src/axolotl/utils/schemas/config.py, micro_batch_size` for a default"""
     default: bool = False
+
+
+def location_of(place: str) -> Location | None:
+    """Return the location that an origin or a note names as `file:line`; None for one without a line."""
+    match = re.fullmatch(r"(.+):(\d+)", place)
+    return None if match is None else Location(match[1], int(match[2]))
 
 
 OF_TRAINING = "of training, which memory does not depend on"

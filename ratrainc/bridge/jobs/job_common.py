@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.families import FAMILY
-from ratrain.ratrain_ir.config.hub_names import model_of_hub_name
 from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_files import model_of_hub_name
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin
 

@@ -108,6 +108,30 @@ class Recipe:
         """
         return self.lora is None
 
+    @property
+    def rate(self) -> Rate:
+        """Return the learning rate, by the kind of training: no recipe of the table has one of its own."""
+        return _RATES[self.method]
+
+
+@frozen
+class Rate:
+    """Learning rate of a recipe: a cosine from `lr` to `least` over `steps`, after `warm_up` steps."""
+
+    lr: float
+    least: float
+    warm_up: int
+    steps: int
+
+
+_RATES = {
+    "pretrain": Rate(3e-4, 3e-5, 2000, 1168251),
+    "full": Rate(5e-6, 0.0, 50, 1000),
+    "lora": Rate(1e-4, 0.0, 50, 1000),
+}
+"""Rates by `Recipe.method`: src/megatron/bridge/recipes/common.py, _pretrain_common, _sft_common and _peft_common, with
+the warm-up and steps that the functions in `SOURCE` set."""
+
 
 def recipe_named(text: str) -> str | None:
     """Return the name of the first recipe that a text names; None if it names none."""
@@ -361,7 +385,17 @@ def _batch(reader: JobReader, base: Recipe | None) -> None:
         reader.put("packing", True, packed)
         if length != reader.values.get("seq_len"):
             reader.put("seq_len", length, packed)
-    reader.put("steps", reader.take("train.train_iters", int), "train.train_iters")
+    elif length is None and base is not None and base.method != "pretrain":
+        reader.assume("packing", True, packed, SOURCE)
+    if reader.take("dataset.enable_offline_packing", bool) is False:
+        reader.put("packing", False, "dataset.enable_offline_packing")
+    resets = ("dataset.reset_attention_mask", "dataset.reset_position_ids")
+    of_documents = [reader.take(key, bool) for key in resets]
+    if all(of_documents):
+        reader.put("packing", True, resets[0])
+    elif any(of_documents):
+        for key in resets:
+            reader.ignore(key, "of the data: documents of a stream are kept apart by both")
 
 
 def _types(reader: JobReader, base: Recipe | None) -> None:
@@ -445,15 +479,17 @@ def _optimizer(reader: JobReader, base: Recipe | None) -> None:
         reader.put("optimizer", kinds[said], "optimizer.optimizer")
     elif base is not None:
         reader.assume("optimizer", "adamw-fused", "optimizer.optimizer", _OPTIMIZER)
-    for field, key in (("lr", "optimizer.lr"), ("min_lr", "optimizer.min_lr"), ("eps", "optimizer.adam_eps")):
-        reader.put(field, reader.take(key, float), key)
-    reader.put("warmup_steps", reader.take("scheduler.lr_warmup_iters", int), "scheduler.lr_warmup_iters")
-    reader.put("scheduler", reader.take("scheduler.lr_decay_style", str), "scheduler.lr_decay_style")
+    _rate(reader, base)
     decay = reader.take("scheduler.start_weight_decay", float)
     if base is not None:
         betas = (0.9, 0.95 if base.method == "pretrain" else 0.98)
-        reader.assume("betas", betas, "optimizer.adam_beta2", f"{SOURCE}: adam_beta2 of recipes/common.py")
+        given = reader.take("optimizer.adam_beta1", float), reader.take("optimizer.adam_beta2", float)
+        acting = tuple(ours if theirs is None else theirs for ours, theirs in zip(betas, given, strict=True))
+        source = f"{SOURCE}: adam_beta2 of recipes/common.py"
+        reader.put_or_assume("betas", acting, "optimizer.adam_beta2", source, says=given != (None, None))
+        reader.assume("eps", 1e-8, "optimizer.adam_eps", f"{_OPTIMIZER}: adam_eps")
         reader.assume("weight_decay", 0.033, "scheduler.start_weight_decay", _DECAY)
+    reader.put("eps", reader.take("optimizer.adam_eps", float), "optimizer.adam_eps")
     reader.put("weight_decay", decay, "scheduler.start_weight_decay")
     reader.ignore("optimizer.weight_decay", "the scheduler's start_weight_decay goes before it")
     norm = reader.take("optimizer.clip_grad", float)
@@ -467,6 +503,35 @@ def _optimizer(reader: JobReader, base: Recipe | None) -> None:
             reader.ignore(
                 f"model.{name}", "activations are offloaded in part: all are counted on the device", less=True
             )
+
+
+def _rate(reader: JobReader, base: Recipe | None) -> None:
+    """Set learning rate, its shape, and `steps`, over which it decays.
+
+    `scheduler.max_steps` goes before `lr_decay_iters`, and that before the length of the training; a warm-up that is
+    longer ends there (src/megatron/bridge/training/config.py, ConfigContainer._calculate_scheduler_steps).
+    """
+    if base is not None:
+        common = "src/megatron/bridge/recipes/common.py"
+        reader.assume("lr", base.rate.lr, "optimizer.lr", f"{SOURCE}; {common}")
+        reader.assume("min_lr", base.rate.least, "optimizer.min_lr", f"{SOURCE}; {common}")
+        reader.assume("scheduler", "cosine", "scheduler.lr_decay_style", _OPTIMIZER)
+        reader.assume("steps", base.rate.steps, "train.train_iters", SOURCE)
+        reader.assume("warmup_steps", base.rate.warm_up, "scheduler.lr_warmup_iters", SOURCE)
+    for field, key in (("lr", "optimizer.lr"), ("min_lr", "optimizer.min_lr")):
+        reader.put(field, reader.take(key, float), key)
+    reader.put("scheduler", reader.take("scheduler.lr_decay_style", str), "scheduler.lr_decay_style")
+    for key in ("train.train_iters", "scheduler.lr_decay_iters", "scheduler.max_steps"):
+        reader.put("steps", reader.size(key), key)
+    warm, share = reader.take("scheduler.lr_warmup_iters", int), reader.take("scheduler.lr_warmup_fraction", float)
+    reader.put("warmup_steps", warm, "scheduler.lr_warmup_iters")
+    if share is not None and reader.training.pop("warmup_steps", 0):
+        text = f"scheduler.lr_warmup_fraction {share:g} is refused there unless scheduler.lr_warmup_iters is 0"
+        reader.wrong("scheduler.lr_warmup_fraction", text, way_out="say one of them, and lr_warmup_iters: 0")
+    reader.put("warmup_ratio", share, "scheduler.lr_warmup_fraction")
+    length, begins = reader.training.get("steps"), reader.training.get("warmup_steps")
+    if length is not None and begins is not None and begins > length:
+        reader.training["warmup_steps"] = length
 
 
 def _kernels(reader: JobReader) -> None:
@@ -501,7 +566,7 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
         return yaml_said((_SIMPLE[field], value))
     if field == "seq_len":
         packed = "dataset.offline_packing_specs.packed_sequence_size"
-        more = ((packed, value),) if job.training.packing else ()
+        more = ((packed, value),) if job.training.packing and job.origins["packing"].key == packed else ()
         return yaml_said(("dataset.seq_length", value), ("model.seq_length", value), *more)
     if field == "gradient_accumulation" and job.dp is not None and job.micro_batch_size is not None:
         return yaml_said(("train.global_batch_size", job.micro_batch_size * value * job.dp))

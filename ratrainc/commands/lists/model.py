@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.words.options import InputFile, json_option
+from ratrain.ratrainc.commands.words.options import InputFile, json_option, named_model
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -15,6 +15,7 @@ _EPILOG = """\b
 Examples:
   ratrainc model llama-2-7b
   ratrainc model Qwen2.5-0.5B/config.json --seq-len 8192
+  ratrainc model meta-llama/Llama-2-7b-hf
   ratrainc model run1-hf --json
 """
 
@@ -22,7 +23,7 @@ _UNSUPPORTED = "RT061"
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", type=InputFile("model"), metavar="M")
+@click.argument("model", type=InputFile("model"), metavar="M", callback=named_model)
 @click.option(
     "--seq-len",
     type=click.IntRange(1, 1 << 20),
@@ -31,7 +32,7 @@ _UNSUPPORTED = "RT061"
 )
 @json_option
 def command(model: str, seq_len: int | None, as_json: bool) -> int:
-    """Describe a model: a preset, a Hugging Face config.json, or a directory with one.
+    """Describe a model: a preset, its name on the Hugging Face Hub, a config.json, or a directory with one.
 
     Prints parameters by block, operations and bytes of a token, the bytes that a layer keeps for its backward, and
     unusual features. For a model that is not supported, it lists the keys that are the reason (exit code 1).

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ratrain.ratrainc.commands.words import completing
+from ratrain.ratrainc.console.terminal import echo
 from ratrain.targets.runtime.settings import AUTO_KERNELS
 
 if TYPE_CHECKING:
@@ -343,8 +344,21 @@ def verbose_option(function: F) -> F:
 
 def model_option(*, required: bool) -> Callable[[F], F]:
     """`--model`."""
-    text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."
-    return click.option("--model", type=InputFile("model"), required=required, metavar="M", help=text)
+    text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...), its name on the Hugging Face Hub "
+    text += "(meta-llama/Llama-2-7b-hf), or a config.json."
+    return click.option(
+        "--model", type=InputFile("model"), required=required, metavar="M", callback=named_model, help=text
+    )
+
+
+def named_model(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    """Return a model's name unchanged; say on stderr which preset a name on the Hub stands for."""
+    if name is not None:
+        from ratrain.ratrain_ir.config.model_files import preset_of_hub_name
+
+        if (preset := preset_of_hub_name(name)) is not None and preset != name:
+            echo(f"model {name}: the preset {preset}", err=True)
+    return name
 
 
 def steps_option(default: int, text: str, parameter: str = "steps") -> Callable[[F], F]:

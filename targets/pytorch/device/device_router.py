@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ratrain.targets.pytorch.device.device_common import chunk_rows, put_quotient, row_chunks, shaped
+from ratrain.targets.pytorch.device.device_common import chunk_rows, row_chunks, shaped
 from ratrain.targets.pytorch.device.device_sums import first_key, sort_by_key, sort_plan
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels import shared
@@ -56,7 +56,7 @@ def route_backward_plan(logits: F32, chosen: I32, **_: object) -> Plan:
         *(Buffer((experts,), np.int32), Buffer((experts,))),
         *[column] * 3,
         *(Buffer((choices,)), Buffer((choices,)), Buffer((choices,), np.int64)),
-        *(Buffer((1,), np.float64), Buffer((1,))),
+        Buffer((1,)),
     ]
 
 
@@ -101,15 +101,14 @@ class DeviceRouter:
         normalise,
         balance=0.0,
         z=0.0,
-        denominator,
     ):
-        of_share, of_value, of_term, counts, pull, *columns, own, other, index, double, step = scratch.take_all(
+        of_share, of_value, of_term, counts, pull, *columns, own, other, index, step = scratch.take_all(
             route_backward_plan(logits, chosen)
         )
         (tokens, experts), choices = logits.shape, chosen.shape[1]
         step.fill_(1)
         if scale is not None:
-            put_quotient(scale, denominator, double, step)
+            step.copy_(scale[:1])
         counts.copy_(ends)[1:].sub_(ends[:-1])
         pull.copy_(counts).mul_(float(np.float32(balance * experts / (choices * tokens**2)))).mul_(step)
         for rows in row_chunks(*logits.shape):

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import triton.language as tl
 
-from ratrain.targets.pytorch.device.device_common import put_quotient
 from ratrain.targets.pytorch.device.device_router import DeviceRouter, check_experts
 from ratrain.targets.pytorch.triton.triton_common import jit, launch, power_of_two, programs, warps_for
 from ratrain.targets.runtime.arena.scratch import Buffer
@@ -186,8 +185,8 @@ def place_rows(
 
 
 def fused_route_backward_plan(**_: object) -> Plan:
-    """Plan the step, in float64 and rounded."""
-    return [Buffer((1,), np.float64), Buffer((1,))]
+    """Plan the factor of both losses."""
+    return [Buffer((1,))]
 
 
 def fused_group_plan(order: I32, ends: I32, **_: object) -> Plan:
@@ -224,12 +223,11 @@ class TritonRouter(DeviceRouter):
         normalise,
         balance=0.0,
         z=0.0,
-        denominator,
     ):
-        double, step = scratch.take_all(fused_route_backward_plan())
+        (step,) = scratch.take_all(fused_route_backward_plan())
         step.fill_(1)
         if scale is not None:
-            put_quotient(scale, denominator, double, step)
+            step.copy_(scale[:1])
         (tokens, experts), choices = logits.shape, chosen.shape[1]
         rows, lanes = _tokens_of_program(experts)
         launch(

@@ -17,7 +17,7 @@ abstract ones always, the others if their default does not fit. In addition they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
@@ -46,6 +46,7 @@ from ratrain.targets.runtime.data.data import fail_without_labels
 from ratrain.targets.runtime.engine.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.engine.compute_time import ComputeTimes, StageCompute
 from ratrain.targets.runtime.engine.evaluation import serves_the_loss
+from ratrain.targets.runtime.engine.expert_loads import ExpertLoad, ExpertLoads
 from ratrain.targets.runtime.engine.first_use import first_use
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.engine.optimizer import Updater
@@ -83,6 +84,8 @@ class StepReport:
     """None if the system does not say, or if the arenas are on a device"""
     compute: tuple[StageCompute, ...] | None = field(default=None, eq=False)
     """by stage; None on a device, where instructions are issued without waiting for their end"""
+    experts: ExpertLoad | None = field(default=None, eq=False)
+    """None for models without experts, and on a device"""
 
 
 @frozen
@@ -95,6 +98,7 @@ class StepTotals:
     memory: Residence | None
     compute_seconds: NDArray[Any]
     """seconds of all ranks, shape [stages, ranks of a stage]"""
+    experts: ExpertLoad | None
 
 
 class StreamHead:
@@ -135,8 +139,10 @@ class ProgramEngine(ABC):
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _check_homes(program, kernels)
         _load_kernels(program, kernels)
-        self.compiles = compiled_anew() > 0
-        """True if compiled loops were not on disk: the first of them had to be compiled."""
+        needed = {step.kernel for routine in program.routines for step in routine.steps}
+        lacks: Callable[[Collection[str]], bool] = getattr(kernels, "compiles_for", lambda _: False)
+        self.compiles = compiled_anew() > 0 or lacks(needed)
+        """True if loops that the program runs are not on disk: they have been compiled, or will be."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
         self.ranks: list[list[RankExecutor]] = [[] for _ in program.stages]
@@ -167,6 +173,7 @@ class ProgramEngine(ABC):
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
         self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
+        self.expert_loads = ExpertLoads()
         self.bound: dict[_Key, BoundRoutine] = {}
         self.feeds: dict[_Key, tuple[RankExecutor, Instruction, Feed]] = {}
         """Feed of every instruction that loads an input."""
@@ -182,7 +189,10 @@ class ProgramEngine(ABC):
                 for instruction in rank.stage.streams[Engine.COMPUTE]:
                     if instruction.routine is not None:
                         scratch = self.scratch_of(rank, Engine.COMPUTE)
-                        self.bound[_key(rank, instruction)] = bind_routine(rank, instruction, self.kernels, scratch)
+                        bound = bind_routine(rank, instruction, self.kernels, scratch)
+                        self.bound[_key(rank, instruction)] = bound
+                        if not self.kernels.memory.overlaps:
+                            self.expert_loads.watch(rank, instruction, bound)
                 for instruction in (each for stream in rank.stage.streams.values() for each in stream):
                     if instruction.keyword == LoadInput.keyword:
                         feed = rank.memory.feed(rank.by_role(instruction)["data"])
@@ -284,6 +294,7 @@ class ProgramEngine(ABC):
         self.enter(RankPhase.RUNNING, step)
         self.compute_times.begin_step()
         self.updater.begin_step(step, self.loss_scale[0])
+        self.expert_loads.clear()
         before = self._file_traffic()
         with np.errstate(all="ignore"):  # overflow is expected: flags find it, and its blocks are not updated
             self._run_pass(limit, step)
@@ -297,7 +308,9 @@ class ProgramEngine(ABC):
             if self.kernels.memory.overlaps
             else StageCompute.of_step(self.program.topology, totals.compute_seconds)
         )
-        report = StepReport(step, mean, tokens, scale, skipped, totals.gradient_norm, counted, totals.memory, compute)
+        report = StepReport(
+            *(step, mean, tokens, scale, skipped, totals.gradient_norm, counted, totals.memory, compute, totals.experts)
+        )
         if self.profile is not None:
             self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
         self.has_whole_state = True

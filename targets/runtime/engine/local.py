@@ -153,7 +153,8 @@ class LocalEngine(ProgramEngine):
     def step_totals(self, step: int) -> StepTotals:
         """Return the sums over the ranks for the step that has just ended."""
         skipped, norm = self.updater.log.skipped, self.updater.gradient_norm()
-        return StepTotals(self.evaluated_loss(step), skipped, norm, self.residence(), self.compute_times.seconds)
+        seconds, experts = self.compute_times.seconds, self.expert_loads.summary()
+        return StepTotals(self.evaluated_loss(step), skipped, norm, self.residence(), seconds, experts)
 
     def evaluated_loss(self, step: int) -> float:
         """Return the sum of losses of the pass that has just ended."""

@@ -12,7 +12,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -233,7 +233,7 @@ class BoundRoutine:
     """Kernel calls of a routine, bound to its operands."""
 
     def __init__(
-        self, calls: Sequence[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch, memory: Memory
+        self, calls: list[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch, memory: Memory
     ) -> None:
         self._calls = calls
         self._scratch = scratch
@@ -249,6 +249,15 @@ class BoundRoutine:
             # Nothing in scratch outlives a kernel: intermediates between kernels are in the workspace.
             self._scratch.reset()
             kernel(**arguments)
+
+    def argument(self, kernel: str, name: str) -> Any:
+        """Return an argument of the first call of a kernel; None if the routine has none."""
+        names = ((call.__name__, arguments) for call, arguments in self._calls)
+        return next((arguments[name] for called, arguments in names if called == kernel), None)
+
+    def then(self, call: Callable[..., None], arguments: dict[str, Any]) -> None:
+        """Add a call behind the routine's kernels."""
+        self._calls.append((call, arguments))
 
     def count_labels(self, counted: int, labels: int) -> None:
         """Divide gradients by the labels that count: `counted` of all `labels` of a step."""

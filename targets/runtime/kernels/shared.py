@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -216,6 +216,10 @@ class KernelSetBase:
     def constant_bytes(self) -> int:
         """Bytes of the rotary tables that are kept."""
         return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
+
+    def compiles_for(self, kernels: Collection[str]) -> bool:  # noqa: ARG002
+        """Tell whether running these kernels compiles loops that are not kept on disk: never, without loops."""
+        return False
 
     def combined_loss_bytes(self, rows: int) -> int:  # noqa: ARG002
         """Return 0: `HostScalars` take no scratch."""

@@ -29,6 +29,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.process_memory import Residence
 from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, StreamHead
+from ratrain.targets.runtime.engine.expert_loads import ExpertLoad
 from ratrain.targets.runtime.engine.rank import shape_only
 from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
@@ -227,6 +228,7 @@ class RankEngine(ProgramEngine):
         topology, squares = self.program.topology, self.updater.squares_of(self.rank.stage_index, self.rank.lane)
         held = self.residence() or Residence(0, 0)
         computed = float(self.compute_times.seconds[self.rank.stage_index, self.rank.lane])
+        load = self.expert_loads.summary() or ExpertLoad(0.0, 0)
         mine = [
             self._own_loss(),
             self.updater.log.skipped,
@@ -235,8 +237,10 @@ class RankEngine(ProgramEngine):
             squares,
             held.peak,
             held.planned,
+            load.busiest,
+            load.idle,
         ]
-        losses, skipped, stops, seconds, all_squares, peaks, planned = self._of_all_ranks(mine)
+        losses, skipped, stops, seconds, all_squares, peaks, planned, *loads = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
         seconds = seconds.reshape(topology.stages, topology.lanes)
         # every rank looks, so that their states agree; only one prints
@@ -247,7 +251,8 @@ class RankEngine(ProgramEngine):
         # without an instruction for the norm (no clipping) it comes from the squares that updates have summed
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
-        return StepTotals(self._loss_of(losses), int(skipped.sum()), norm, _fullest(peaks, planned), seconds)
+        experts = ExpertLoad.largest(ExpertLoad(float(b), int(i)) for b, i in zip(*loads, strict=True) if b)
+        return StepTotals(self._loss_of(losses), int(skipped.sum()), norm, _fullest(peaks, planned), seconds, experts)
 
     def evaluated_loss(self, step: int) -> float:
         """Return the loss of the last pass, from the ranks of the last stage."""

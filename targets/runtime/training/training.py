@@ -55,6 +55,7 @@ class TimedStep:
 
     def to_json(self) -> dict[str, Any]:
         """Return a line of the log."""
+        load = self.report.experts
         return {
             "step": self.report.step,
             "loss": _finite(self.report.loss),
@@ -69,7 +70,9 @@ class TimedStep:
             "resident_bytes": None if self.report.memory is None else self.report.memory.peak,
             "planned_bytes": None if self.report.memory is None else self.report.memory.planned,
             "compute_seconds": None if self.report.compute is None else [asdict(each) for each in self.report.compute],
-        } | ({} if self.report.loss_tokens is None else {"loss_tokens": self.report.loss_tokens})
+            **({} if self.report.loss_tokens is None else {"loss_tokens": self.report.loss_tokens}),
+            **({} if load is None else {"busiest_expert": load.busiest, "idle_experts": load.idle}),
+        }
 
 
 def _finite(value: float | None) -> float | None:

@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.hub_names import hub_model, hub_names, model_of_hub_name
-from ratrain.ratrain_ir.config.model_files import load_model, preset_names
+from ratrain.ratrain_ir.config.hub_names import hub_model, hub_names
+from ratrain.ratrain_ir.config.model_files import load_model, model_of_hub_name, preset_names
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.formats import FORMATS, read_job, recognised
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Loss, Sharding

@@ -179,6 +179,11 @@ fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: DEFAULT}
 ARGUMENTS = """{"output_dir": "o", "per_device_train_batch_size": 1, "num_train_epochs": 1, %s}"""
 HPZ = """{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, "optimizer": {
   "type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.9]}}}"""
+BRIDGE = """# over llama31_8b_sft_2gpu_h100_bf16_config
+train: {train_iters: 400, global_batch_size: 32}
+ddp: {overlap_grad_reduce: true}
+"""
+BRIDGE_PRETRAIN = BRIDGE.replace("31_8b_sft_2gpu", "31_8b_pretrain_2gpu") + "model: {context_parallel_size: 1}\n"
 KEYS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "whole gradients under FSDP 1": (SMALL + FSDP, "axolotl", {}, {"zero": 3, "reduce": "last", "grad_dtype": "bf16"}),
     "reduced at once": (
@@ -265,6 +270,59 @@ KEYS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "transformers",
         {"seq_len": 64},
         {"zero": 1, "view_dtype": "f16", "loss_scale": 512.0, "reduce": "last"},
+    ),
+    "a recipe of fine-tuning": (
+        BRIDGE,
+        "megatron-bridge",
+        {"clusters": 8},
+        {
+            "tp": 2,
+            "dp": 4,
+            "micro_batches": 8,
+            "seq_len": 4096,
+            "zero": 1,
+            "reduce": "last",
+            "grad_dtype": "f32",
+            "lr": 5e-6,
+            "min_lr": 0.0,
+            "warmup_steps": 50,
+            "total_steps": 400,
+            "betas": (0.9, 0.98),
+            "weight_decay": 0.033,
+            "max_norm": 1.0,
+            "attention_mask": "document",
+        },
+    ),
+    "a recipe of pretraining": (
+        f"{BRIDGE_PRETRAIN}optimizer: {{lr: 1e-4, adam_beta1: 0.8}}\nscheduler: {{lr_warmup_iters: 9, max_steps: 900}}\n",
+        "megatron-bridge",
+        {},
+        {"dp": 4, "lr": 1e-4, "min_lr": 3e-5, "betas": (0.8, 0.95), "warmup_steps": 9, "total_steps": 900}
+        | {"attention_mask": "causal"},
+    ),
+    "a warm-up that is longer than the run": (
+        BRIDGE.replace("400", "20"),
+        "megatron-bridge",
+        {},
+        {"warmup_steps": 20, "total_steps": 20},
+    ),
+    "a warm-up that is a share of a recipe's run": (
+        f"{BRIDGE}scheduler: {{lr_warmup_iters: 0, lr_warmup_fraction: 0.1}}\nrng: {{seed: 9}}\n",
+        "megatron-bridge",
+        {},
+        {"warmup_steps": 40, "seed": 9},
+    ),
+    "documents of a stream": (
+        f"{BRIDGE_PRETRAIN}dataset: {{reset_attention_mask: true, reset_position_ids: true}}\n",
+        "megatron-bridge",
+        {},
+        {"attention_mask": "document"},
+    ),
+    "samples that are not packed": (
+        f"{BRIDGE}dataset: {{enable_offline_packing: false}}\n",
+        "megatron-bridge",
+        {},
+        {"attention_mask": "causal"},
     ),
     "betas of a ds_config": (
         ARGUMENTS % f'"bf16": true, "deepspeed": {HPZ}',
@@ -356,6 +414,47 @@ def test_what_llm_foundry_trains_otherwise_is_refused(old: str, new: str, messag
         imported(tmp_path, FOUNDRY.replace(old, new), "llm-foundry")
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "way_out"),
+    [
+        (BRIDGE.replace("llama31", "other"), 'recipe "other_8b_sft', "name a known recipe"),
+        (BRIDGE.replace("llama31_8b_sft_2gpu_h100_bf16_config", "nothing"), "recipe is not", "name a known recipe"),
+        (f"{BRIDGE}peft: {{dim: 8}}\n", "peft.dim: a low-rank adapter", "full fine-tuning"),
+        (f"{BRIDGE}dataset: {{reset_position_ids: true}}\n", "dataset.reset_position_ids", "take it out"),
+        (
+            f"{BRIDGE}scheduler: {{lr_warmup_fraction: 0.1}}\n",
+            "lr_warmup_fraction 0.1 is refused there",
+            "lr_warmup_iters: 0",
+        ),
+    ],
+)
+def test_what_no_plan_says_of_a_recipe_is_refused(text: str, message: str, way_out: str, tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        imported(tmp_path, text, "megatron-bridge")
+    found = [each for each in caught.value.diagnostics if message in each.message]
+    assert found, [each.message for each in caught.value.diagnostics]
+    assert way_out in (found[0].help or "")
+
+
+def test_a_launch_script_of_a_recipe_takes_variables(tmp_path: Path) -> None:
+    (tmp_path / "o.yaml").write_text(BRIDGE)
+    script = (
+        "torchrun --nproc_per_node=8 --nnodes=$NODES finetune_with_yaml.py --config-file o.yaml optimizer.lr=1e-5\n"
+    )
+    (tmp_path / "run.sh").write_text(script)
+    made = api.import_plan(None, tmp_path / "run.sh", given={"NODES": "2"})
+    assert (made.title, made.plan.dp, made.plan.optimizer.lr) == ("Megatron-Bridge", 8, 1e-5)
+    other = api.import_plan(None, tmp_path / "o.yaml", beside=[tmp_path / "run.sh"], given={"NODES": "4"})
+    assert other.plan.dp == 16
+    assert other.defaults["warmup_steps"].source.startswith("NVIDIA-NeMo/Megatron-Bridge")
+
+
+def test_the_batch_of_all_devices_is_not_asked_for_before_these_are_known(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        imported(tmp_path, BRIDGE, None, clusters=None)
+    assert ["--clusters" in (each.help or "") for each in caught.value.diagnostics] == [True]
+
+
 def test_state_in_f32_is_a_way_out_that_is_named(tmp_path: Path) -> None:
     made = imported(tmp_path, SMALL.replace("torch_fused", "bnb_8bit"), "axolotl", f32_state=True)
     named = {each.key: each.why for each in made.left if each.trains}
@@ -398,11 +497,6 @@ def test_accelerate_may_be_given_first(tmp_path: Path) -> None:
     for first, beside in (("sft.yaml", "acc.yaml"), ("acc.yaml", "sft.yaml")):
         made = api.import_plan(None, tmp_path / first, beside=[tmp_path / beside])
         assert (made.title, made.plan.dp) == ("TRL", 8)
-
-
-def test_a_format_that_fit_alone_reads_is_refused_by_name() -> None:
-    with pytest.raises(DiagnosticError, match="fit reads them; import-plan does not yet"):
-        api.import_plan(None, JOBS / "bridge_sft.yaml")
 
 
 def test_a_file_of_another_framework_than_is_said_is_named(tmp_path: Path) -> None:
@@ -456,3 +550,35 @@ def test_a_setting_changes_what_is_trained_by_its_reason_and_not_by_words_in_it(
     typo = Note("sequence_length", 4, "x.yaml:3", f"{NOT_KNOWN} as a setting of axolotl")
     assert rule_of_open(typo, "axolotl").unknown
     assert not rule_of_open(Note("other", 4, "x.yaml:4", "its memory is not known here"), "axolotl").unknown
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "most"),
+    [
+        ("micro_batch_size: 1", "micro_batch_size: 99999999999", "micro_batch_size: 99999999999 sequences", 65536),
+        ("sequence_len: 64", "sequence_len: 2097152", "sequence_len: 2097152 tokens", 1048576),
+        ("steps: 2", "steps: 9999999", "gradient_accumulation_steps: 9999999 micro-batches", 1048576),
+        ("bf16: true", "bf16: true\ntensor_parallel_size: 99999", "tensor_parallel_size: 99999 tensor", 65536),
+        ("bf16: true", "bf16: true\nadapter: lora\nlora_r: 9999999", "adapter: 9999999 ranks", 1048576),
+    ],
+)
+def test_a_count_out_of_range_is_refused_at_its_place(
+    old: str, new: str, message: str, most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text((SMALL + FSDP).replace(old, new))
+    for made in (lambda: api.fit(path, model="llama-2-7b"), lambda: api.import_plan(None, path, clusters=4)):
+        with pytest.raises(DiagnosticError) as caught:
+            made()
+        (first,) = caught.value.diagnostics
+        assert message in first.message
+        assert first.help == f"a whole number from 1 to {most} is expected"
+        assert first.location is not None
+
+
+def test_a_count_out_of_range_is_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DiagnosticError, match="--micro-batch-size: 65537 sequences"):
+        api.fit(model="llama-2-7b", micro_batch_size=65537)
+    for option in ("--micro-batch-size", "--devices", "--seq-len"):
+        assert main(["fit", "--model", "llama-2-7b", option, "99999999999"]) == 2
+        assert "is not in the range" in capsys.readouterr().err

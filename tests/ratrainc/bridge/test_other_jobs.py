@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.bridge.jobs.formats import FORMATS, format_named
+from ratrain.ratrainc.bridge.jobs.formats import FORMATS, format_named, recognised
 from ratrain.ratrainc.bridge.jobs.job import Job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
@@ -422,6 +422,28 @@ def test_a_format_is_recognised_by_its_text() -> None:
         if not name.endswith((".sh", ".yaml")) or name.startswith("bridge"):
             continue  # scripts and overrides of a recipe are told apart by the file's ending
         assert format_of(Path("settings"), (FOLDER / name).read_text()).name == case["format"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"zero_optimization": {"stage": 2}}',
+        '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}',
+        '{"bf16": {"enabled": true}, "train_batch_size": "auto"}',
+        "// notes: {\n{ # [\n  zero_optimization: {\n stage: 2 } }",
+        '{"note": "it\'s {", "zero_optimization": {"stage": 2',  # cut short
+    ],
+)
+def test_a_ds_config_is_known_by_a_key_at_its_top(text: str) -> None:
+    assert format_of(Path("x.json"), text).name == "deepspeed"
+
+
+@pytest.mark.parametrize("gap", [" ", "\n"])
+def test_a_ds_config_in_training_arguments_is_none_of_its_own(gap: str) -> None:
+    text = f'{{"output_dir": "o", "num_train_epochs": 1, "deepspeed": {{{gap}"zero_optimization": {{"stage": 1}}}}}}'
+    found = recognised(Path("args.json"), text)
+    assert found is not None
+    assert found.name == "transformers"
 
 
 LAUNCH = "torchrun --nproc_per_node=8 run_recipe.py --recipe llama3_8b_pretrain_2gpu_h100_bf16_config --mode pretrain"

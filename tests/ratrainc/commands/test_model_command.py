@@ -142,3 +142,30 @@ def test_dropout_of_granite_that_is_not_applied_is_said(
 def test_a_scale_of_scores_that_is_the_usual_one_is_not_unusual() -> None:
     assert model_facts(evolve(MODEL, attention_scale=MODEL.head_dim**-0.5)).unusual == model_facts(MODEL).unusual
     assert any("scores" in line for line in model_facts(evolve(MODEL, attention_scale=0.3)).unusual)
+
+
+PLAN = "[parallel]\npp = 1\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches = 1\nseq_len = 32\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model {}",
+        "plan --model {} --clusters 1 --global-batch 1 --seq-len 32 --capacity 64GiB --quick",
+        "compile --model {} --plan p.toml --capacity 64GiB -o x.rtir",
+        "compare --model {} --plan p.toml --capacity 64GiB --strategies 1f1b",
+        "fit --model {}",
+    ],
+)
+def test_a_name_on_the_hub_stands_for_a_preset_that_is_said(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.toml").write_text(PLAN)
+    said = "model Qwen/Qwen2.5-0.5B: the preset qwen2.5-0.5b"
+    assert main(words.format("Qwen/Qwen2.5-0.5B").split()) == 0
+    assert said in capsys.readouterr().err
+    assert main(words.format("qwen2.5-0.5b").split()) == 0
+    assert said not in capsys.readouterr().err
+    assert main(words.format("Qwen/Qwen2.5-0.6B").split()) == 1
+    assert "did you mean 'qwen/qwen2.5-0.5b'" in " ".join(capsys.readouterr().err.split())

@@ -199,6 +199,28 @@ def test_a_table_that_nobody_could_read_is_refused(
     assert "is longer than 'ratrainc lint' reads (8 MiB)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("0F1,0F0,0B0,0B1\n", "'0F0' comes after '0F1', but the forwards"),
+        ("0F0,0F1,0B1,0B0\n", "'0B0' comes after '0B1', but the input gradients"),
+        ("0F0,0F1,0I0,0I1,0W1,0W0\n", "'0W0' comes after '0W1', but the weight gradients"),
+        ("0F0,0F1,0B0,0B1\n", None),
+    ],
+)
+def test_lint_names_micro_batches_that_do_not_ascend(
+    table: str, message: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text(table)
+    assert main(["lint", str(path)]) == 0  # sound under runtimes that add in any order
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("'place-from-file' refuses it" in told) == (message is not None)
+    assert message is None or message in told
+    assert main(["lint", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ascending"] is (message is None)
+
+
 def test_lint_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.csv"
 
@@ -215,7 +237,7 @@ def test_lint_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixtu
         "in_flight_of_stages": {"0": 1},
         "timed": None,
     }
-    sound = {"sound": True, "diagnostics": [], "ranks": 1, "actions": 2, "worth": worth}
+    sound = {"sound": True, "diagnostics": [], "ranks": 1, "actions": 2, "ascending": True, "worth": worth}
     assert linted("0F0,0B0\n") == (0, sound)
     code, report = linted(CROSSED)
     assert (code, report["sound"], report["ranks"], report["actions"]) == (1, False, 2, 16)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ratrain import api
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
 
 GIB = 1 << 30
@@ -18,7 +19,8 @@ PLAN = "[parallel]\npp = 2\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches
 
 def read(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
-        return pickle.load(stream)
+        data: dict[str, Any] = pickle.load(stream)
+        return data
 
 
 def most_live(trace: list[dict[str, Any]]) -> int:
@@ -102,3 +104,30 @@ def test_a_program_s_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         names = {entry["frames"][0]["filename"] for entry in trace}
         assert any(name.startswith("%x.") for name in names)
     opened_by_pytorch(data)
+
+
+FIT = ["fit", "--model", "llama-3-8b", "--devices", "8", "--snapshot"]
+
+
+@pytest.mark.parametrize("name", ["step.pickle", "step.pkl"])
+def test_a_file_of_others_is_not_replaced(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / name
+    for content in (pickle.dumps({"segments": [], "device_traces": []}), pickle.dumps([1]), b"my notes"):
+        out.write_bytes(content)
+        assert main([*FIT, str(out)]) == 1
+        told = capsys.readouterr().err
+        assert "is no memory snapshot of ratrain" in told
+        assert "name another file" in told
+        with pytest.raises(DiagnosticError, match="is not replaced"):
+            api.fit(model="llama-2-7b", devices=4).write_snapshot(str(out))
+        assert out.read_bytes() == content
+
+
+def test_a_snapshot_of_ours_and_an_empty_file_are_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "step.pickle"
+    out.touch()
+    assert main([*FIT, str(out)]) == 0
+    first = out.read_bytes()
+    assert main([*FIT[:-3], "--devices", "4", "--snapshot", str(out)]) == 0
+    assert out.read_bytes() != first
+    assert read(out)["made_by"] == "ratrain"

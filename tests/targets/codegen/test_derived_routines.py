@@ -11,6 +11,7 @@ from attrs import evolve, fields
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import parse_block
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -19,7 +20,7 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, make_program
-from tests.end_to_end.toys import GPT2, NEOX
+from tests.end_to_end.toys import EXPERTS, GPT2, NEOX, SHARED_EXPERT
 
 if TYPE_CHECKING:
     from ratrain.targets.codegen.routines import RoutineForm
@@ -39,6 +40,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "side by side, chunks of rows": {"model": evolve(NEOX, layers=2), "name": "ratrain", "mlp_chunk": 7},
     "side by side, split backward": {"model": evolve(NEOX, layers=2), "name": "zb-h1"},
     "split backward": {"model": evolve(MODEL, layers=2), "name": "zb-h1"},
+    "experts, recovered": {"model": evolve(EXPERTS, layers=2), "name": "ratrain"},
+    "shared expert, losses of routers, split backward": {
+        "model": evolve(SHARED_EXPERT, layers=2),
+        "name": "zb-h1",
+        "router": RouterLosses(0.1, 0.01),
+    },
 }
 
 
@@ -164,6 +171,14 @@ MODEL_CHANGES: dict[str, Any] = {
     "logit_scale": 0.5,
     "padding_token": 3,
 }
+EXPERT_CHANGES: dict[str, Any] = {
+    "experts": 6,
+    "experts_per_token": 2,
+    "expert_size": 24,
+    "shared_expert_size": 36,
+    "router_normalised": False,
+}
+"""Of a model with experts."""
 PLAN_CHANGES: dict[str, Any] = {
     "chunks": 2,
     "layout": "vee",
@@ -191,6 +206,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "shard_group": 3,
     "view_group": 3,
     "accumulate": "f16-runs",
+    "router": RouterLosses(0.1),
 }
 
 
@@ -204,7 +220,8 @@ def judged(program: Program) -> list[str]:
 
 
 def test_the_tables_of_fields_are_complete() -> None:
-    assert {f.name for f in fields(ModelConfig)} - {"initializer_range"} == MODEL_CHANGES.keys() | MODEL_FIELDS_OF_WORDS
+    known = MODEL_CHANGES.keys() | EXPERT_CHANGES.keys() | MODEL_FIELDS_OF_WORDS
+    assert {f.name for f in fields(ModelConfig)} - {"initializer_range"} == known
     assert {f.name for f in fields(Plan)} == PLAN_CHANGES.keys() | PLAN_FIELDS_OF_THE_RUN | {"optimizer"}
 
 
@@ -213,6 +230,22 @@ def test_a_header_with_another_model_is_refused(field: str) -> None:
     program = program_of("rotary, recovered")
     assert getattr(program.model, field) != MODEL_CHANGES[field]
     assert judged(evolve(program, model=evolve(program.model, **{field: MODEL_CHANGES[field]})))
+
+
+@pytest.mark.parametrize("field", [*EXPERT_CHANGES, *sorted(MODEL_CHANGES.keys() - {"ffn_size"})])
+@pytest.mark.sampled(3)
+def test_a_header_with_another_model_with_experts_is_refused(field: str) -> None:
+    """All but `ffn_size`, which no number depends on once `expert_size` is given."""
+    program = program_of("shared expert, losses of routers, split backward")
+    value = {**MODEL_CHANGES, "qkv_bias": False, **EXPERT_CHANGES}[field]
+    assert getattr(program.model, field) != value
+    assert judged(evolve(program, model=evolve(program.model, **{field: value})))
+
+
+@pytest.mark.parametrize("losses", [(0.0, 0.01), (0.1, 0.0), (0.1, 0.02), (0.1 + 2**-40, 0.01), (-0.1, 0.01)])
+def test_a_header_with_other_losses_of_routers_is_refused(losses: tuple[float, float]) -> None:
+    program = program_of("shared expert, losses of routers, split backward")
+    assert judged(evolve(program, plan=evolve(program.plan, router=RouterLosses(*losses))))
 
 
 @pytest.mark.parametrize("field", PLAN_CHANGES)

@@ -34,7 +34,7 @@ def expert_calls() -> dict[str, dict[str, Any]]:
         "route_forward": {**route, "chosen": np.empty_like(chosen)},
         "route_backward": {
             **route, "dweights": random(47, TOKENS, CHOICES, dtype=f32), "ends": ends, "dlogits": np.empty_like(logits),
-            "scale": np.array([4, 0], f32), "balance": 0.3, "z": 0.2, "denominator": 8.0,
+            "scale": np.array([4, 0], f32), "balance": 0.3, "z": 0.2,
         },
         "group_rows": {"chosen": chosen, "order": np.empty_like(order), "ends": np.empty_like(ends)},
         "expert_rows": {"a": x, "b": random(48, EXPERTS, INNER, WIDTH), **grouped, "out": wide, "trans_b": True},

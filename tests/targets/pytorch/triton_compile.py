@@ -101,7 +101,8 @@ def compile_experts(kernels: Any, dtype: Any) -> None:
     route |= {"weights": np.ones((16, 8), np.float32), "normalise": True}
     made("route_forward", **route)
     above = {"dweights": route["weights"], "ends": np.zeros(128, np.int32), "dlogits": route["logits"]}
-    made("route_backward", **route, **above, denominator=1.0)
+    made("route_backward", **route, **above)
+    made("route_backward", **route, **above, scale=np.ones(2, np.float32), balance=0.01, z=0.001)
 
 
 def main(capability: int, dtype: Any) -> None:

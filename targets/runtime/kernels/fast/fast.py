@@ -7,14 +7,17 @@ out.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratrain.ratrain_ir.support.loops import is_kept
 from ratrain.targets.program.kernel_options import AdamWOptions, ProductOptions, RopeOptions
 from ratrain.targets.program.per_kernel import PerKernel
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast import fast_flat, fast_rows
+from ratrain.targets.runtime.kernels.fast.attention_loops import backward_head, forward_head
 from ratrain.targets.runtime.kernels.fast.blas import share_product
 from ratrain.targets.runtime.kernels.fast.fast_attention import (
     FastAttention,
@@ -158,6 +161,15 @@ class Fast(
             "weighted_swiglu_forward",
         ),
     )
+
+    def compiles_for(self, kernels: Collection[str]) -> bool:
+        """Tell whether running these kernels compiles loops that are not kept on disk.
+
+        It looks at one loop of a kernel (`_ALWAYS`); kernels that a subclass has otherwise are left out.
+        """
+        own = type(self)
+        ours = (name for name in kernels if name in _ALWAYS and getattr(own, name) is getattr(Fast, name))
+        return not all(is_kept(_ALWAYS[name]) for name in ours)
 
     def gemm(self, a, b, out, *, scratch, **options):
         given = ProductOptions(**options)
@@ -312,3 +324,20 @@ class Fast(
                 fast_flat.scale(source[elements], stored[elements], factor)
 
         self.team.run(part, self.team.rows(stored.shape))
+
+
+_ALWAYS: Mapping[str, Any] = {
+    "column_sum": fast_rows.column_sum,
+    "rmsnorm_forward": fast_rows.rmsnorm_forward,
+    "rmsnorm_backward": fast_rows.rmsnorm_backward,
+    "swiglu_forward": fast_rows.swiglu_forward,
+    "swiglu_backward": fast_rows.swiglu_backward,
+    "embedding_forward": fast_rows.embedding_forward,
+    "embedding_backward": fast_rows.embedding_backward,
+    "attention_forward": forward_head,
+    "attention_backward": backward_head,
+}
+"""A loop that a kernel of a pass runs whatever its options are.
+
+Loops that only some options need are left out: they might never be kept, and each run would expect to compile them.
+"""

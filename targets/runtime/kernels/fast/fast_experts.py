@@ -84,10 +84,9 @@ class FastExperts:
         normalise,
         balance=0.0,
         z=0.0,
-        denominator,
     ):
         tokens, experts = logits.shape
-        step = 1 if scale is None else float(scale[0]) / float(denominator)
+        step = 1.0 if scale is None else float(scale[0])
         pull = np.float32(balance * experts / (chosen.shape[1] * tokens**2) * step)
         push = np.float32(2 * z / tokens * step)
 

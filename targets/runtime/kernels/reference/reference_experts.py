@@ -60,10 +60,9 @@ class ReferenceExperts:
         normalise,
         balance=0.0,
         z=0.0,
-        denominator,
     ):
         tokens, experts = logits.shape
-        step = np.float32(1 if scale is None else float(scale[0]) / float(denominator))
+        step = np.float32(1 if scale is None else scale[0])
         pull = np.diff(ends, prepend=0) * np.float32(balance * experts / (chosen.shape[1] * tokens**2)) * step
         for rows in row_blocks(*logits.shape):
             sums = _log_sums(logits[rows])

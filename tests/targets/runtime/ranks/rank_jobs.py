@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.chunk_runs import program_of
 from tests.end_to_end.tiny_runs import MODEL, reports_of, train
-from tests.end_to_end.toys import GPT2, OLMO2
+from tests.end_to_end.toys import EXPERTS, GPT2, OLMO2, SHARED_EXPERT
 from tests.targets.runtime.ranks.mpi_tools import run_ranks
 from tests.targets.runtime.ranks.torch_tools import run_by_torchrun
 
@@ -65,6 +66,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "2x2-packed-overflow": {**_PACKED, "loss_scale": 2.0**19},
     "1x4-packed-groups": {"pp": 1, "dp": 4, "shard_group": 2, "zero": 3, **_PACKED, "gather_quantised": "int4-block"},
     "1x4-packed-levels": {**_PACKED, "pp": 1, "dp": 4, "zero_blocks": ZeroLevels.parse("mlp.* 3, attention.* 0")},
+    "2x2-experts": {"model": EXPERTS, "router": RouterLosses(0.1), "zero": 3, "reduce": "each-micro-batch"},
+    "1x4-shared-expert": {"model": SHARED_EXPERT, "router": RouterLosses(0.1, 0.01), "pp": 1, "dp": 4, "zero": 2},
     "4x1-tied": {"model": evolve(TIED, layers=4), "pp": 4, "dp": 1},
 }
 
