@@ -56,6 +56,8 @@ def all_of(model: ModelConfig) -> dict[str, Any]:
 GEMMA = {"attention_scale": 0.25, "embedding_scale": MODEL.hidden_size**0.5, "sliding_window": 4}
 GEMMA2, GEMMA3 = of("gemma2", **GEMMA), of("gemma3_text", **GEMMA, local_rope_theta=500.0)
 GRANITE = of("granite", attention_scale=0.25)
+_SIZES = {"experts": 4, "experts_per_token": 2, "expert_size": 8, "shared_expert_size": 12}
+EXPERTS = of("qwen2_moe", **_SIZES, router_normalised=False)
 # Of every field that changes what a model computes: a model, and another value of the field in an otherwise possible model.
 OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "vocab_size": (MODEL, {"vocab_size": 99}),
@@ -92,6 +94,11 @@ OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "embedding_scale": (GRANITE, {"embedding_scale": 12.0}),
     "residual_scale": (GRANITE, {"residual_scale": 0.5}),
     "logit_scale": (GRANITE, {"logit_scale": 0.125}),
+    "experts": (EXPERTS, {"experts": 5}),
+    "experts_per_token": (EXPERTS, {"experts_per_token": 1}),
+    "expert_size": (EXPERTS, {"expert_size": 9}),
+    "shared_expert_size": (EXPERTS, {"shared_expert_size": 9}),
+    "router_normalised": (EXPERTS, {"router_normalised": True}),
 }
 SAME = {
     "name": (MODEL, {"name": "another"}),

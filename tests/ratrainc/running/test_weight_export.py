@@ -48,6 +48,18 @@ MODELS = {
     "gpt2": GPT2,
     "gpt-neox": NEOX,
     "gpt2-untied": evolve(GPT2, tied_embeddings=False),
+    "mixtral": evolve(MODEL, family="mixtral", experts=3, experts_per_token=2),
+    "qwen2-moe": evolve(
+        MODEL,
+        family="qwen2_moe",
+        qkv_bias=True,
+        router_normalised=False,
+        experts=3,
+        experts_per_token=2,
+        expert_size=20,
+        shared_expert_size=12,
+    ),
+    "granite-moe": evolve(MODEL, family="granitemoe", experts=3, experts_per_token=2, attention_scale=0.25),
     "baichuan-rope": evolve(BAICHUAN, position="rope", rope_theta=10000.0, normalised_head=False),
 }
 

@@ -31,6 +31,7 @@ NEAR = {"f32": 2e-6, "f16": 2e-3, "bf16": 4e-3}
 NORMS = 1e-4
 """Of the norms of gradients in float32."""
 STEPS = 3
+FEW = {"experts": 4, "experts_per_token": 2}
 
 MODELS = {
     "llama": MODEL,
@@ -56,6 +57,13 @@ MODELS = {
     "smollm3": in_family(MODEL, "smollm3", layer_kinds="fnf"),
     "gpt2": GPT2,
     "gpt_neox": NEOX,
+    "mixtral": in_family(MODEL, "mixtral", **FEW, sliding_window=4),
+    "qwen2_moe": in_family(
+        MODEL, "qwen2_moe", **FEW, qkv_bias=True, expert_size=20, shared_expert_size=28, router_normalised=False
+    ),
+    "qwen3_moe": in_family(MODEL, "qwen3_moe", **FEW, expert_size=20),
+    "olmoe": in_family(MODEL, "olmoe", **FEW, router_normalised=False),
+    "granitemoe": in_family(MODEL, "granitemoe", **FEW, attention_scale=0.3, residual_scale=0.5, logit_scale=0.5),
 }
 DEEP = evolve(MODEL, layers=4)
 SHAPES = {
