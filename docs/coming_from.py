@@ -56,7 +56,7 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
 - Each argument of Megatron-LM is known, with the number of values that it takes: those below, the others with the reason why
   no key of a plan is theirs, and those of public forks, of ModelOpt and of Kitchen. Defaults are those of its commit d98e8a64
   (August 2026); the plan's head names each with the place in its source. Its dropout of 0.1 is named where a file is silent.
-- Experts are refused: a plan is of a dense model.
+- Experts are refused: settings are read as of a dense model. `ratrainc plan` makes plans of models with experts.
 - A setting that nothing reads beside the others is named with that reason: a loss scale without f16, parameters of a DeepSpeed
   optimizer without its type.
 - Cuts that a file does not say are `cuts = "auto"`.
@@ -87,7 +87,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
   is refused.
 - Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
   refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
-- Refused by name: adapters, frozen parts, experts, context-parallel ranks, float8, dropout, optimizers other than AdamW,
+- Refused by name: adapters, frozen parts, ranks of experts, context-parallel ranks, float8, dropout, optimizers other than AdamW,
   a setting that no reader knows, and the settings below.
 - A file of Megatron-Bridge changes a recipe, which says most of a run: the recipe must be one that `fit` knows (Llama 3). Its
   launch script is given as FILE, or with `--beside`; `--set` gives variables of it.

@@ -35,7 +35,12 @@ class Key:
     given: dict[str, Any] = field(factory=dict)
     taken: dict[str, Any] | None = None
     """what the value is compared with, where that is not `given` alone"""
+    model: dict[str, Any] = field(factory=dict)
+    """of a plan's key: keys of the config.json of a model that it is for, where not of all"""
 
+
+_OTHER = {"architectures": None, "head_dim": 4, "initializer_range": 0.5}
+_MIXTRAL = _OTHER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
 
 PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "parallel.pp": {"value": 1, "given": {"parallel.cuts": "auto"}},
@@ -78,6 +83,8 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "optimizer.min_lr": {"value": 0.0001, "seen": NUMBERS, "given": {"optimizer.total_steps": 3}},
     "optimizer.clip": {"value": "global"},
     "optimizer.max_norm": {"value": 0.001, "seen": NUMBERS, "given": {"optimizer.clip": "global"}},
+    "experts.balance_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},
+    "experts.z_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},
 }
 """Of each key of a plan: another value than the usual one, and where that is seen."""
 
@@ -86,13 +93,11 @@ PLAN = {label: Key(KEYS.keys[name].changes, **PLAN_TRIALS[label]) for name, labe
 _QWEN2 = {"model_type": "qwen2", "architectures": None}
 _BAICHUAN = {"model_type": "baichuan", "architectures": None, "num_key_value_heads": None}
 _BAICHUAN |= {"position_embedding": "rope", "normalised_head": False}
-_OTHER = {"architectures": None, "head_dim": 4, "initializer_range": 0.5}
 _GEMMA2 = _OTHER | {"model_type": "gemma2"}
 _GEMMA3 = _OTHER | {"model_type": "gemma3_text", "sliding_window": 3}
 _GRANITE = _OTHER | {"model_type": "granite"}
 _PHI3 = _OTHER | {"model_type": "phi3"}
 _SMOLLM3 = _OTHER | {"model_type": "smollm3"}
-_MIXTRAL = _OTHER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
 _QWEN2_MOE = _OTHER | {"model_type": "qwen2_moe", "num_experts": 3, "num_experts_per_tok": 2}
 _QWEN2_MOE |= {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
 _NEOX = {"model_type": "gpt_neox", "architectures": None, "num_key_value_heads": None, "rms_norm_eps": None}

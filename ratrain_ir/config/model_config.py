@@ -264,6 +264,17 @@ class ModelConfig:
         total = self.embedding_parameters + self.layers * self.parameters_per_layer + self.head_parameters
         return total - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
 
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of the experts that routers choose from, in all layers; 0 without."""
+        return self.layers * (self._mlp_elements(self.experts or 0) - self._mlp_elements(0)) if self.experts else 0
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all but those of the experts that its routers do not choose."""
+        idle = (self.experts or 0) - (self.experts_per_token or 0)
+        return self.parameters - (self.expert_parameters * idle // self.experts if self.experts else 0)
+
     def to_fields(self) -> dict[str, Value]:
         """Return the configuration as flat `field = value`, as in the header of the IR text."""
         values: dict[str, Value] = asdict(self, recurse=False)

@@ -157,7 +157,7 @@ def command(
 
     FILE holds settings of Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune,
     nanotron, accelerate, TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters,
-    experts, frozen parts, float8.
+    ranks of experts, frozen parts, float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr

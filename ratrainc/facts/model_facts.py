@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.config.types import Dtype, tensor_type
 from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, Block, block_chain, parameters, stream_type
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.facts.expert_facts import experts_json, experts_text
 
 USUAL_SEQ_LEN = 2048
 """Default tokens of a sequence, as in the paper's plans."""
@@ -74,6 +75,7 @@ class ModelFacts(Shown):
             "blocks": [{"name": str(block), "parameters": count} for block, count in self.blocks],
             "unusual": list(self.unusual),
             "unsupported": [],
+            "experts": experts_json(model),
         }
 
 
@@ -106,7 +108,8 @@ def model_parts(facts: ModelFacts) -> Iterator[Part]:
     for (kind, count), group in groupby(sorted(facts.blocks, key=_place), key=lambda each: (each[0].kind, each[1])):
         number = sum(1 for _ in group)
         share = f"{100 * number * count / model.parameters:.1f} %"
-        rows.append([kind, str(number), f"{count:,}", f"{number * count:,}", share])
+        name = f"{kind} of {model.experts} experts" if kind == "mlp" and model.experts else kind
+        rows.append([name, str(number), f"{count:,}", f"{number * count:,}", share])
     yield TextTable(f"{model.name}, {model.family}", ("block", "blocks", "parameters each", "together", "share"), rows)
     kept = [
         [policy, size_text(count), f"{count // facts.seq_len:,}"]
@@ -123,14 +126,15 @@ def model_parts(facts: ModelFacts) -> Iterator[Part]:
 
 
 def summary(facts: ModelFacts) -> list[str]:
-    """Return the model in one line, and a second line with its unusual features, if any."""
+    """Return the model in one line, its experts in another, and its unusual features in a third, if there are any."""
     model = facts.model
     line = (
         f"{model.name}: {model.parameters:,} parameters, {model.layers} layers, "
         f"{facts.flops_per_token / 1e9:,.3g} GFLOP a token "
         f"(forward and backward, sequences of {facts.seq_len}), keys and values {model.kv_size:,} wide"
     )
-    return [line, f"unusual: {'; '.join(facts.unusual)}"] if facts.unusual else [line]
+    unusual = f"unusual: {'; '.join(facts.unusual)}" if facts.unusual else ""
+    return [each for each in (line, experts_text(model), unusual) if each]
 
 
 def _place(counted: tuple[Block, int]) -> int:
@@ -219,3 +223,5 @@ def _unusual_blocks(model: ModelConfig) -> Iterator[str]:
         yield "an MLP of two matrices, without a gate"
     if model.activation != "silu":
         yield f"the activation is {model.activation}"
+    if model.experts and not model.router_normalised:
+        yield "the weights of a token's experts do not sum to 1: softmax over all experts"

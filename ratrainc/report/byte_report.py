@@ -24,6 +24,7 @@ from ratrain.ratrainc.compiling.building import emit
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.progress import OnProgress, Progress
+from ratrain.ratrainc.facts.expert_facts import expert_rows_note, experts_text
 from ratrain.ratrainc.facts.module_figures import capacity_figures, stored_figures
 from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.memory.lever_prices import Found, Prices, Pricing, pricing_of
@@ -109,6 +110,8 @@ def byte_report(
             facts["recovery"] = now.recovery
         if note := slices_note(module.plan, machine):
             facts["slices"] = note
+        if module.model.experts:
+            facts["experts"] = [experts_text(module.model), expert_rows_note(module.model, module.plan, machine)]
         if at_peak is not None:
             at_peak(ByteReport(dict(facts)))
         untried = _try_levers(facts, module, stage, machine, now, seconds, progress) if levers else ""
@@ -322,6 +325,7 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
         yield f"cost of reusing addresses: {words} ({_change_text(step, apart)}, simulated)"
     if "slices" in facts:
         yield facts["slices"]
+    yield from facts.get("experts", ())
     rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
     yield TextTable("live at the peak, by state kind", ("kind", "bytes", "", "share"), rows)
     owners = _grouped(facts["by_owner"])

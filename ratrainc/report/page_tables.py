@@ -48,7 +48,10 @@ def key_figures(program: Program, figures: Figures, machine: Machine) -> str:
         ("step", seconds_text(figures.step_seconds)),
         ("from cold", seconds_text(figures.makespan_seconds)),
         ("tokens/s", f"{figures.tokens_per_second:,.0f}"),
-        ("model-flops utilisation", f"{100 * figures.mfu:.1f} %"),
+        (
+            f"model-flops utilisation{' (active parameters)' * bool(program.model.experts)}",
+            f"{100 * figures.mfu:.1f} %",
+        ),
         ("clusters", f"{program.plan.clusters:,}"),
         ("ops a step", f"{sum(stage.instructions for stage in program.stages):,}"),
         ("largest arena", size_text(max(stage.arena_bytes for stage in program.stages))),

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.console.console import capacity_text, say, seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.ratrainc.facts.expert_facts import NOT_COUNTED, expert_rows_note, experts_text
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
         f"{module.level.value}"
     )
     yield TextTable(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
+    if model.experts is not None:
+        yield experts_text(model)
+        yield expert_rows_note(model, plan, machine)
     if capacity is not None:
         yield f"capacity of a stage on {machine.name}: {capacity_text(capacity)}"
         account = capacity_of(machine, module.topology).account
@@ -102,7 +106,11 @@ def figures_parts(program: Program, figures: Figures, machine: Machine) -> Itera
     """Yield the figures of a simulation on a machine."""
     yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine.name} (simulated)", figures, seconds_text)
     yield f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}"
-    yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %"
+    utilisation = f"model-flops utilisation {100 * figures.mfu:.1f} %"
+    counted = f" ({NOT_COUNTED})" if program.model.experts else ""
+    yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, {utilisation}{counted}"
+    if note := expert_rows_note(program.model, program.plan, machine):
+        yield note
     if machine.accuracy:
         yield machine.accuracy
     yield from collectives_parts(figures)

@@ -95,6 +95,8 @@ def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator
     run = timeline.program.plan.half_run
     if run is not None:
         yield f"products with weights are summed in f16, {run} at a time, and priced so; all others in f32"
+    if timeline.program.model.experts:
+        yield "products of experts are priced as if routers sent all experts as many rows"
     stages = range(len(timeline.program.stages))
     yield from _idle_table(bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by cause")
     if stage is not None:

@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.support.time_limit import OutOfTime
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.facts.expert_facts import NOT_COUNTED, expert_rows_note
 from ratrain.ratrainc.facts.model_facts import model_facts, summary
 from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.planner.answer.crossings import Crossing, crossings
@@ -170,6 +171,13 @@ class Planned(Shown):
             return []
         return crossings(self.plan, request.model, request.machine)
 
+    @property
+    def _notes(self) -> list[str]:
+        """Remarks on the rows that products of the best plan have at a time."""
+        request = self.answer.request
+        notes = (slices_note(self.plan, request.machine), expert_rows_note(request.model, self.plan, request.machine))
+        return [note for note in notes if note]
+
     def certificate(self) -> Iterator[str]:
         """Yield what is proved of the best plan against all others."""
         answer, best, objective = self.answer, self.best, self.answer.request.objective
@@ -180,7 +188,8 @@ class Planned(Shown):
             measured = f"{objective.text(best.cost(objective)[0], best.plan.tokens_per_step)}, "
         yield f"best found {measured}{seconds_text(best.seconds)} a step ({best.how}), passes {best.pipeline}"
         used = f"{100 * best.utilisation(answer.request):.1f} % of the machine's 16-bit peak"
-        yield f"model-flops utilisation {used}; views and gradients in {best.plan.view_dtype}"
+        counted = f" ({NOT_COUNTED})" if answer.request.model.experts else ""
+        yield f"model-flops utilisation {used}{counted}; views and gradients in {best.plan.view_dtype}"
         if accuracy := answer.request.machine.accuracy:
             yield accuracy
         if best.how == "folded":
@@ -190,8 +199,7 @@ class Planned(Shown):
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
             f"{answer.seconds:.1f} s"
         )
-        if note := slices_note(best.plan, answer.request.machine):
-            yield note
+        yield from self._notes
         idle = answer.request.clusters - best.plan.clusters
         if idle and objective is TIME:
             found = "no plan was found that uses more and is faster"
@@ -222,7 +230,6 @@ class Planned(Shown):
         """Return the answer as `--json` prints it."""
         answer, request = self.answer, self.answer.request
         of_time = request.objective is TIME
-        note = slices_note(self.plan, request.machine)
         return {
             "model": request.model.name,
             "machine": request.machine.name,
@@ -245,7 +252,7 @@ class Planned(Shown):
             "proven": answer.proven,
             "interrupted": answer.interrupted,
             "crossings": [crossing.to_json() for crossing in self._crossings],
-            "notes": [note] if note else [],
+            "notes": self._notes,
             "rejected": [
                 {"plan": each.text, "reason": each.reason}
                 | ({"seconds": each.mechanisms, "more_seconds": each.more_seconds} if request.explain else {})

@@ -115,6 +115,8 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "gather_quantised": st.none() | st.sampled_from(tuple(FORMATS)),
     "reduce_quantised": st.none() | st.just("int8-block"),
     "accumulate": st.sampled_from(ACCUMULATIONS),
+    "balance_loss": RATES,
+    "z_loss": RATES,
 }
 """Values that each key of a plan may hold."""
 
@@ -128,9 +130,9 @@ def test_all_keys_of_a_plan_are_tried() -> None:
 def test_every_value_of_a_key_is_read_back_from_its_word(name: str, data: st.DataObject) -> None:
     value, key = data.draw(PLAN_VALUES[name]), KEYS.keys[name]
     plan = Plan(pp=2, dp=2, cuts=(1,), micro_batch_size=1, micro_batches=4, seq_len=8)
-    held = plan.optimizer if hasattr(plan.optimizer, name) else plan
-    changed = evolve(held, **{name: value})
-    words = KEYS.words(evolve(plan, optimizer=changed) if held is plan.optimizer else changed)
+    part = next((part for part in ("optimizer", "router") if hasattr(getattr(plan, part), name)), None)
+    changed = evolve(plan if part is None else getattr(plan, part), **{name: value})
+    words = KEYS.words(changed if part is None else evolve(plan, **{part: changed}))
     if name not in words:
         assert value in (None, ()) or key.not_in_file(changed)
         return

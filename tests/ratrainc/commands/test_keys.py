@@ -168,7 +168,7 @@ def shown(seen: str, model: ModelConfig, of: Plan, on: str) -> object:
 @pytest.mark.parametrize("name", PLAN)
 @pytest.mark.sampled(7)
 def test_a_key_of_a_plan_changes_what_it_says(name: str) -> None:
-    key, model = PLAN[name], config({"num_hidden_layers": 4})  # for two stages of two chunks
+    key, model = PLAN[name], config({"num_hidden_layers": 4, **PLAN[name].model})  # for two stages of two chunks
     on = machine_text({"link_group": True} if name == "parallel.mapping" else {})
     before, after = (plan({**key.given, **with_it}, model) for with_it in ({}, {name: key.value}))
     assert before != after
@@ -196,6 +196,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "gather_quantised",
         "reduce_quantised",
         "accumulate",
+        "balance_loss",
+        "z_loss",
     }
 
 

@@ -73,7 +73,7 @@ def run_experts(dtype: Dtype) -> None:
     router = {"logits": logits, "chosen": chosen, "weights": weights, "normalise": True}
     call("route_forward", **router)
     call("group_rows", chosen=chosen, order=order, ends=ends)
-    call("route_backward", **router, dweights=dweights, ends=ends, dlogits=dlogits, denominator=1.0)
+    call("route_backward", **router, dweights=dweights, ends=ends, dlogits=dlogits)
 
     tokens, (gate, up, rows, dgate, dup) = np.zeros((2, 8), stored), np.zeros((5, 4, 8), stored)
     matrices, sums = np.zeros((3, 8, 8), stored), np.zeros((2, 8), np.float32)

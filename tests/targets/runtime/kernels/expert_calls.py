@@ -31,7 +31,6 @@ def expert_calls(tokens: int, experts: int, choices: int, hidden: int, width: in
             "normalise": False,
             "balance": 0.01,
             "z": 0.001,
-            "denominator": 8.0,
         },
         "group_rows": {"chosen": chosen, "order": order.copy(), "ends": ends.copy()},
         "expert_rows": {

@@ -1,0 +1,71 @@
+"""Facts of a model with experts: total and active parameters, and the rows that each expert gets at a time.
+
+A micro-batch of T tokens, each of which goes to k of E experts, has T k / E rows for each expert on average. All its
+weights are read for them, which takes longer than their products do if the rows are few:
+
+    Qwen3-30B-A3B, T = 2048, k = 8, E = 128: 128 rows each; on the MT-3000 weights bind below 189
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.targets.machine.cost import weight_bound_rows
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.targets.machine.machine import Machine
+
+
+def experts_text(model: ModelConfig) -> str:
+    """Return experts, active parameters and the experts' share of all parameters in one line; "" for a dense model."""
+    if model.experts is None:
+        return ""
+    share = 100 * model.expert_parameters / model.parameters
+    shared = "" if model.shared_expert_size is None else f", and one of {model.shared_expert_size:,} for all tokens"
+    return (
+        f"experts: {model.experts} a layer, {model.expert_width:,} wide, {model.experts_per_token} for each token"
+        f"{shared}; they hold {share:.1f} % of the parameters, and a token uses {model.active_parameters:,} in all"
+    )
+
+
+NOT_COUNTED = "experts that a token does not use are not counted"
+"""Remark on utilisation of a model with experts."""
+
+
+def experts_json(model: ModelConfig) -> dict[str, Any] | None:
+    """Return the same as plain data; None for a dense model."""
+    if model.experts is None:
+        return None
+    return {
+        "experts": model.experts,
+        "experts_per_token": model.experts_per_token,
+        "expert_width": model.expert_width,
+        "shared_expert_width": model.shared_expert_size,
+        "active_parameters": model.active_parameters,
+        "expert_parameters": model.expert_parameters,
+    }
+
+
+def expert_rows_note(model: ModelConfig, plan: Plan, machine: Machine) -> str:
+    """Return the rows of each expert in a micro-batch, and a way out if weights bind them; "" for a dense model.
+
+    With slices the rows are of the shortest one. Tensor-parallel ranks cut the experts, not their rows.
+    """
+    if model.experts is None or model.experts_per_token is None:
+        return ""
+    tokens = plan.micro_batch_size * min(plan.slices or (plan.seq_len,))
+    rows = tokens * model.experts_per_token / model.experts
+    least = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize, half_sums=plan.half_run is not None)
+    part = "the shortest slice" if plan.slices else "a micro-batch"
+    choices = f"{tokens:,} tokens, {model.experts_per_token} of {model.experts} experts each"
+    said = f"experts get {rows:,.0f} rows each in {part} ({choices}), if all get as many, as times assume"
+    if rows >= least:
+        return said
+    way_out = "larger micro-batches, or fewer slices," if plan.slices else "larger micro-batches"
+    return (
+        f"{said}: below {least:.0f} rows reading their weights takes longer on {machine.name} than their products do; "
+        f"{way_out} have more"
+    )
