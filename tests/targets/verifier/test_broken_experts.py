@@ -165,3 +165,17 @@ def test_options_that_experts_do_not_have_are_refused() -> None:
     change_options(program, FORWARD, "expert_sums", **options)
     with pytest.raises(DiagnosticError, match="'expert_sums' reads 'y' before anything is written to it"):
         check_program(parse_program(program_bytes(program), "broken.rtx"))
+
+
+@pytest.mark.parametrize("subject", [SPLIT, WHOLE])
+def test_the_ends_of_experts_hold_until_a_forward_ends(subject: str) -> None:
+    """The counts of rows are read from them when the routine is over, so no later intermediate may take their bytes."""
+    routine = routine_of(SUBJECTS[subject].program(), FORWARD)
+    last = max(number for number, step in enumerate(routine.steps) if "ends" in step.operands.values())
+    names = {item.name for item in routine.intermediates}
+    before, after = (
+        names & {reference for step in steps for reference in step.operands.values()}
+        for steps in (routine.steps[: last + 1], routine.steps[last + 1 :])
+    )
+    assert "ends" in before
+    assert after <= before
