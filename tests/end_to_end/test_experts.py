@@ -10,9 +10,11 @@ import numpy.typing as npt
 import pytest
 from attrs import evolve, field, frozen
 
+from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.model.blocks import block, block_chain, parameters
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.state import start_from_weights, training_state
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.weight_source import WeightSource
@@ -33,6 +35,8 @@ from tests.end_to_end.toys import EXPERTS, SHARED_EXPERT
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data.data import TokenStream
@@ -188,6 +192,40 @@ def test_slices_add_up_to_whole_micro_batches(slices: tuple[int, ...]) -> None:
     whole = train(make_program(EXPERTS, **ONE_RANK), 3)
     cut = train(make_program(EXPERTS, "seq1f1b", **ONE_RANK, slices=slices), 3)
     assert np.allclose(losses(whole), losses(cut), rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"pp": 1}, {"zero": 3}, {"dp": 1, "micro_batches": 6}, {"name": "zb-h1", "pp": 3}], ids=str
+)
+def test_a_run_goes_on_under_another_layout(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The state that is read is equal in every bit; only replicas change the order of later sums."""
+    given = {"pp": 2, "dp": 2, "zero": 2, "router": RouterLosses(0.5, 0.1), **F32}
+    place = str(tmp_path / "checkpoint")
+    written = train(make_program(SHARED_EXPERT, **given), 2, save=place)
+    run = start(make_program(SHARED_EXPERT, **{**given, **keys}), 2, resume=place)
+    same_state_of_blocks(written, run)
+    list(run.steps())
+    whole = train(make_program(SHARED_EXPERT, **given), 4)
+    if "dp" in keys:
+        assert np.allclose(losses(run), losses(whole)[2:], rtol=1e-6)
+    else:
+        assert losses(run) == losses(whole)[2:]
+        same_state_of_blocks(run, whole)
+
+
+@pytest.mark.parametrize("model", [EXPERTS, SHARED_EXPERT], ids=["experts", "shared-expert"])
+def test_exported_weights_start_a_run_of_any_layout(model: ModelConfig, tmp_path: Path) -> None:
+    place, folder = str(tmp_path / "checkpoint"), str(tmp_path / "weights")
+    train(make_program(model, **F32), 2, save=place)
+    export_weights(place, folder)
+    assert load_model(folder) == evolve(model, name=load_model(folder).name)
+    resumed = start(make_program(model, **F32), 1, resume=place)
+    state = training_state(resumed.engine, 2).blocks
+    for keys in ({}, {"pp": 1}, {"pp": 3, "zero": 3}):
+        begun = start(make_program(model, **F32, **keys), 1, init=folder)
+        found = training_state(begun.engine, 0).blocks
+        for unit in state:
+            assert found[unit].p.tobytes() == state[unit].p.tobytes()
 
 
 def test_a_step_starts_again_where_it_stopped(tmp_path: Any) -> None:

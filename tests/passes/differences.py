@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
 
 def header_changes(before: Module, after: Module) -> Iterator[str]:
-    """The fields of the header that differ; not the pipeline, which every pass makes longer by itself."""
-    old = _header(before)
-    for name, value in _header(after).items():
-        if old[name] != value:
-            yield f"{name}: {old[name]} -> {value}"
+    """The fields of the header that differ; not the pipeline, which every pass makes longer by itself.
+
+    A header leaves some fields out that have their default: these are "default".
+    """
+    old, new = _header(before), _header(after)
+    for name in new | old:
+        if old.get(name, "default") != new.get(name, "default"):
+            yield f"{name}: {old.get(name, 'default')} -> {new.get(name, 'default')}"
 
 
 def stage_changes(before: Stage, after: Stage) -> list[str]:
