@@ -39,16 +39,18 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
     computed_type,
     flat_elements,
+    half_slots,
+    next_block,
+    previous_block,
+    shares_rows,
+)
+from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     gathers_within_step,
-    half_slots,
     is_sharded,
     keeps_view,
-    next_block,
     parts_view,
-    previous_block,
     reduces_each_micro_batch,
-    shares_rows,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp, source_block, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage

@@ -25,25 +25,27 @@ from ratrain.ratrain_ir.model.blocks import (
     computed_type,
     exchanged_type,
     flat_elements,
-    gathers_within_step,
-    is_sharded,
     last_viewer,
     normed_gradient_slots,
-    parts_view,
     previous_block,
     projected_slots,
     reads_documents,
-    reduces_each_micro_batch,
     row_sum_slots,
     row_sums_type,
     saved_slots,
     seen_slices,
-    shard_elements,
     sum_slots,
     token_type,
-    view_shard_elements,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.sharded_blocks import (
+    gathers_within_step,
+    is_sharded,
+    parts_view,
+    reduces_each_micro_batch,
+    shard_elements,
+    view_shard_elements,
+)
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Part, Piece, Slice, piece_name

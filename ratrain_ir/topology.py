@@ -22,7 +22,8 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.model.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
+from ratrain.ratrain_ir.model.blocks import Block, block
+from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shard_count, shard_elements, view_shard_elements
 from ratrain.ratrain_ir.ops.base import Group, Payload, PeerTransfer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind, aligned
-from ratrain.ratrain_ir.model.blocks import gathered_bits
+from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import BlockOp, Update
 from ratrain.ratrain_ir.ops.messages import MessageOp

@@ -16,7 +16,7 @@ from ratrain.passes.placement.stage_placement import StagePlacement
 from ratrain.ratrain_ir.analysis.actions import COMPUTES, RECVS, SENDS, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import peer_stage
 from ratrain.ratrain_ir.analysis.unit_run import Computation, UnitMessage, unit_run
-from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, reduces_each_micro_batch
+from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step, reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload
 from ratrain.ratrain_ir.ops.collectives import AllGather, reduces_over_replicas

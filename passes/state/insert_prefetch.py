@@ -27,7 +27,8 @@ from attrs import evolve, field, frozen
 from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.model.blocks import Block, any_gathered_within_step, block_chain
+from ratrain.ratrain_ir.model.blocks import Block, block_chain
+from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step
 from ratrain.ratrain_ir.ops.base import Engine, Op, Quantity
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter, is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, InputGradientOp, Update

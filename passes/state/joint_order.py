@@ -55,7 +55,8 @@ from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, block_chain, zero_level
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step, zero_level
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.process_pool import each

@@ -15,7 +15,7 @@ parameter each, [experts, outputs, inputs].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
-from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.expert_blocks import expert_shapes, expert_slots, mlp_shapes, pending_expert_slots
@@ -217,87 +216,6 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
 def tied_table_elements(model: ModelConfig) -> int:
     """Return the elements of the table that `embed` and `head` share at the start of their flat tensors; else 0."""
     return parameters(model, block("embed"))[0].elements if model.tied_embeddings else 0
-
-
-def zero_level(plan: Plan, block: Block) -> int:
-    """Return the ZeRO level of a block: the plan's, unless the plan names another for the block."""
-    levels = plan.zero_blocks
-    return plan.zero if levels is None else levels.level(block.kind, block.layer, plan.zero)
-
-
-def is_sharded(plan: Plan, block: Block) -> bool:
-    """Tell whether a block's optimizer state is sharded over replicas: ZeRO level 1 or more, and several replicas."""
-    return plan.dp > 1 and zero_level(plan, block) >= 1
-
-
-def shard_count(plan: Plan, block: Block) -> int:
-    """Return the number of shards of a block's optimizer state; 1 if every replica has all of it."""
-    return (plan.shard_group or plan.dp) if is_sharded(plan, block) else 1
-
-
-def gathered_bits(plan: Plan, block: Block) -> int | None:
-    """Return the bits that each element of a block is rounded to for its gathers; None if gathers are exact."""
-    return FORMATS[plan.gather_quantised] if plan.gather_quantised is not None and is_sharded(plan, block) else None
-
-
-def reduced_bits(plan: Plan, block: Block) -> int | None:
-    """Return the bits that each replica rounds a block's gradient elements to before their reduction; None if exact."""
-    return FORMATS[plan.reduce_quantised] if plan.reduce_quantised is not None and is_sharded(plan, block) else None
-
-
-def gathers_within_step(plan: Plan, block: Block) -> bool:
-    """Tell whether a block's view is gathered for each use (ZeRO 3) instead of once a step.
-
-    A single replica makes it from its own masters.
-    """
-    return zero_level(plan, block) == 3
-
-
-def parts_view(plan: Plan, block: Block) -> bool:
-    """Tell whether `view_group` replicas each keep a part of a block's view and gather the whole for each use."""
-    return plan.view_group is not None and is_sharded(plan, block) and gathers_within_step(plan, block)
-
-
-def gathers_at_step_end(plan: Plan, block: Block) -> bool:
-    """Tell whether a block's view, or a replica's part of it, is made from masters once a step, for the next one."""
-    return is_sharded(plan, block) and (parts_view(plan, block) or not gathers_within_step(plan, block))
-
-
-def view_shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
-    """Return the elements of one replica's part of a view (`view_group` must be set)."""
-    assert plan.view_group is not None
-    return flat_elements(model, plan, block) // plan.view_group
-
-
-def any_gathered_within_step(plan: Plan, blocks: Iterable[Block]) -> bool:
-    """Tell whether any of some blocks has its view gathered for each use."""
-    return any(gathers_within_step(plan, block) for block in blocks)
-
-
-def gathers_layers_within_step(plan: Plan) -> bool:
-    """Tell whether any layer may have its view gathered for each use.
-
-    Recovery reads that view, so it waits for the gather of the backward.
-    """
-    levels = plan.zero_blocks
-    if levels is None:
-        return plan.zero == 3
-    return 3 in levels.of_layers.values() or any(levels.level(kind, None, plan.zero) == 3 for kind in SPLIT_KINDS)
-
-
-def keeps_view(plan: Plan, block: Block) -> bool:
-    """Tell whether every rank keeps a block's whole view from step to step, and its own update writes it."""
-    return not is_sharded(plan, block) and not gathers_within_step(plan, block)
-
-
-def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
-    """Tell whether a block's gradient is reduced into shards after every micro-batch. No full gradient is then kept."""
-    return plan.reduce == "each-micro-batch" and plan.dp > 1 and zero_level(plan, block) >= 2
-
-
-def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
-    """Return the elements of one replica's shard of a block."""
-    return flat_elements(model, plan, block) // shard_count(plan, block)
 
 
 @frozen

@@ -16,11 +16,11 @@ from ratrain.ratrain_ir.model.blocks import (
     block_chain,
     branch_slots,
     computed_type,
-    parts_view,
     previous_block,
     row_sum_slots,
     shares_rows,
 )
+from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import (

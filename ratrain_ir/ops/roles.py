@@ -20,7 +20,6 @@ from ratrain.ratrain_ir.model.blocks import (
     computed_type,
     flat_elements,
     half_slots,
-    is_sharded,
     last_viewer,
     next_block,
     normed_gradient_slots,
@@ -31,13 +30,12 @@ from ratrain.ratrain_ir.model.blocks import (
     row_sums_type,
     saved_slots,
     seen_slices,
-    shard_elements,
     stream_type,
     sum_slots,
     token_type,
-    view_shard_elements,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, shard_elements, view_shard_elements
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
 

@@ -39,16 +39,15 @@ from ratrain.ratrain_ir.model.blocks import (
     branch_slots,
     branch_sums,
     half_slots,
-    is_sharded,
     next_block,
     normed_gradient_slots,
     pending_slots,
     previous_block,
     projected_slots,
-    reduces_each_micro_batch,
     saved_slots,
     shares_rows,
 )
+from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, piece_text

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import Home, StateKind
-from ratrain.ratrain_ir.model.blocks import (
-    Block,
+from ratrain.ratrain_ir.model.blocks import Block, reads_documents
+from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     gathers_within_step,
     is_sharded,
     keeps_view,
     parts_view,
-    reads_documents,
     zero_level,
 )
 from ratrain.ratrain_ir.module import Level, Module, Stage

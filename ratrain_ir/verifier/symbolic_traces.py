@@ -27,7 +27,7 @@ from attrs import define, evolve, field
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.columns import Alike, FoundError, StageColumns
-from ratrain.ratrain_ir.model.blocks import reduces_each_micro_batch
+from ratrain.ratrain_ir.model.sharded_blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.support.loops import Allowance

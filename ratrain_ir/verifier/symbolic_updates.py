@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from ratrain.ratrain_ir.model.blocks import parts_view
+from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
 

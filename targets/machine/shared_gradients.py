@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
-from ratrain.ratrain_ir.model.blocks import block, flat_elements, parameters, shard_count
+from ratrain.ratrain_ir.model.blocks import block, flat_elements, parameters
+from ratrain.ratrain_ir.model.sharded_blocks import shard_count
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -14,8 +14,8 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import (
-    flat_elements,
+from ratrain.ratrain_ir.model.blocks import flat_elements
+from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_within_step,
     parts_view,
     reduces_each_micro_batch,

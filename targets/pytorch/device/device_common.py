@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -86,16 +86,6 @@ def wide(buffer: Array, source: Array) -> F32:
 def add_wide(value: F32, buffer: Array, source: Array) -> None:
     """Add source to value, by way of a buffer."""
     value.add_(wide(buffer, source))
-
-
-def put_quotient(scale: F32, denominator: SupportsFloat, double: F64, out: F32) -> F32:
-    """Set out [1] = scale[0] / denominator, divided in float64 and rounded once; `double` [1] is workspace.
-
-    The denominator is a number, or a tensor of one on the device, which may have another value at the next step and is
-    not read here.
-    """
-    divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
-    return out.copy_(double.copy_(scale[:1]).div_(divisor))
 
 
 def complement(x: F32, out: F32) -> F32:

@@ -22,7 +22,6 @@ from ratrain.targets.pytorch.device.device_common import (
     add_wide,
     chunk_rows,
     complement,
-    put_quotient,
     row_chunks,
     row_steps,
     shaped,
@@ -159,9 +158,15 @@ class HeadCall:
         loss.add_(torch.sum(losses, dim=0, keepdim=True, out=self.buffers["double"]))
 
     def set_factor(self, scale: F32, denominator: SupportsFloat) -> None:
-        """Set the factor of the logit gradient, scale / denominator (rounded once) times the scale of logits."""
-        factor = put_quotient(scale, denominator, self.buffers["double"], self.buffers["factor"])
-        factor.mul_(self.given.scale_of_logits)
+        """Set the factor of the logit gradient, scale / denominator (rounded once) times the scale of logits.
+
+        The denominator is a number, or a tensor of one on the device, which may have another value at the next step and
+        is not read here.
+        """
+        divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
+        # in float64 on the device, rounded once when it is copied to `factor`
+        double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
+        self.buffers["factor"].copy_(double).mul_(self.given.scale_of_logits)
 
     def logit_gradient(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """Turn logits of some rows into the gradient of the products; both may be the same bytes."""

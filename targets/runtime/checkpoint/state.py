@@ -14,7 +14,8 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import Block, gathered_bits, shard_elements
+from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_pieces

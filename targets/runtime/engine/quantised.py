@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.blocks import gathered_bits, named_block, reduced_bits
+from ratrain.ratrain_ir.model.blocks import named_block
+from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, reduced_bits
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine.rank import shape_only
 

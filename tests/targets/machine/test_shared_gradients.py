@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.model.blocks import block_chain, shard_elements
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.model.sharded_blocks import shard_elements
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import AllReduce
 from ratrain.ratrain_ir.topology import topology_of
