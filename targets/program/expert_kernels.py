@@ -8,8 +8,9 @@ add to them, through that order. With T = 3, k = 2, E = 4:
     order  = [0, 4, 2, 1, 3, 5]             t * k + j of each row: two rows of expert 0, one of 1, three of 2
     ends   = [2, 3, 6, 6]                   first row behind each expert; expert 3 has none
 
-The product of a row has the same bits whatever the other rows are, and however many: sets multiply in blocks of a fixed
-number of rows.
+The product of a row has the same bits whatever the other rows are, and however many, as long as it has the same place
+in its block: sets multiply in blocks of a fixed number of rows. (Most libraries treat all places alike; OpenBLAS on
+AVX2 does not.)
 """
 
 from __future__ import annotations
