@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.parity,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the packages that transformers imports
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
@@ -41,15 +42,13 @@ GRANITE = {
 }
 SHARED = {**QWEN, "shared_expert_intermediate_size": 28}
 
-GATE = "qwen2_moe-normalised"
-"""The model that the gate tries: a shared expert, weights that sum to 1, and biases."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", LOCAL),
     "mixtral-window": ("mixtral", {**LOCAL, "sliding_window": 6, "head_dim": 10, "tie_word_embeddings": True}),
     "mixtral-all-chosen": ("mixtral", {**LOCAL, "num_experts_per_tok": 4}),
     "mixtral-one-expert": ("mixtral", {**LOCAL, "num_local_experts": 1, "num_experts_per_tok": 1}),
     "qwen2_moe": ("qwen2_moe", {**SHARED, "qkv_bias": False}),
-    GATE: ("qwen2_moe", {**SHARED, "norm_topk_prob": True}),
+    "qwen2_moe-normalised": ("qwen2_moe", {**SHARED, "norm_topk_prob": True}),
     "qwen2_moe-tied": ("qwen2_moe", {**SHARED, "tie_word_embeddings": True, "num_experts_per_tok": 1}),
     "qwen3_moe": ("qwen3_moe", {**QWEN, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3}),
     "qwen3_moe-normalised": ("qwen3_moe", {**QWEN, "norm_topk_prob": True, "attention_bias": True}),
@@ -64,7 +63,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".router.layer.weight")
 """Ends of the routers' names in files."""
-CASES = [pytest.param(name, marks=() if name == GATE else pytest.mark.full) for name in MODELS]
 
 
 def saved(name: str, folder: Path) -> Any:
@@ -146,7 +144,7 @@ def margin(network: Any, program: Program) -> float:
     return min(distances, default=1.0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     network = saved(name, tmp_path)
     model = load_model(str(tmp_path))
@@ -167,7 +165,7 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
     assert model.experts == 1 or all(gradient.any() for gradient in routers)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_trained_model_has_its_loss_after_export(name: str, tmp_path: Path) -> None:
     """Some steps, exported, loaded here and by `transformers`: the loss of sequences that none of the steps saw."""
     import torch
