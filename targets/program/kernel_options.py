@@ -59,6 +59,24 @@ class RopeOptions:
 
 
 @frozen(kw_only=True)
+class RouterOptions:
+    """Options of `route_backward`, and its operand that may be left out: an array of the set."""
+
+    normalise: bool
+    balance: float = 0.0
+    z: float = 0.0
+    scale: Any = None
+
+    def pull(self, tokens: int, experts: int, choices: int) -> float:
+        """Return the factor of an expert's number of rows in the gradient of the balancing loss, without `scale`."""
+        return self.balance * experts / (choices * tokens**2)
+
+    def push(self, tokens: int) -> float:
+        """Return the factor of the log-sum-exp of a row in the gradient of the z-loss, without `scale`."""
+        return 2 * self.z / tokens
+
+
+@frozen(kw_only=True)
 class LogitOptions:
     """Options of the head kernels that turn products of rows and table into logits."""
 

@@ -55,4 +55,4 @@ EXPERTS = in_family(UNEVEN, "olmoe", experts=4, experts_per_token=2, router_norm
 SHARED_EXPERT = in_family(
     UNEVEN, "qwen2_moe", qkv_bias=True, experts=5, experts_per_token=3, expert_size=20, shared_expert_size=28
 )
-"""The same with an expert that all tokens pass through, by a gate of its own."""
+"""A mixture with an expert that all tokens pass through, by a gate of its own."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ratrain.targets.program.kernel_options import RouterOptions
 from ratrain.targets.pytorch.device.device_common import chunk_rows, row_chunks, shaped
 from ratrain.targets.pytorch.device.device_sums import first_key, sort_by_key, sort_plan
 from ratrain.targets.runtime.arena.scratch import Buffer
@@ -87,30 +88,17 @@ class DeviceRouter:
                 taken = torch.gather(block, 1, index, out=weights[rows])
             taken.sub_(sums).exp_()
 
-    def route_backward(
-        self,
-        logits,
-        chosen,
-        weights,
-        dweights,
-        ends,
-        dlogits,
-        *,
-        scratch,
-        scale=None,
-        normalise,
-        balance=0.0,
-        z=0.0,
-    ):
+    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+        given = RouterOptions(**options)
         of_share, of_value, of_term, counts, pull, *columns, own, other, index, step = scratch.take_all(
             route_backward_plan(logits, chosen)
         )
         (tokens, experts), choices = logits.shape, chosen.shape[1]
         step.fill_(1)
-        if scale is not None:
-            step.copy_(scale[:1])
+        if given.scale is not None:
+            step.copy_(given.scale[:1])
         counts.copy_(ends)[1:].sub_(ends[:-1])
-        pull.copy_(counts).mul_(float(np.float32(balance * experts / (choices * tokens**2)))).mul_(step)
+        pull.copy_(counts).mul_(float(np.float32(given.pull(tokens, experts, choices)))).mul_(step)
         for rows in row_chunks(*logits.shape):
             block = logits[rows]
             share, value, term = (shaped(each, block.shape) for each in (of_share, of_value, of_term))
@@ -120,18 +108,18 @@ class DeviceRouter:
             some = chosen[rows].shape
             at, product = shaped(index, some).copy_(chosen[rows]), shaped(own, some)
             torch.sum(torch.mul(weights[rows], dweights[rows], out=product), dim=1, keepdim=True, out=mean)
-            if normalise:
+            if given.normalise:
                 here = torch.sub(dweights[rows], mean, out=shaped(other, some)).mul_(weights[rows])
                 value.zero_()
             else:
                 torch.mul(share, mean, out=value).neg_()
                 here = torch.gather(value, 1, at, out=shaped(other, some)).add_(product)
             value.scatter_(1, at, here)
-            if balance:
+            if given.balance:
                 torch.sum(torch.mul(share, pull, out=term), dim=1, keepdim=True, out=mean)
                 value.add_(torch.sub(pull, mean, out=term).mul_(share))
-            if z:
-                value.add_(torch.mul(share, sums.mul_(2 * z / tokens).mul_(step), out=term))
+            if given.z:
+                value.add_(torch.mul(share, sums.mul_(given.push(tokens)).mul_(step), out=term))
             dlogits[rows].copy_(value)
 
     def group_rows(self, chosen, order, ends, *, scratch):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import triton.language as tl
 
+from ratrain.targets.program.kernel_options import RouterOptions
 from ratrain.targets.pytorch.device.device_router import DeviceRouter, check_experts
 from ratrain.targets.pytorch.triton.triton_common import jit, launch, power_of_two, programs, warps_for
 from ratrain.targets.runtime.arena.scratch import Buffer
@@ -209,35 +210,22 @@ class TritonRouter(DeviceRouter):
         constants = {"normalise": normalise, "rows": rows, "lanes": lanes, "warps": warps_for(rows * lanes)}
         launch(choose_experts, (programs(tokens, rows),), logits, chosen, weights, *numbers, **constants)
 
-    def route_backward(
-        self,
-        logits,
-        chosen,
-        weights,
-        dweights,
-        ends,
-        dlogits,
-        *,
-        scratch,
-        scale=None,
-        normalise,
-        balance=0.0,
-        z=0.0,
-    ):
+    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+        given = RouterOptions(**options)
         (step,) = scratch.take_all(fused_route_backward_plan())
         step.fill_(1)
-        if scale is not None:
-            step.copy_(scale[:1])
+        if given.scale is not None:
+            step.copy_(given.scale[:1])
         (tokens, experts), choices = logits.shape, chosen.shape[1]
         rows, lanes = _tokens_of_program(experts)
         launch(
             gradients_of_choice,
             (programs(tokens, rows),),
             *(logits, chosen, weights, dweights, ends, dlogits, step, tokens, experts, choices),
-            *(float(balance * experts / (choices * tokens**2)), float(2 * z / tokens)),
-            normalise=normalise,
-            balances=balance != 0,
-            flattens=z != 0,
+            *(given.pull(tokens, experts, choices), given.push(tokens)),
+            normalise=given.normalise,
+            balances=given.balance != 0,
+            flattens=given.z != 0,
             rows=rows,
             lanes=lanes,
             warps=warps_for(rows * lanes),

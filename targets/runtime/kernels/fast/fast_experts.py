@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratrain.targets.program.expert_kernels import ROW_BLOCK
+from ratrain.targets.program.kernel_options import RouterOptions
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels import openblas
 from ratrain.targets.runtime.kernels.fast import expert_loops, fast_rows, router_loops
@@ -70,29 +71,16 @@ class FastExperts:
 
         self.team.run(part, self.team.rows(logits.shape))
 
-    def route_backward(
-        self,
-        logits,
-        chosen,
-        weights,
-        dweights,
-        ends,
-        dlogits,
-        *,
-        scratch,
-        scale=None,
-        normalise,
-        balance=0.0,
-        z=0.0,
-    ):
+    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+        given = RouterOptions(**options)
         tokens, experts = logits.shape
-        step = 1.0 if scale is None else float(scale[0])
-        pull = np.float32(balance * experts / (chosen.shape[1] * tokens**2) * step)
-        push = np.float32(2 * z / tokens * step)
+        step = 1.0 if given.scale is None else float(given.scale[0])
+        pull = np.float32(given.pull(tokens, experts, chosen.shape[1]) * step)
+        push = np.float32(given.push(tokens) * step)
 
         def part(rows: slice) -> None:
             operands = logits[rows], chosen[rows], weights[rows], dweights[rows]
-            router_loops.route_backward(*operands, ends, dlogits[rows], normalise, pull, push)
+            router_loops.route_backward(*operands, ends, dlogits[rows], given.normalise, pull, push)
 
         self.team.run(part, self.team.rows(logits.shape))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratrain.targets.program.expert_kernels import ROW_BLOCK
+from ratrain.targets.program.kernel_options import RouterOptions
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks, sigmoid
 from ratrain.targets.runtime.kernels.shared import expert_runs, group_by_expert
@@ -46,39 +47,26 @@ class ReferenceExperts:
             weights[rows] = np.exp(taken - _log_sums(taken if normalise else block))
 
     @quiet
-    def route_backward(
-        self,
-        logits,
-        chosen,
-        weights,
-        dweights,
-        ends,
-        dlogits,
-        *,
-        scratch,
-        scale=None,
-        normalise,
-        balance=0.0,
-        z=0.0,
-    ):
+    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+        given = RouterOptions(**options)
         tokens, experts = logits.shape
-        step = np.float32(1 if scale is None else scale[0])
-        pull = np.diff(ends, prepend=0) * np.float32(balance * experts / (chosen.shape[1] * tokens**2)) * step
+        step = np.float32(1 if given.scale is None else given.scale[0])
+        pull = np.diff(ends, prepend=0) * np.float32(given.pull(tokens, experts, chosen.shape[1])) * step
         for rows in row_blocks(*logits.shape):
             sums = _log_sums(logits[rows])
             shares = np.exp(logits[rows] - sums)
             mean = (weights[rows] * dweights[rows]).sum(axis=1, keepdims=True)
-            if normalise:
+            if given.normalise:
                 value = np.zeros_like(shares)
                 np.put_along_axis(value, chosen[rows], weights[rows] * (dweights[rows] - mean), axis=1)
             else:
                 value = -shares * mean
                 here = np.take_along_axis(value, chosen[rows], axis=1) + weights[rows] * dweights[rows]
                 np.put_along_axis(value, chosen[rows], here, axis=1)
-            if balance:
+            if given.balance:
                 value += shares * (pull - shares @ pull[:, None])
-            if z:
-                value += np.float32(2 * z / tokens) * step * sums * shares
+            if given.z:
+                value += np.float32(given.push(tokens)) * step * sums * shares
             dlogits[rows] = value
 
     def group_rows(self, chosen, order, ends, *, scratch):
