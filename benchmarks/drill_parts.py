@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch_device import Options
 
     from ratrain.targets.runtime.kernels import KernelSet
 
@@ -43,6 +44,8 @@ class Drill:
     seconds: float
     sets: Sequence[str] = ()
     """Kernel sets whose results are compared; all that are installed if none is named."""
+    words: Sequence[str] = ()
+    """Kernels that are compared have one of these in their names; all if none is given."""
     figures: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -130,7 +133,7 @@ def correctness(drill: Drill) -> None:
     done = 0
     for name in names:
         kernels = drill.kernel_set(name)
-        asked = _kernels_of_its_own(type(kernels), KERNEL_SETS.load("torch-device"))
+        asked = _kernels_of_its_own(type(kernels), KERNEL_SETS.load("torch-device"), drill.words)
         variants = ("plain", "capped", "packed")
         is_slow = drill.on_host and name == "torch-triton"  # interpreted
         for dtype in kinds[1:2] if is_slow else kinds:
@@ -151,9 +154,14 @@ def correctness(drill: Drill) -> None:
         _check_trainings(drill, name)
 
 
-def _kernels_of_its_own(made: type, plain: type) -> Callable[[str], bool]:
-    """Return a test that a kernel of a set is not inherited from the plain set."""
-    return lambda kernel: made is plain or getattr(made, kernel) is not getattr(plain, kernel)
+def _kernels_of_its_own(made: type, plain: type, words: Sequence[str]) -> Callable[[str], bool]:
+    """Return a test that a kernel of a set has one of some words in its name and is not inherited from the plain set."""
+
+    def is_compared(kernel: str) -> bool:
+        is_own = made is plain or getattr(made, kernel) is not getattr(plain, kernel)
+        return is_own and (not words or any(word in kernel for word in words))
+
+    return is_compared
 
 
 def _make_tests_importable() -> None:
@@ -246,10 +254,11 @@ def _check_trainings(drill: Drill, name: str) -> None:
     """Compare losses of three steps with those of the reference kernels."""
     from ratrain.targets.runtime.kernels import kernel_set
     from tests.end_to_end.tiny_runs import MODEL, losses, make_program, run_settings, stream_for
-    from tests.end_to_end.toys import GEMMA3, GPT2
+    from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, SHARED_EXPERT
     from tests.program_files import prepare
 
-    for family, model in {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3}.items():
+    models = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmoe": EXPERTS, "qwen2_moe": SHARED_EXPERT}
+    for family, model in models.items():
         is_short = drill.on_host and name == "torch-triton"  # what is interpreted is slow
         if is_short and family != "llama":
             continue
@@ -268,120 +277,74 @@ def _check_trainings(drill: Drill, name: str) -> None:
         drill.figures[f"losses {name} {family}"] = off
 
 
-TILES = {
-    64: {
-        "attend": [(128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (128, 32, 8, 4)],
-        "gradients_of_keys": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3)],
-        "gradients_of_queries": [(64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3)],
-    },
-    128: {
-        "attend": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 8, 3)],
-        "gradients_of_keys": [(64, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 1), (32, 64, 4, 2)],
-        "gradients_of_queries": [(64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 2)],
-    },
-}
-"""By elements of a head and kernel: rows, columns, warps and stages of tiles to time."""
-
-
 def tiles(drill: Drill) -> None:
-    """Time the fused kernels of attention with several tile sizes: 4 sequences of 2048 tokens, 32 heads, 4 shared."""
+    """Time the fused kernels of attention with several tile sizes."""
     if drill.on_host:
         raise SkipError(NO_GPU)
-    from ratrain.targets.pytorch.triton import triton_attention as fused
+    from attention_tiles import timed
 
-    usual = fused.tiles_of
-    for width, kernels in TILES.items():
-        runs, flops = _attention_runs(width)
-        for number, (kernel, candidates) in enumerate(kernels.items()):
-            for candidate in candidates:
-                chosen = list(usual(width, halves=True))
-                chosen[number] = fused.Tile(*candidate)
-                fused.tiles_of = lambda *_, _chosen=tuple(chosen), **__: _chosen
-                try:
-                    seconds = _seconds_on_gpu(runs[number])
-                except Exception as error:  # noqa: BLE001 - a tile that does not fit is no fault
-                    print(f"{width:4d} {kernel:22s} {candidate}: {one_line(error)}", flush=True)
-                    continue
-                drill.figures[f"{width} {kernel} {candidate}"] = seconds
-                rate = flops[number] / seconds / 1e12
-                print(f"{width:4d} {kernel:22s} {candidate}: {seconds * 1e6:7.1f} us, {rate:5.0f} TFLOP/s", flush=True)
-    fused.tiles_of = usual
+    for name, seconds in timed():
+        drill.figures[name] = seconds
 
 
-def _attention_runs(width: int) -> tuple[list[Callable[[], None]], list[float]]:
-    """Return attention's forward, gradients of keys and gradients of queries, ready to run, and operations of each."""
-    import torch
-
-    from ratrain.targets.program.attention_spec import AttentionSpec
-    from ratrain.targets.pytorch.triton import triton_attention as fused
-
-    spec = AttentionSpec(batch=4, seq_len=2048, heads=32, kv_heads=4, head_dim=width)
-    rows = spec.batch * spec.seq_len
-    q, o, do, dq = (torch.randn(rows, 32 * width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    k, v, dk, dv = (torch.randn(rows, 4 * width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    lse, delta = (torch.full((32, rows), 9.0, device="cuda") for _ in range(2))
-    call = fused.AttentionCall(spec.block, None, None, halves=True)
-    operands = (q, k, v, do, lse, delta)
-    product = spec.batch * spec.heads * spec.seq_len**2 * width  # of a causal half, two operations each
-    return [
-        lambda: call.forward((q, k, v, o, lse, lse)),
-        lambda: call.backward_of_keys(operands, (dk, dv), adds=False),
-        lambda: call.backward_of_queries(operands, dq, adds=False),
-    ], [2.0 * product, 4.0 * product, 3.0 * product]
+EXPERT_KEYS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "norm_topk_prob": True,
+}
+"""Keys that make a mixture of experts of the tiny model."""
 
 
-def _seconds_on_gpu(run: Callable[[], None], repeat: int = 10) -> float:
-    """Return the median seconds of a few runs, one after the other."""
-    from itertools import pairwise
-    from statistics import median
+@dataclass(frozen=True)
+class TinyProgram:
+    """A tiny program: the line of its plan for `pp = 2`, more words of `compile`, more keys of the model."""
 
-    import torch
-
-    run()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
-    torch.cuda._sleep(20_000_000)  # noqa: SLF001 - the device begins when all are issued
-    for mark in marks[:-1]:
-        mark.record()
-        run()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    return median(one.elapsed_time(other) for one, other in pairwise(marks)) / 1e3
+    line: str
+    words: Sequence[str] = ()
+    model_keys: Mapping[str, Any] = field(default_factory=dict)
+    needs_host: bool = False
+    """True if no graph can repeat it, since its host reads and writes files."""
 
 
 GRAPHS = {
-    "pipeline": ("pp = 2", ()),
-    "tensor ranks": ("pp = 1\ntp = 2", ()),
-    "state in a file": (
+    "pipeline": TinyProgram("pp = 2"),
+    "tensor ranks": TinyProgram("pp = 1\ntp = 2"),
+    "state in a file": TinyProgram(
         "pp = 2",
         ("--machine", "examples/small-memory.toml", "--passes", "place-1f1b,offload-state{home=file},allocate-ddr"),
+        needs_host=True,
     ),
+    "experts": TinyProgram("pp = 2", model_keys=EXPERT_KEYS),
 }
-"""By name: the line of the tiny plan that takes the place of `pp = 2`, and more words of `compile`."""
-IN_FILES = ("state in a file",)
-"""Programs that no graph can repeat: their host reads and writes files."""
 NEAR_GRAPHS = 1e-4
-"""Largest relative difference between losses of the first plan and of the others, f16."""
+"""Largest relative difference between losses of the first plan and of others of the same model, f16."""
 
 
 def graph(drill: Drill) -> None:
-    """Run three tiny programs by `ratrainc run`, step by step and as one graph: the same losses."""
+    """Run tiny programs by `ratrainc run`, step by step and as one graph: the same losses."""
     examples = ROOT / "examples"
-    plan = (examples / "tiny.toml").read_text("utf-8")
+    plan, model = ((examples / name).read_text("utf-8") for name in ("tiny.toml", "tiny.json"))
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, (keys, more) in GRAPHS.items():
+        for name, tiny in GRAPHS.items():
             program, changed = str(Path(folder, f"{len(found)}.rtx")), Path(folder, "plan.toml")
-            changed.write_text(plan.replace("pp = 2", keys, 1), "utf-8")
-            words = ["--model", str(examples / "tiny.json"), "--plan", str(changed), "-o", program, *more]
+            changed.write_text(plan.replace("pp = 2", tiny.line, 1), "utf-8")
+            config = Path(folder, "tiny.json")
+            config.write_text(json.dumps({**json.loads(model), **tiny.model_keys}), "utf-8")
+            words = ["--model", str(config), "--plan", str(changed), "-o", program, *tiny.words]
             drill.command("-m", "ratrain", "compile", *words)
             found[name] = _losses(drill, name, program)
-            if drill.on_host or name in IN_FILES:
+            if drill.on_host or tiny.needs_host:
                 continue
             replayed = _losses(drill, f"{name}, graph", program, "--graph")
             drill.check(found[name] == replayed, f"{name}: the losses of the graph are others")
-    first, *others = found.values()
-    for name, losses in zip(list(found)[1:], others, strict=True):
-        pairs = zip(first, losses, strict=False)
+    first, *_ = found.values()
+    for name in (name for name, tiny in GRAPHS.items() if not tiny.model_keys):
+        pairs = zip(first, found[name], strict=False)
         off = max((abs(mine / theirs - 1) for theirs, mine in pairs), default=float("inf"))
         drill.check(off <= NEAR_GRAPHS, f"{name}: losses {off:.1e} off the pipeline's")
     if drill.on_host:
@@ -552,22 +515,45 @@ def calibrate(drill: Drill) -> None:
 
 def speed(drill: Drill) -> None:
     """Compare tokens a second and the peak of a step with PyTorch."""
-    from torch_device import GRAPH, OURS, Options, compare, other_trainings
+    from torch_device import GRAPH, OURS, Options
 
     ours, _ = OURS
     if drill.on_host:
-        names = [ours, "PyTorch bf16"]
-        options = Options(drill.device, drill.kernels, 1, 256, 2, 64)
         print("torch.compile and the model of 1.1 billion parameters are left out: they need a GPU")
-    else:
-        names = [ours, GRAPH, "PyTorch autocast", "compiled autocast", "PyTorch bf16"]
-        options = Options(drill.device, drill.kernels, 4, 0, 0, 2048, 4, "tinyllama-1.1b", profile=True)
+        _compare_steps(drill, [ours, "PyTorch bf16"], Options(drill.device, drill.kernels, 1, 256, 2, 64))
+        return
+    names = [ours, GRAPH, "PyTorch autocast", "compiled autocast", "PyTorch bf16"]
+    options = Options(drill.device, drill.kernels, 1, 0, 0, 2048, 4, "tinyllama-1.1b", profile=True)
+    _compare_steps(drill, names, options)
+
+
+def experts(drill: Drill) -> None:
+    """Compare a step of a mixture of experts with the same shapes in `transformers`, its experts as grouped products."""
+    from torch_device import GRAPH, OURS, Options
+
+    if drill.on_host:
+        raise SkipError(NO_GPU)
+    ours, _ = OURS
+    peers = ["PyTorch bf16", "PyTorch autocast"] if version_of("transformers") else []
+    options = Options(drill.device, drill.kernels, 1, 0, 0, 2048, 4, "granite-3.1-1b-a400m", profile=True)
+    _compare_steps(drill, [ours, GRAPH, *peers], options, must=(ours, GRAPH))
+
+
+def _compare_steps(drill: Drill, names: Sequence[str], options: Options, must: Sequence[str] = ()) -> None:
+    """Note seconds and peaks of steps, and peers that fail; of `must`, if any is named, only these have to run."""
+    from torch_device import compare, other_trainings, predicted_by
+
+    from ratrain.targets.machine.machine import load_machine
+
     rows = compare(names, options, 2 if drill.on_host else 6, None)
     drill.figures |= rows
-    for name in names:
+    for name in must or names:
         drill.check(name in rows, f"{name} failed")
     for words in other_trainings(rows):
         drill.check(False, words)
+    if not drill.on_host:
+        drill.figures["predicted by h200"] = seconds = predicted_by(load_machine("h200"), options)
+        print(f"the built-in machine h200 predicts {seconds:.3f} s", flush=True)
 
 
 PARTS: dict[str, Callable[[Drill], None]] = {
@@ -580,5 +566,6 @@ PARTS: dict[str, Callable[[Drill], None]] = {
     "tiles": tiles,
     "calibrate": calibrate,
     "speed": speed,
+    "experts": experts,
 }
 """Function of each part, by its name; it notes figures and faults in the drill that it is given."""

@@ -37,22 +37,23 @@ UNUSED = ("hjson", "tree-sitter", "tree-sitter-bash", "PyYAML")
 SHARES = {
     "machine": 0.04,
     "correctness": 0.18,
-    "graph": 0.10,
+    "graph": 0.14,
     "ranks": 0.05,
     "bytes": 0.11,
     "ballast": 0.06,
     "tiles": 0.07,
     "calibrate": 0.14,
     "speed": 0.27,
+    "experts": 0.15,
 }
 """By part, in their order: the share that it may take of the time that is left."""
 
 
-def do_part(name: str, device: str, out: Path, limit: float, sets: Sequence[str]) -> int:
+def do_part(name: str, device: str, out: Path, limit: float, sets: Sequence[str], words: Sequence[str]) -> int:
     """Do a part in this process, and leave its JSON."""
     from drill_parts import PARTS, Drill, SkipError, one_line
 
-    drill = Drill(device, out, limit, sets)
+    drill = Drill(device, out, limit, sets, words)
     status, why = PASSED, ""
     start = time.monotonic()
     try:
@@ -75,12 +76,12 @@ def _leave(out: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def run_part(
-    name: str, device: str, sets: Sequence[str], out: Path, limit: float, tell: Callable[[str], None]
+    name: str, device: str, compared: Sequence[str], out: Path, limit: float, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Do a part in a process of its own, which ends at its limit with all that it started; return what it left."""
     place = out / f"{name}.json"
     place.unlink(missing_ok=True)
-    words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit), "--sets", *sets]
+    words = [sys.executable, __file__, "--device", device, "--part", name, "--limit", str(limit), *compared]
     variables = environment(ROOT / "benchmarks", OUT=str(out), PYTHONUNBUFFERED="1")
     start = time.monotonic()
     process = subprocess.Popen(
@@ -149,8 +150,8 @@ def no_device(device: str) -> str:
     )
 
 
-def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) -> int:
-    """Do the parts one after the other, and print the table."""
+def drill_all(device: str, only: Sequence[str], compared: Sequence[str], out: Path) -> int:
+    """Do the parts one after the other, and print the table; `compared` are options of this command for each."""
     out.mkdir(parents=True, exist_ok=True)
     total = float(os.environ.get("DRILL_SECONDS") or SECONDS[device])
     end = time.monotonic() + total
@@ -166,7 +167,7 @@ def drill_all(device: str, only: Sequence[str], sets: Sequence[str], out: Path) 
             shares = sum(SHARES[later] for later in only[number:])
             limit = max(1.0, end - time.monotonic()) * SHARES[name] / shares
             tell(f"\n== {name} (at most {limit:.3g} s) ==")
-            results[name] = run_part(name, device, sets, out, limit, tell)
+            results[name] = run_part(name, device, compared, out, limit, tell)
         tell("\n| part | result | seconds | why |\n|---|---|---|---|")
         for name, found in results.items():
             tell(f"| {name} | {found['status']} | {found['seconds']:.0f} | {found['why']} |")
@@ -181,6 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=SECONDS, help="cuda, or cpu for a rehearsal")
     parser.add_argument("--only", nargs="+", choices=SHARES, default=list(SHARES), metavar="PART")
     parser.add_argument("--sets", nargs="*", default=[], metavar="SET", help="kernel sets to compare: torch-triton")
+    parser.add_argument(
+        "--kernels", nargs="*", default=[], metavar="WORD", help="compare kernels with it in their names"
+    )
     parser.add_argument("--missing", action="store_true", help="print what has to be installed, and end")
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, help=argparse.SUPPRESS)
@@ -190,12 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(missing()))
         return 0
     if chosen.part:
-        return do_part(chosen.part, chosen.device, out, chosen.limit, chosen.sets)
+        return do_part(chosen.part, chosen.device, out, chosen.limit, chosen.sets, chosen.kernels)
     if reason := no_device(chosen.device):
         print(reason, file=sys.stderr)
         return 2
     interrupt_on_sigterm()
-    return drill_all(chosen.device, chosen.only, chosen.sets, out)
+    compared = ["--sets", *chosen.sets, "--kernels", *chosen.kernels]
+    return drill_all(chosen.device, chosen.only, compared, out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says in ten minutes on one GPU whether what this project claims of GPUs holds: nine parts, a table at the end.
+# Says in ten minutes on one GPU whether what this project claims of GPUs holds: ten parts, a table at the end.
 #
 #   benchmarks/gpu_drill.sh                           # on the first GPU
 #   benchmarks/gpu_drill.sh --device cpu              # a rehearsal, two minutes on two idle cores

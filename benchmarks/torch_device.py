@@ -163,10 +163,22 @@ def theirs(
 ) -> tuple[Callable[[], float], None]:
     """PyTorch's step."""
     import torch
-    from torch_step import make_step
+    from torch_step import make_step, step_of
 
     torch.set_num_threads(options.threads)
     task = options.task()
+    if task.model.experts is not None:
+        from torch_experts import Mixture
+
+        return step_of(
+            Mixture(options.model),
+            task.plan.optimizer,
+            getattr(torch, dtype),
+            task.tokens_and_labels,
+            device=options.device,
+            products=torch.bfloat16 if autocast else None,
+            compiled=compiled,
+        ), None
     step = make_step(
         task.model,
         task.plan.optimizer,
@@ -296,15 +308,22 @@ def machine_of(options: Options, path: str | None) -> Machine:
 
 def show_prediction(options: Options, machine: Machine, turns: Sequence[dict[str, Any]]) -> None:
     """Print what the machine predicts beside what our step took."""
-    from ratrain.ratrainc.calibration.from_device import predicted_step_seconds
     from ratrain.targets.runtime.settings import HOST_DEVICE
 
     is_host = options.device == HOST_DEVICE
-    predicted = predicted_step_seconds(our_program(options)[0], machine, overlaps=not is_host)
+    predicted = predicted_by(machine, options)
     measured = {"": "seconds", " of CPU time": "cpu"} if is_host else {"": "seconds"}
     for words, key in measured.items():
         seconds = statistics.median(turn[key] for turn in turns)
         print(f"predicted {predicted:.3f} s a step, measured {seconds:.3f} s{words}: {predicted / seconds - 1:+.1%}")
+
+
+def predicted_by(machine: Machine, options: Options) -> float:
+    """Return the seconds of our step by a machine."""
+    from ratrain.ratrainc.calibration.from_device import predicted_step_seconds
+    from ratrain.targets.runtime.settings import HOST_DEVICE
+
+    return predicted_step_seconds(our_program(options)[0], machine, overlaps=options.device != HOST_DEVICE)
 
 
 def turns_of(names: Sequence[str], options: Options, repeat: int) -> dict[str, list[dict[str, Any]]]:

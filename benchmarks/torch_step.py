@@ -109,9 +109,23 @@ def make_step(
     with torch.no_grad():
         for ours, theirs in names(model).items():
             llama.get_parameter(ours).copy_(torch.from_numpy(weights[theirs]))
-    llama.to(dtype).to(device)
-    decayed = [p for p in llama.parameters() if p.ndim == 2]
-    others = [p for p in llama.parameters() if p.ndim == 1]
+    return step_of(llama, optimizer, dtype, batches, device=device, products=products, compiled=compiled)
+
+
+def step_of(
+    network: nn.Module,
+    optimizer: Optimizer,
+    dtype: torch.dtype,
+    batches: Callable[[int], tuple[Any, Any]],
+    *,
+    device: str = "cpu",
+    products: torch.dtype | None = None,
+    compiled: bool = False,
+) -> Callable[[], float]:
+    """Return the step of a network whose `forward` takes tokens and labels, and gives the loss."""
+    network.to(dtype).to(device)
+    decayed = [p for p in network.parameters() if p.ndim >= 2]
+    others = [p for p in network.parameters() if p.ndim == 1]
     adamw = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=optimizer.lr,
@@ -120,7 +134,7 @@ def make_step(
         fused=True,
     )
     done = 0
-    forward = torch.compile(llama) if compiled else llama
+    forward = torch.compile(network) if compiled else network
 
     def step() -> float:
         nonlocal done
