@@ -529,14 +529,13 @@ def speed(drill: Drill) -> None:
 
 def experts(drill: Drill) -> None:
     """Compare a step of a mixture of experts with the same shapes in `transformers`, its experts as grouped products."""
-    from torch_device import GRAPH, OURS, Options
+    from torch_device import GRAPH, Options
 
     if drill.on_host:
         raise SkipError(NO_GPU)
-    ours, _ = OURS
     peers = ["PyTorch bf16", "PyTorch autocast"] if version_of("transformers") else []
     options = Options(drill.device, drill.kernels, 1, 0, 0, 2048, 4, "granite-3.1-1b-a400m", profile=True)
-    _compare_steps(drill, [ours, GRAPH, *peers], options, must=(ours, GRAPH))
+    _compare_steps(drill, [GRAPH, *peers], options, must=(GRAPH,))
 
 
 def _compare_steps(drill: Drill, names: Sequence[str], options: Options, must: Sequence[str] = ()) -> None:

@@ -220,7 +220,7 @@ def serve(name: str, options: Options) -> None:
             peak = _peak(options.device) - before
             turn = {"seconds": seconds, "cpu": spent, "loss": loss, "peak": peak, "before": before, "said": said}
             print(json.dumps({**turn, "allocated": _allocated(options.device)}), flush=True)
-        if options.profile and name == OURS[0]:
+        if options.profile and name in OURS:
             _print_profile(step)
 
 

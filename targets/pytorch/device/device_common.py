@@ -45,6 +45,11 @@ def chunk_rows(rows: int, columns: int) -> int:
     return max(1, min(rows, CHUNK_ELEMENTS // max(1, columns)))
 
 
+def fits_chunk(elements: int) -> bool:
+    """Return whether a chunk has as many elements."""
+    return elements <= CHUNK_ELEMENTS
+
+
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:
     """Cut `rows` into slices in order, each of at most `chunk_rows` rows."""
     return row_blocks(rows, columns, CHUNK_ELEMENTS)

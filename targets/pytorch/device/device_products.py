@@ -2,6 +2,11 @@
 
 If both factors have 16 bits and the device is a GPU, the library multiplies them into float32 directly. Otherwise they
 are first copied to float32, which changes no product, block by block, so that scratch does not grow with the matrices.
+
+Gradients of a router are float32, its inputs and weights bfloat16. On a GPU the float32 factor is written as the sum of
+three bfloat16, high + middle + low, which have all its 24 bits, and the library multiplies these side by side:
+
+    [high middle low] @ [b b b]^T,   or   [high middle low]^T @ b, whose three products are then added
 """
 
 from __future__ import annotations
@@ -9,15 +14,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import frozen
 
 from ratrain.targets.program.kernel_options import ProductOptions
 from ratrain.targets.pytorch.device.device_common import (
+    Array,
     add_wide,
     chunk_buffers,
     chunk_rows,
+    fits_chunk,
     row_chunks,
     row_steps,
     shaped,
+    size,
     store_sum,
     stored,
     sum_rows,
@@ -26,7 +35,7 @@ from ratrain.targets.pytorch.device.device_common import (
 from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
-    from ratrain.targets.pytorch.device.device_common import F32, Array
+    from ratrain.targets.pytorch.device.device_common import F32
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
@@ -92,6 +101,8 @@ def gemm_plan(a: Array, b: Array, out: Array, *, halves: bool, **options: Any) -
     given = ProductOptions(**options)
     rows, columns, inner = product_shape(a, b, trans_a=given.trans_a, trans_b=given.trans_b)
     added = [out] * given.accumulate + [each for each in (given.bias, given.residual) if each is not None]
+    if (parts := Parts.plan(a, b, out, halves=halves, **options)) is not None:
+        return parts
     if halves and _is_half(a) and a.dtype == b.dtype:
         if _is_stored_by_library(a, out, added):
             return []
@@ -111,6 +122,78 @@ def _block(rows: int, columns: int, inner: int) -> tuple[int, int]:
     """Return rows and columns of a block of a product whose copied factors, like it, fit a chunk if possible."""
     some_columns = chunk_rows(columns, inner)
     return chunk_rows(rows, max(inner, some_columns)), some_columns
+
+
+PARTS = 3
+"""Bfloat16 numbers that have the 24 bits of a float32."""
+
+
+@frozen
+class Parts:
+    """Buffers of a product of a float32 matrix `a`, as three bfloat16, with a bfloat16 matrix `b`."""
+
+    rows: Array
+    """Some rows of `a`, float32."""
+    parts: Array
+    """Their parts, side by side."""
+    repeated: Array
+    """Matrix `b`, three times one below the other, if `a` is not transposed."""
+    products: Array
+    """Products of the parts of a transposed `a`, float32."""
+    term: Array
+    """An addend of their sum."""
+
+    @staticmethod
+    def plan(a: Array, b: Array, out: Array, *, halves: bool, **options: Any) -> Plan | None:
+        """Plan the buffers; None if the product is made another way."""
+        given = ProductOptions(**options)
+        rows, columns, inner = product_shape(a, b, trans_a=given.trans_a, trans_b=given.trans_b)
+        if not halves or _is_half(a) or not str(b.dtype).endswith("bfloat16"):
+            return None
+        added = [out] * given.accumulate + [each for each in (given.bias, given.residual) if each is not None]
+        if not given.trans_a:
+            if not fits_chunk(PARTS * inner * columns) or not _is_stored_by_library(b, out, added):
+                return None
+            some = chunk_rows(rows, PARTS * inner)
+            repeated = _floats(PARTS * inner * columns)
+            return [Buffer((some * inner,)), Buffer((_floats(some * PARTS * inner),)), Buffer((repeated,)), *_NONE]
+        if not fits_chunk(PARTS * max(size(a), rows * columns)) or len(added) > given.accumulate:
+            return None
+        term = [Buffer((rows * columns if given.accumulate else 0,))]
+        of_parts = Buffer((_floats(PARTS * size(a)),))
+        return [Buffer((size(a),)), of_parts, Buffer((0,)), Buffer((PARTS * rows * columns,)), *term]
+
+    def split(self, a: F32) -> Array:
+        """Return the parts of some rows [rows, 3 * columns]."""
+        rest, parts = wide(self.rows, a), stored(self.parts, (len(a), PARTS, a.shape[1]), torch.bfloat16)
+        for index in range(PARTS):
+            part = parts[:, index].copy_(rest)
+            rest.sub_(part)
+        return parts.view(len(a), PARTS * a.shape[1])
+
+    def multiply(self, a: F32, b: Array, out: Array, given: ProductOptions) -> None:
+        """Set out = op(a) @ op(b), with what is added."""
+        right = b.T if given.trans_b else b
+        if given.trans_a:
+            products = multiply_halves(self.split(a).T, right, shaped(self.products, (PARTS * a.shape[1], len(out.T))))
+            total, *others = products.view(PARTS, *out.shape)
+            for each in others:
+                total.add_(each)
+            store_sum(total, self.term, out, accumulate=given.accumulate)
+            return
+        repeated = stored(self.repeated, (PARTS, *right.shape), b.dtype).copy_(right)
+        added = out if given.accumulate else given.residual
+        for rows in row_chunks(len(a), PARTS * a.shape[1]):
+            some = None if added is None else added[rows]
+            multiply_halves(self.split(a[rows]), repeated.view(-1, right.shape[1]), out[rows], some)
+
+
+_NONE = [Buffer((0,)), Buffer((0,))]
+
+
+def _floats(halves: int) -> int:
+    """Return the float32 numbers that hold some 16-bit ones."""
+    return -(-halves // 2)
 
 
 def column_sum_plan(a: Array, **_: object) -> Plan:
@@ -133,6 +216,9 @@ class DeviceProducts:
         if not buffers:
             left, right = a.T if trans_a else a, b.T if trans_b else b
             multiply_halves(left, right, out, out if given.accumulate else given.residual)
+            return
+        if Parts.plan(a, b, out, halves=self.halves, **options) is not None:
+            Parts(*buffers).multiply(a, b, out, given)
             return
         # empty buffers stand for copies that are not needed
         of_a, of_b, of_product, term = buffers

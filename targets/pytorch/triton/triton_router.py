@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LOGITS = 1024
 """Logits that a program takes: of several tokens, or of one with more."""
-_CHUNK, _EXPERTS = 128, 64
+_CHUNK, _EXPERTS, _COUNTS = 128, 64, 1024
 """Rows of a chunk, and experts that a program counts."""
 _LEAST = tl.constexpr(-(1 << 63))
 """Below the key of every logit."""
@@ -149,16 +149,25 @@ def count_rows(
 
 @jit
 def place_chunks(
-    counts: tl.tensor, places: tl.tensor, ends: tl.tensor, chunks: tl.tensor, experts: tl.tensor, lanes: tl.constexpr
+    counts: tl.tensor,
+    places: tl.tensor,
+    ends: tl.tensor,
+    chunks: tl.tensor,
+    experts: tl.tensor,
+    lanes: tl.constexpr,
+    step: tl.constexpr,
 ) -> None:
     """Set places[chunk, e] = the rows of an expert in all chunks before, and the ends; a lane is an expert."""
     lane = tl.arange(0, lanes)
     inside = lane < experts
     total = tl.zeros((lanes,), tl.int32)
-    for chunk in range(chunks):
-        at = chunk * experts + lane
-        tl.store(places + at, total, mask=inside)
-        total += tl.load(counts + at, mask=inside, other=0)
+    for first in range(0, chunks, step):
+        chunk = first + tl.arange(0, step)
+        at = chunk[:, None] * experts + lane[None, :]
+        there = (chunk < chunks)[:, None] & inside[None, :]
+        count = tl.load(counts + at, mask=there, other=0)
+        tl.store(places + at, total[None, :] + tl.cumsum(count, axis=0) - count, mask=there)
+        total += tl.sum(count, axis=0)
     tl.store(ends + lane, tl.cumsum(total, axis=0), mask=inside)
 
 
@@ -238,5 +247,7 @@ class TritonRouter(DeviceRouter):
         (chunks, experts), rows = counts.shape, len(order)
         grid = (chunks, programs(experts, _EXPERTS))
         launch(count_rows, grid, chosen, counts, rows, experts, chunk=_CHUNK, lanes=_EXPERTS)
-        launch(place_chunks, (1,), counts, places, ends, chunks, experts, lanes=power_of_two(experts))
+        lanes = power_of_two(experts)
+        step = max(1, _COUNTS // lanes)
+        launch(place_chunks, (1,), counts, places, ends, chunks, experts, lanes=lanes, step=step)
         launch(place_rows, (chunks,), chosen, places, ends, order, rows, experts, chunk=_CHUNK, warps=8)

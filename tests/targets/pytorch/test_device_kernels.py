@@ -179,6 +179,45 @@ def test_factors_of_16_bits_are_as_good_as_their_copies(
         assert bool(used) == (kernel not in without), kernel
 
 
+@pytest.mark.parametrize("elements", [1 << 22, 900])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": True}, {"trans_b": True}, {"trans_a": True}, {"residual": True}]
+)
+def test_a_float32_factor_keeps_its_24_bits_beside_bfloat16(
+    options: dict[str, Any], wanted: torch.dtype, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The products of a GPU, in its place; chunks of 900 elements hold some rows of a matrix, and no transposed one."""
+    used = []
+
+    def multiply_halves(a: Any, b: Any, out: Any, added: Any = None) -> Any:
+        assert a.dtype == b.dtype == torch.bfloat16
+        used.append(out)
+        return out.copy_(a.double() @ b.double() + (0 if added is None else added.double()))
+
+    monkeypatch.setattr(device_products, "multiply_halves", multiply_halves)
+    monkeypatch.setattr(device_common, "CHUNK_ELEMENTS", elements)
+    native = TorchDevice()
+    native.halves = True
+    drawn = torch.Generator().manual_seed(0)
+    rows, columns, inner = 90, 12, 11
+    a, b, out = (torch.randn(*shape, generator=drawn) for shape in ((rows, inner), (inner, columns), (rows, columns)))
+    factors = {
+        "a": a.T.contiguous() if "trans_a" in options else a,
+        "b": b.T.contiguous() if "trans_b" in options else b,
+    }
+    factors["b"], out = factors["b"].bfloat16(), out.to(wanted)
+    given = {**options, **({"residual": out.clone()} if "residual" in options else {})}
+    adds = "accumulate" in options or "residual" in options
+    right = factors["b"].double().T if "trans_b" in options else factors["b"].double()
+    expected = a.double() @ right + (out.double() if adds else 0)
+    scratch = TensorScratch(native.scratch_bytes("gemm", **factors, out=out, **given))
+    native.gemm(**factors, out=out, scratch=scratch, **given)
+    assert bool(used) == (elements > 900 or "trans_a" not in options)
+    near = 2e-6 if wanted == torch.float32 else 2.0**-8 * float(expected.abs().max())
+    assert float((out.double() - expected).abs().max()) <= near
+
+
 @pytest.mark.parametrize(("version", "stores"), [("2.4.1", False), ("2.9.1+cu128", False), ("2.10.0", True)])
 def test_a_pytorch_that_cannot_add_to_float32_is_not_asked_to(version, stores, monkeypatch):
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
