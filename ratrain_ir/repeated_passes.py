@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Stage
     from ratrain.ratrain_ir.ops.base import Op
 
 PATTERN = 1
@@ -41,7 +41,7 @@ class RepeatedPasses:
     def add(self, ops: Sequence[Op], declared: Iterable[Tensor], micro_batches: Iterable[int]) -> None:
         """Append the ops of the pattern, and the tensors that it declares, once more for each of `micro_batches`."""
         named = [(tensor, *tensor.name.partition(_NUMBER)) for tensor in declared]
-        made = [(type(op), _other_fields(op), op) for op in ops]
+        made: list[tuple[Any, dict[str, Any], Op]] = [(type(op), _other_fields(op), op) for op in ops]
         for micro_batch in micro_batches:
             own = self._tensors.setdefault(micro_batch, {})
             for tensor, before, _, after in named:
