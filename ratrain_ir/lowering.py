@@ -88,6 +88,7 @@ from ratrain.ratrain_ir.ops.compute import (
 )
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.tensor import Tensor
+from ratrain.ratrain_ir.repeated_passes import PATTERN, RepeatedPasses
 from ratrain.ratrain_ir.stage_tensors import StageTensors
 from ratrain.ratrain_ir.topology import topology_of
 
@@ -114,22 +115,34 @@ class _StageLowering(StageTensors):
     def lower(self) -> Stage:
         # The order of declarations and ops is part of the result: equal inputs give an equal text.
         blocks = self.topology.stage_blocks[self.stage.index]
-        chunks = self.topology.chunks_of(self.stage.index)
         for block in blocks:
             self.declare_state(block)
         self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
-        for micro_batch in range(self.plan.micro_batches):
-            for chunk in chunks:
-                for piece in self.pieces(micro_batch):
-                    self.forward_pass(chunk, piece)
-        # Micro-batches ascend here too: floating-point sums of gradients depend on the order. Slices descend, as the
-        # backward of a slice needs the key and value gradients that later slices contribute.
-        for micro_batch in range(self.plan.micro_batches):
-            for chunk in reversed(chunks):
-                for piece in reversed(self.pieces(micro_batch)):
-                    self.backward_pass(chunk, piece)
+        # Micro-batches ascend in the backward too: floating-point sums of gradients depend on the order.
+        repeated = RepeatedPasses(self.stage)
+        for passes in (self.forward_passes, self.backward_passes):
+            for micro_batch in range(min(PATTERN + 1, self.plan.micro_batches)):
+                ops, tensors = len(self.stage.ops), len(self.stage.tensors)
+                passes(micro_batch)
+            pattern = self.stage.ops[ops:], list(self.stage.tensors.values())[tensors:]
+            repeated.add(*pattern, range(PATTERN + 1, self.plan.micro_batches))
         self.step_end(blocks)
         return self.stage
+
+    def forward_passes(self, micro_batch: int) -> None:
+        """Emit the forward of a micro-batch through all chunks of the stage."""
+        for chunk in self.topology.chunks_of(self.stage.index):
+            for piece in self.pieces(micro_batch):
+                self.forward_pass(chunk, piece)
+
+    def backward_passes(self, micro_batch: int) -> None:
+        """Emit the backward of a micro-batch through all chunks of the stage.
+
+        Slices descend: the backward of a slice needs the key and value gradients that later slices contribute.
+        """
+        for chunk in reversed(self.topology.chunks_of(self.stage.index)):
+            for piece in reversed(self.pieces(micro_batch)):
+                self.backward_pass(chunk, piece)
 
     def emit(self, op: Op) -> None:
         self.stage.ops.append(op)

@@ -16,7 +16,8 @@ If ranks share rows, a `gather_rows` for the backward stands before each of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from itertools import product
+from itertools import chain, product
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 import attrs
@@ -428,7 +429,10 @@ def _depends_on_choice(op: Op) -> TypeGuard[_OfLayer]:
 
 
 def _made(ops: tuple[Op, ...], **more: Any) -> _Made:
-    return _Made(ops, frozenset(tensor for op in ops for tensor in op.operands), **more)
+    return _Made(ops, frozenset(chain.from_iterable(map(_OPERANDS, ops))), **more)
+
+
+_OPERANDS = attrgetter("operands")
 
 
 def made_before(forward: Forward, project: Project | None) -> Tensors:

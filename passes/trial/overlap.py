@@ -118,7 +118,7 @@ def occupancy(stage: Stage, op_seconds: OpSeconds, home: Home = Home.DDR, timed:
     limits = np.full(len(lives.starts), len(stage.ops), np.int64)
     limits[:-1] = lives.starts[1:]
     limits[np.cumsum(lives.counts)[lives.counts > 0] - 1] = len(stage.ops)  # a tensor's last
-    scalars = np.fromiter((tensor.kind is StateKind.SCALAR for tensor in lives.tensors), np.bool_, len(lives.tensors))
+    scalars = np.array([tensor.kind is StateKind.SCALAR for tensor in lives.tensors], np.bool_)
     earliest = np.minimum.accumulate(times.starts[::-1])[::-1]
     apart = np.repeat(scalars & (lives.counts == 1), lives.counts)
     return Occupancy(lives, limits, times.issued, earliest, completed, apart)

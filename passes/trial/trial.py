@@ -7,6 +7,8 @@ tensor that others share.
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.target import WorkspaceRequest
 
 
+_SCRATCH = attrgetter("scratch")
+
+
 @define(eq=False)
 class Trials:
     """Trials for one decision about a module's stages. Caches legalised ops and their seconds as long as it lives."""
@@ -50,11 +55,11 @@ class Trials:
         Raises `OutOfTime` where the time for the work has passed.
         """
         go_on()
-        ops = [self.legalised(stage, op) for op in stage.ops]
+        known = list(map(self._legalised.get, stage.ops))  # a map of a method of `dict` makes no Python calls
+        ops = [self.legalised(stage, op) if made is None else made for op, made in zip(stage.ops, known, strict=True)]
         draft = stage.draft(ops)
-        for op in ops:
-            for tensor in op.scratch:
-                draft.tensors.setdefault(tensor.name, tensor)
+        for tensor in dict.fromkeys(chain.from_iterable(map(_SCRATCH, ops))):
+            draft.tensors.setdefault(tensor.name, tensor)
         return draft
 
     def legalised(self, stage: Stage, op: Op) -> Op:
@@ -179,5 +184,5 @@ def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationPr
         sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
         sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
     sizes = [aligned(t.type.nbytes) for t in tensors]
-    intervals = [lives.intervals[t] for t in tensors]
+    intervals = list(lives.intervals.values())
     return AllocationProblem(sizes, intervals, len(stage.ops), [sides.get(t, 0) for t in tensors] if sides else None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,8 @@ class Lifetimes:
     def intervals(self) -> dict[Tensor, tuple[Interval, ...]]:
         """Intervals of each tensor."""
         spans = list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
+        if (self.counts == 1).all():
+            return dict(zip(self.tensors, zip(spans, strict=True), strict=True))
         ends = np.cumsum(self.counts).tolist()
         return {
             tensor: tuple(spans[end - count : end])
@@ -124,7 +127,7 @@ def lifetimes_and_completions(
     """
     swept = swept_lives(rows, places, ends, arrays=arrays)
     tensors = [tensor for tensor in stage.tensors.values() if tensor.home is home]
-    numbers = np.fromiter((rows.tensors.get(tensor, -1) for tensor in tensors), np.int64, len(tensors))
+    numbers = np.array(list(map(rows.tensors.get, tensors, repeat(-1))), np.int64)
     # from numbers of `rows` to places in `tensors`; -1 for tensors of other memories
     order_of = np.full(len(rows.tensors), -1)
     order_of[numbers[numbers >= 0]] = np.flatnonzero(numbers >= 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from attrs import define, field
@@ -61,14 +61,12 @@ class OpRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def of(self, ops: Iterable[Op]) -> list[int]:
+    def of(self, ops: Sequence[Op]) -> list[int]:
         """Return the rows of a list of ops; new ops get the next numbers."""
-        rows, add = self._rows, self._add
-        found = []
-        for op in ops:
-            row = rows.get(op)
-            found.append(add(op) if row is None else row)
-        return found
+        found = list(map(self._rows.get, ops))  # a map of a method of `dict` makes no Python calls
+        if None in found:
+            found = [self._rows[op] if op in self._rows else self._add(op) for op in ops]
+        return cast("list[int]", found)
 
     def numbers(self, *, arrays: bool) -> RowNumbers:
         """Return all rows so far."""

@@ -65,8 +65,8 @@ def verify(module: Module, diagnostics: Diagnostics, target: Target | None = Non
         first, *others = module.stages
         # Each process only proves or refuses its stages. If one refuses, all stages are checked again below, in order,
         # for the messages. The first stage is proved here, which loads the loops that the forked processes then have.
-        found = [_proved(module, first, target)]
-        found += each_stage(lambda stage: _proved(module, stage, target), others) if found[0] is not None else []
+        found = [prove_stage(module, first, target)]
+        found += each_stage(lambda stage: prove_stage(module, stage, target), others) if found[0] is not None else []
         ends = [each for each in found if each is not None]
         if len(ends) == len(module.stages):
             check_communication(module, reporter, ends, claimed=True)
@@ -107,7 +107,7 @@ def prove_text(module: Module, text: NumberedText, target: Target | None) -> int
             columns = text.stage(index)
             if any(isinstance(op, OFFLOAD_OPS) for op in columns.examples):
                 return None
-            return _proved(module, module.stages[index], target, columns)
+            return prove_stage(module, module.stages[index], target, columns)
 
     # the first stage is proved here, which loads the loops for the processes too
     found = [proved(0), *each(proved, range(1, len(module.stages)), work=text.nbytes // _BYTES_OF_AN_OP)]
@@ -121,10 +121,13 @@ def prove_text(module: Module, text: NumberedText, target: Target | None) -> int
     return sum(stage.events.count for stage in ends)
 
 
-def _proved(
+def prove_stage(
     module: Module, stage: Stage, target: Target | None, columns: StageColumns | None = None
 ) -> StageEnds | None:
-    """Check a stage alone; return its ends, or None if a rule about one stage finds anything."""
+    """Check a stage alone; return its ends, or None if a rule about one stage finds anything.
+
+    With `columns`, which are allocated, the ops of the stage need not exist.
+    """
     report = refuser(module)
     ordered = stage
     if columns is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.choices.machine_choice import MachineChoice, stated
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
@@ -89,6 +90,7 @@ Examples:
 @verbose_option
 @json_option
 @in_groups(target=MachineChoice)
+@paused_gc()
 def command(
     schedule: str | None,
     model: str | None,

@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.hf_keys import DROPOUT
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.ops.compute import Forward, Recompute
+from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.console.console import capacity_text, say, seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, TextTable
@@ -44,9 +45,10 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
     """
     plan = module.plan
     capacity = module.target.capacity_bytes if module.target else None
+    if peaks is None:
+        peaks = each_stage(lambda stage: lifetimes(stage).peak_bytes, module.stages)
     rows = []
-    for number, stage in enumerate(module.stages):
-        peak = lifetimes(stage).peak_bytes if peaks is None else peaks[number]
+    for stage, peak in zip(module.stages, peaks, strict=True):
         arena = stage.arena_bytes
         rows.append(
             [

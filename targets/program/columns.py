@@ -196,9 +196,9 @@ class ProgramColumns:
     def engines_in_order(self, stage: int) -> list[Engine]:
         """Return the list order that a stage was given, as engines."""
         assert self.order is not None
-        return list(map(ENGINES.__getitem__, self.order[slice(*self._bounds(stage))].tolist()))
+        return list(map(ENGINES.__getitem__, self.order[slice(*self.range_of(stage))].tolist()))
 
-    def _bounds(self, stage: int) -> tuple[int, int]:
+    def range_of(self, stage: int) -> tuple[int, int]:
         """Return the number of a stage's first instruction, and the one behind its last."""
         stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
         return stop - int(self.lengths[stage].sum()), stop
@@ -211,7 +211,7 @@ class ProgramColumns:
         places = self._given_places(stage)
         if places is None:
             return self.execution_order(stage)
-        return self._bounds(stage)[0] + np.argsort(places)
+        return self.range_of(stage)[0] + np.argsort(places)
 
     def keeps_waits(self, stage: int) -> bool:
         """Return whether the given list order puts each instruction after its waits within a step; True without one."""
@@ -225,7 +225,7 @@ class ProgramColumns:
         if self.order is None:
             return None
         lengths = self.lengths[stage]
-        first, stop = self._bounds(stage)
+        first, stop = self.range_of(stage)
         # The order names engines. A stable sort by engine lists the places of the first engine's instructions, then of
         # the second's: the columns' own order.
         places = np.argsort(self.order[first:stop], kind="stable")
@@ -249,7 +249,7 @@ class ProgramColumns:
         engines = self.streams % len(ENGINES)
         found = [np.empty(0, np.int32)]
         for stage in range(self.stages):
-            own = np.arange(*self._bounds(stage))
+            own = np.arange(*self.range_of(stage))
             ordered = self.list_order(stage)
             found.append(engines[np.concatenate((ordered, np.setdiff1d(own, ordered)))].astype(np.int32))
         return np.concatenate(found)
@@ -266,7 +266,7 @@ class ProgramColumns:
         """
         if not len(order):
             return np.empty(0, np.int64)
-        first, stop = self._bounds(stage)
+        first, stop = self.range_of(stage)
         places = np.full(stop - first, len(order), np.int64)
         places[order - first] = np.arange(len(order))
         taken, _ = _runs(self.operand_stops, self.instructions[first:stop, OPERANDS], first, stop)
@@ -301,7 +301,7 @@ class ProgramColumns:
     def execution_order(self, stage: int) -> Int64s:
         """Return the instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
         lengths = self.lengths[stage]
-        first, stop = self._bounds(stage)
+        first, stop = self.range_of(stage)
         if first == stop:
             return np.empty(0, np.int64)
         taken, _ = _runs(self.wait_stops, self.instructions[first:stop, WAITS], first, stop)
@@ -314,13 +314,16 @@ class ProgramColumns:
 
     # Back into objects
 
-    def tensors(self, stage: int) -> list[ProgramTensor]:
-        """Return the tensors of a stage as objects."""
+    def tensors(self, stage: int, chosen: Sequence[int] | None = None) -> list[ProgramTensor]:
+        """Return the tensors of a stage as objects: all of them, or those of the `chosen` numbers."""
         own = self.tensors_of(stage)
-        numbers, offsets = self.tensor_forms[own].tolist(), self.offsets[own].tolist()
+        taken = slice(None) if chosen is None else np.asarray(chosen, np.int64)
+        numbers, offsets = self.tensor_forms[own][taken], self.offsets[own][taken]
+        names = self.names[own] if chosen is None else [self.names[own.start + number] for number in chosen]
+        forms = map(self.forms.__getitem__, numbers.tolist())
         return [
             ProgramTensor(name, form.kind, form.type, form.carried, offset, form.home)
-            for name, form, offset in zip(self.names[own], map(self.forms.__getitem__, numbers), offsets, strict=True)
+            for name, form, offset in zip(names, forms, offsets.tolist(), strict=True)
         ]
 
     def stream(self, stage: int, engine: Engine) -> list[Instruction]:

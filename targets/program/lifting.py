@@ -131,13 +131,13 @@ def lift(program: Program, diagnostics: Diagnostics) -> Module:
     Reports RT080 for every instruction that is no op (fields or operands missing, too many or of the wrong type), and
     RT042 where the engines of a stage wait for each other.
     """
-    stages = [_LiftedStage(program, index, stage, diagnostics).lift() for index, stage in enumerate(program.stages)]
+    stages = [StageLift(program, index, stage, diagnostics).lift() for index, stage in enumerate(program.stages)]
     for stage in stages:
         insert_releases(stage)
     return Module(program.name, Level.PLACED, program.model, program.plan, stages, program.info, program.pipeline)
 
 
-class _LiftedStage:
+class StageLift:
     """Lifting of one stage."""
 
     def __init__(self, program: Program, number: int, stage: ProgramStage, diagnostics: Diagnostics) -> None:
@@ -149,6 +149,7 @@ class _LiftedStage:
         self.index = {tensor: i for i, tensor in enumerate(self.tensors)}
 
     def lift(self) -> Stage:
+        """Return the stage of the schedule; report RT080 for instructions that are no ops."""
         stage = Stage(self.number)
         for tensor in self.tensors:
             if tensor.name in stage.tensors:

@@ -105,17 +105,18 @@ class ProgramStage:
 
     def live_bytes(self) -> dict[tuple[Engine, int], int]:
         """Return the live bytes in DDR while each instruction, (engine, position), runs, in execution order."""
-        columns, number = self._columns
+        columns, number = self.in_columns
         live = columns.live_bytes(number, columns.execution_order(number))
         return dict(zip(self.execution_order(), live.tolist(), strict=False))
 
     @property
-    def _columns(self) -> tuple[ProgramColumns, int]:
+    def in_columns(self) -> tuple[ProgramColumns, int]:
+        """Columns of the stage in its present state, and its number there; slices are not told if it is objects."""
         return self.unread or (program_columns([self.objects], 0), 0)
 
     def _places(self, order: Callable[[ProgramColumns, int], Int64s]) -> list[tuple[Engine, int]]:
         """Return instructions, as (engine, position), in an order that columns have."""
-        columns, number = self._columns
+        columns, number = self.in_columns
         stops = columns.stream_stops[number * len(ENGINES) : (number + 1) * len(ENGINES)]
         found = order(columns, number)
         engines = np.searchsorted(stops, found, side="right")

@@ -15,7 +15,7 @@ from ratrain.targets.machine.record import compiled_for
 from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, TargetInfo
+    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
     from ratrain.ratrain_ir.verifier.reporter import Reporter
     from ratrain.targets.machine.machine import Machine
 
@@ -26,10 +26,23 @@ def check_workspace_of_others(module: Module, report: Reporter, machine: Machine
     `machine` replaces the program's machine if that is unknown here. Without it, raises `DiagnosticError` RT065 for an
     unknown machine, because nothing could be checked.
     """
-    assert module.target is not None
-    target = known_target(module.target) if machine is None else target_of(machine)
+    target = target_for(module, machine)
     for stage in module.stages:
-        check_stage_workspace(module, stage, target, report, lambda op: not isinstance(op, BlockOp | Release))
+        check_workspace_of_stage(module, stage, target, report)
+
+
+def check_workspace_of_stage(module: Module, stage: Stage, target: MachineTarget, report: Reporter) -> None:
+    """Report RT025 for every op of a stage that calls no routine and lacks the workspace that a target requires."""
+    check_stage_workspace(module, stage, target, report, lambda op: not isinstance(op, BlockOp | Release))
+
+
+def target_for(module: Module, machine: Machine | None) -> MachineTarget:
+    """Return the target of `machine`, or else of the machine that a module names.
+
+    Raises `DiagnosticError` RT065 if that is not known here.
+    """
+    assert module.target is not None
+    return known_target(module.target) if machine is None else target_of(machine)
 
 
 @lru_cache(maxsize=8)

@@ -20,41 +20,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define, field
 
 from ratrain.passes.pipeline_claim import claim_problem
-from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import parameters, parse_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.ops.compute import BLOCK_OPS
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.reporter import Reporter
-from ratrain.targets.codegen.derivation import derivation_problem, form_of
-from ratrain.targets.codegen.routines import representative
 from ratrain.targets.program.columns import KEYWORD, ProgramColumns
-from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import lift
-from ratrain.targets.program.program import Program
 from ratrain.targets.simulator.progress import check_progress
+from ratrain.targets.verifier.program_proof import is_proved
 from ratrain.targets.verifier.program_rules import check_workspace_of_others
 from ratrain.targets.verifier.races import check_races
-from ratrain.targets.verifier.routine_verifier import routine_problem
+from ratrain.targets.verifier.routine_calls import RoutineCalls
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.machine.machine import Machine
-    from ratrain.targets.program.instruction import Instruction
-    from ratrain.targets.program.program import ProgramStage
+    from ratrain.targets.program.program import Program
 
 _PASSES = {"forward": ("forward",), "backward": ("backward", "backward_input")}
 """Keywords of the instructions that each pass of a micro-batch has for each block."""
 _SHOWN = 200
 """Most characters of a pipeline that a message shows."""
-_CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
 
 def check_program(program: Program, machine: Machine | None = None) -> None:
@@ -69,24 +60,30 @@ def check_program(program: Program, machine: Machine | None = None) -> None:
         _check_pipeline(program, diagnostics)
         _check_sizes(program, columns, diagnostics)
         diagnostics.check()
-        module = lift(program, diagnostics)
-        diagnostics.check()
-        for index in range(columns.stages):
-            # The schedule rules read the list order; it must be one that the program's waits allow.
-            if not columns.keeps_waits(index):
-                diagnostics.error("RT080", f"the list order of stage @{index} stands against its waits")
-        _check_routines(program, diagnostics)
-        diagnostics.check()
-        verify(module, diagnostics)
-        diagnostics.check()
-        # Lifted modules have no addresses yet, so `verify` checks them as placed ones; addresses follow.
-        check_workspace_of_others(module, Reporter(module, diagnostics), machine)
-        diagnostics.check()
-        _check_addresses(program, module, diagnostics)
-        diagnostics.check()
+        if not is_proved(program, columns, machine):
+            check_lifted(program, columns, machine, diagnostics)
         check_progress(columns, program.topology)
         check_races(program, diagnostics)
         diagnostics.check()
+
+
+def check_lifted(program: Program, columns: ProgramColumns, machine: Machine | None, diagnostics: Diagnostics) -> None:
+    """Raise `DiagnosticError` unless a program keeps the rules 1 to 3; its instructions are lifted op by op."""
+    module = lift(program, diagnostics)
+    diagnostics.check()
+    for index in range(columns.stages):
+        # The schedule rules read the list order; it must be one that the program's waits allow.
+        if not columns.keeps_waits(index):
+            diagnostics.error("RT080", f"the list order of stage @{index} stands against its waits")
+    _check_routines(program, diagnostics)
+    diagnostics.check()
+    verify(module, diagnostics)
+    diagnostics.check()
+    # Lifted modules have no addresses yet, so `verify` checks them as placed ones; addresses follow.
+    check_workspace_of_others(module, Reporter(module, diagnostics), machine)
+    diagnostics.check()
+    _check_addresses(program, module, diagnostics)
+    diagnostics.check()
 
 
 def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
@@ -123,7 +120,7 @@ def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnos
 
 def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
     """Report RT080 unless every call is of a routine that fits it, and every routine is called."""
-    calls = _Calls(program, diagnostics)
+    calls = RoutineCalls(program, diagnostics)
     for index, stage in enumerate(program.stages):
         for stream in stage.streams.values():
             for instruction in stream:
@@ -140,56 +137,3 @@ def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics)
             tensor.offset = placed.offset
     module.level = Level.ALLOCATED
     check_memory(module, Reporter(module, diagnostics), module.stages)
-
-
-@define
-class _Calls:
-    """Checker of calls of routines; each distinct call is checked once."""
-
-    program: Program
-    diagnostics: Diagnostics
-    known: set[tuple[object, ...]] = field(factory=set)
-    called: set[int] = field(factory=set)
-
-    def check(self, index: int, stage: ProgramStage, instruction: Instruction) -> None:
-        number = instruction.routine
-        needs_routine = instruction.keyword in _CALLS_ROUTINE
-        if needs_routine != (number is not None):
-            problem: str | None = "it must call a routine" if needs_routine else "it cannot call a routine"
-        elif number is None:
-            return
-        else:
-            self.called.add(number)
-            problem = self.problem(stage, instruction, number)
-        if problem is not None:
-            self.diagnostics.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
-
-    def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
-        """Explain what is wrong with a call; None if nothing is, or if an equal call was checked before."""
-        routine = self.program.routines[number]
-        block = parse_block(instruction.blocks[0])
-        assert block is not None  # lifting reports what is none
-        bound = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
-        accesses = {operand.role: operand.access for operand in instruction.operands}
-        types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
-        model = self.program.model
-        layer = representative(block, model)
-        key = (number, instruction.keyword, instruction.accumulates, layer, *accesses.items(), *types.items())
-        if key in self.known:
-            return None
-        self.known.add(key)
-        workspace = bound.get("workspace")
-        held = workspace.type.nbytes if workspace is not None else 0
-        if held < routine.workspace_bytes:
-            return f"routine {routine.key} needs {routine.workspace_bytes} bytes of workspace, the call has {held}"
-        for formal in routine.formals:
-            tensor = bound.get(formal.name)
-            if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
-                return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
-        roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        problem = routine_problem(routine, roles, parameters(rank_model(model, self.program.plan), layer))
-        if problem is None:
-            form = form_of(block, instruction, stage, model)
-            problem = derivation_problem(routine, form, model, self.program.plan)
-            return problem and f"routine {routine.key} is not the one of this op: {problem}"
-        return problem

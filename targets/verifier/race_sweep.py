@@ -21,11 +21,14 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.support.native_loops import native
 
+Int64s = NDArray[np.int64]
 STEPS = 2
 NEVER = -1
 MOST_FOUND = 4096
@@ -35,24 +38,24 @@ _OPERANDS = 100_000
 ALLOWANCE = Allowance(_OPERANDS)
 
 
-@frozen
+@frozen(eq=False)
 class SweptStage:
     """The streams of a stage as numbers, engine by engine in the order of `ENGINES`."""
 
     lengths: list[int]
     """number of instructions of each engine"""
-    operand_ends: list[int]
+    operand_ends: Int64s
     """exclusive end of the operands of each instruction, in `tensors` and `reads`"""
-    tensors: list[int]
-    reads: list[int]
-    """for each operand, whether it is only read"""
-    wait_ends: list[int]
+    tensors: Int64s
+    reads: Int64s
+    """for each operand, 1 if it is only read, else 0"""
+    wait_ends: Int64s
     """exclusive end of the waits of each instruction, counted in waits"""
-    waits: list[int]
+    waits: Int64s
     """three numbers for each wait: engine, count, whether it means the previous step"""
-    starts: list[int]
+    starts: Int64s
     """first byte of each tensor; `stops` has the exclusive ends"""
-    stops: list[int]
+    stops: Int64s
     size: int
     """bytes of all memories"""
 
@@ -106,17 +109,16 @@ def swept(stage: SweptStage) -> Swept:
         (6 * MOST_FOUND, 0),
     )
     given = (
-        stage.lengths, stage.operand_ends, stage.tensors, stage.reads, stage.wait_ends, stage.waits, stage.starts,
-        stage.stops,
+        np.array(stage.lengths, np.int64), stage.operand_ends, stage.tensors, stage.reads, stage.wait_ends, stage.waits,
+        stage.starts, stage.stops,
     )  # fmt: skip
     if ALLOWANCE.take(STEPS * len(stage.tensors), partial(_is_kept, len(given), len(sizes))):
         made: list[Any] = [[value] * size for size, value in sizes]
-        found = sweep_races(*given, stage.size, *made)
+        listed: list[Any] = [*(each.tolist() for each in given), stage.size, *made]
+        found = sweep_races(*listed)
     else:
-        import numpy as np
-
         made = [np.full(size, value, np.int64) for size, value in sizes]
-        found = _compiled()(*(np.array(each, np.int64) for each in given), stage.size, *made)
+        found = _compiled()(*given, stage.size, *made)
     *_, clocks, done, conflicts = made
     numbers = [int(value) for value in conflicts[: 6 * found]]
     return Swept(
@@ -132,8 +134,6 @@ def _compiled() -> Any:
 @cache
 def _is_kept(given: int, made: int) -> bool:
     """Tell whether the loop was compiled before, and kept on disk; it takes `given` and `made` arrays."""
-    import numpy as np
-
     none = np.empty(0, np.int64)
     kept: bool = _compiled().is_kept(*[none] * given, 0, *[none] * made)
     return kept

@@ -21,12 +21,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINE_NUMBERS, ENGINES, Engine, Piece
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
+from ratrain.targets.program.columns import (
+    ACCESS,
+    ACCESSES,
+    BLOCKING,
+    FLAGS,
+    KEYWORD,
+    OPERANDS,
+    TENSOR,
+    WAITS,
+    Int32s,
+    Int64s,
+    ProgramColumns,
+)
 from ratrain.targets.program.instruction import Access, Instruction
 from ratrain.targets.verifier.race_sweep import Conflict, Swept, SweptStage, swept
 
@@ -94,15 +108,20 @@ def _waits(instruction: Instruction) -> str:
 
 def stage_races(stage: ProgramStage) -> list[Race]:
     """Return the races of one stage: at most one for a pair of instructions, `_MAX_REPORTS` in all."""
-    begins = _begins(stage)
-    numbers = _as_numbers(stage, begins)
+    columns, number = stage.in_columns
+    begins = _begins(columns, number)
+    numbers = _as_numbers(columns, number, begins)
     found = swept(numbers)
     # Bytes, then the two orders that are demanded for other reasons; those have empty ranges of bytes.
-    conflicts = [*found.conflicts, *_during_blocking(stage, numbers, found), *_taken_back(stage, numbers, found)]
+    conflicts = [
+        *found.conflicts,
+        *_during_blocking(columns, number, numbers, found),
+        *_taken_back(stage, columns, number, numbers, found),
+    ]
     races: dict[object, Race] = {}
     for conflict in conflicts:
-        me = _place(stage, conflict.engine, conflict.number)
-        other = _place(stage, conflict.other_engine, conflict.other_number)
+        me = _place(numbers.lengths, conflict.engine, conflict.number)
+        other = _place(numbers.lengths, conflict.other_engine, conflict.other_number)
         # Nothing orders them, so the sweep may visit the one of the next step first.
         first, second = sorted((other, me), key=lambda place: place[2])
         # Translate the common address back: the memory that begins last at or before it.
@@ -112,53 +131,53 @@ def stage_races(stage: ProgramStage) -> list[Race]:
     return list(races.values())[:_MAX_REPORTS]
 
 
-def _begins(stage: ProgramStage) -> dict[Home, int]:
+def _begins(columns: ProgramColumns, stage: int) -> dict[Home, int]:
     """Return the first byte of each memory in the common address space, where memories follow each other."""
     begins: dict[Home, int] = {}
     size = 0
     for home in Home:
         begins[home] = size
-        size += stage.bytes_in(home)
+        size += columns.bytes_in(stage, home)
     return begins
 
 
-def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
+def _as_numbers(columns: ProgramColumns, stage: int, begins: dict[Home, int]) -> SweptStage:
     """Convert a stage to the numbers that the sweep takes."""
-    operand_ends: list[int] = []
-    tensors: list[int] = []
-    reads: list[int] = []
-    wait_ends: list[int] = []
-    waits: list[int] = []
-    for engine in ENGINES:
-        for item in stage.streams[engine]:
-            for _, tensor, access in item.operands:
-                tensors.append(tensor)
-                reads.append(access is Access.READ)
-            operand_ends.append(len(tensors))
-            for wait in item.waits:
-                waits += (ENGINE_NUMBERS[wait.engine], wait.count, wait.previous_step)
-            wait_ends.append(len(waits) // 3)
+    first, stop = columns.range_of(stage)
+    rows = columns.instructions[first:stop]
+    operand_ends, wait_ends = (np.cumsum(rows[:, column], dtype=np.int64) for column in (OPERANDS, WAITS))
+    operands = _last(columns.operands, columns.operand_stops[first:stop], operand_ends)
+    own = columns.tensors_of(stage)
+    forms = columns.tensor_forms[own]
+    starts = np.array([begins[form.home] for form in columns.forms], np.int64)[forms] + columns.offsets[own]
     return SweptStage(
-        [len(stage.streams[engine]) for engine in ENGINES],
+        columns.lengths[stage].tolist(),
         operand_ends,
-        tensors,
-        reads,
+        operands[:, TENSOR].astype(np.int64),
+        (operands[:, ACCESS] == ACCESSES.index(Access.READ)).astype(np.int64),
         wait_ends,
-        waits,
-        [begins[tensor.home] + tensor.offset for tensor in stage.tensors],
-        [begins[tensor.home] + tensor.end for tensor in stage.tensors],
-        sum(stage.bytes_in(home) for home in Home),
+        _last(columns.waits, columns.wait_stops[first:stop], wait_ends).astype(np.int64).ravel(),
+        starts,
+        starts + columns.form_bytes[forms],
+        sum(columns.bytes_in(stage, home) for home in Home),
     )
 
 
-def _during_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
+def _last(items: Int32s, stops: Int64s, ends: Int64s) -> Int32s:
+    """Return the items of a run of instructions, whose exclusive ends are `stops` among all and `ends` among these."""
+    return items[int(stops[-1] - ends[-1]) : int(stops[-1])] if len(stops) else items[:0]
+
+
+def _during_blocking(columns: ProgramColumns, stage: int, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
     """Yield a conflict for each blocking collective that a compute instruction may overlap.
 
     The first compute instruction that is not complete when the collective starts must wait for it.
     """
-    collectives = stage.streams[Engine.COLLECTIVE]
+    first = columns.range_of(stage)[0] + sum(numbers.lengths[:_COLLECTIVE])
+    flags = columns.instructions[first : first + numbers.lengths[_COLLECTIVE], FLAGS]
+    blocking = (flags & BLOCKING != 0).tolist()
     for number in range(found.done[_COLLECTIVE]):
-        if not collectives[number % len(collectives)].blocking:
+        if not blocking[number % len(blocking)]:
             continue
         # `following` is the first compute instruction that the collective does not wait for; later ones know at least
         # as much.
@@ -169,8 +188,16 @@ def _during_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> 
                 yield Conflict(_COMPUTE, following, _COLLECTIVE, number, 0, 0)
 
 
-def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
-    """Yield a conflict for each `peer_reload` that is not ordered after its `peer_offload` of the same step."""
+def _taken_back(
+    stage: ProgramStage, columns: ProgramColumns, place: int, numbers: SweptStage, found: Swept
+) -> Iterator[Conflict]:
+    """Yield a conflict for each `peer_reload` that is not ordered after its `peer_offload` of the same step.
+
+    `place` is the number of the stage in `columns`.
+    """
+    keywords = columns.instructions[slice(*columns.range_of(place)), KEYWORD]
+    if not columns.where(keywords, PeerOffload.keyword).any():
+        return
     stores, fetches = stage.streams[Engine.STORE], stage.streams[Engine.FETCH]
     # A `peer_offload` and its `peer_reload` are on different engines, so only waits order them.
     offloaded = {_lent(item): at for at, item in enumerate(stores) if item.keyword == PeerOffload.keyword}
@@ -189,6 +216,6 @@ def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
     return item.peer, item.blocks, item.piece
 
 
-def _place(stage: ProgramStage, engine: int, number: int) -> tuple[Engine, int, int]:
-    step, position = divmod(number, len(stage.streams[ENGINES[engine]]))
+def _place(lengths: list[int], engine: int, number: int) -> tuple[Engine, int, int]:
+    step, position = divmod(number, lengths[engine])
     return ENGINES[engine], position + 1, step

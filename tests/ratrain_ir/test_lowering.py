@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+import pytest
 
+from ratrain.ratrain_ir import lowering
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.printer import print_module
 from tests.end_to_end.toys import TOY
+from tests.mutation.subjects import SUBJECTS
 from tests.passes.differences import header_changes, stage_changes
 
 if TYPE_CHECKING:
@@ -46,3 +49,12 @@ def changes_of(model: ModelConfig, plan: Plan) -> str:
     for before, after in zip(plain.stages, other.stages, strict=True):
         changes += stage_changes(before, after)
     return "\n".join(changes) + "\n"
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_passes_that_are_repeated_are_those_that_would_be_made_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = SUBJECTS[name].module().model, SUBJECTS[name].module().plan
+    plan = attrs.evolve(plan, micro_batches=max(5, plan.micro_batches), schedule=None)
+    repeated = print_module(lower(model, plan))
+    monkeypatch.setattr(lowering, "PATTERN", plan.micro_batches)
+    assert print_module(lower(model, plan)) == repeated

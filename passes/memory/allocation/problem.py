@@ -14,6 +14,8 @@ increasing map of time does not change the sections.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
@@ -135,9 +137,8 @@ def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
     """
     sizes = np.array(problem.sizes, np.int64)
     counts = np.fromiter(map(len, problem.intervals), np.int64, len(sizes))
-    flat = np.fromiter(
-        (point for spans in problem.intervals for span in spans for point in span), np.int64, 2 * int(counts.sum())
-    )
+    points = chain.from_iterable(chain.from_iterable(problem.intervals))
+    flat = np.fromiter(points, np.int64, 2 * int(counts.sum()))
     starts, stops = flat[::2], flat[1::2]
     owners = np.repeat(np.arange(len(sizes)), counts)
     # Buffers without bytes, and empty intervals, conflict with nothing and are left out.

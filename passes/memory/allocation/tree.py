@@ -7,7 +7,8 @@ Every buffer is kept at the nodes that make up its sections (there are O(log sec
 
 A node has two lists of disjoint byte ranges: `over`, buffers that fill the node's sections entirely, and `within`,
 every buffer kept at the node or below it. So a buffer meets in time exactly `within` of its own nodes and `over` of the
-nodes above them. Neighbouring ranges join, so that well packed regions have short lists.
+nodes above them. Neighbouring ranges join, so that well packed regions have short lists. Only nodes at which some
+buffer is kept are ever met; the others, most of those near the root, have no lists, and `above` leads past them.
 
 Cost: O(log sections) lists per interval, and a binary search and a shift in each. Guarantee: each offset is the lowest
 that is free.
@@ -28,6 +29,9 @@ FIRST_ROOM = 4
 """Ranges that a new list has room for; the room doubles when it is full."""
 MOST_LISTS = 256
 """More than the lists that one interval can meet: two nodes and two of their ancestors at each level."""
+
+FARTHEST = 1 << 62
+"""Begin of the range behind the last one of a list."""
 
 
 @compiled
@@ -61,15 +65,17 @@ def first_fit(
     highs = np.empty(64 * len(order) + 64, np.int64)
     met = np.empty(2 * MOST_LISTS, np.int64)
     at = np.empty(2 * MOST_LISTS, np.int64)
+    ahead = np.empty(2 * MOST_LISTS, np.int64)
+    above = used_nodes_above(leaves, starts, stops)
     top = 0
     free = 0
     for turn in range(len(order)):
         buffer = order[turn]
         count = 0
-        for span in range(first[buffer], first[buffer + 1]):
+        for span in range(first[buffer], first[buffer + 1] if turn >= pinned else first[buffer]):
             if count + MOST_LISTS > len(met):
-                met, at = doubled(met), doubled(at)
-            count = meeting(starts[span], stops[span], leaves, turn, marked, used, met, count)
+                met, at, ahead = doubled(met), doubled(at), doubled(ahead)
+            count = meeting(starts[span], stops[span], leaves, turn, above, marked, used, met, count)
         if sides[buffer] != 0:
             opposite = lists - 1 if sides[buffer] > 0 else lists - 2
             if used[opposite] > 0:
@@ -77,7 +83,7 @@ def first_fit(
                 count += 1
         low = offsets[buffer]
         if turn >= pinned:
-            low = lowest_gap(sizes[buffer], met, at, count, base, used, lows, highs)
+            low = lowest_gap(sizes[buffer], met, at, ahead, count, base, used, lows, highs)
         high = low + sizes[buffer]
         offsets[buffer] = low
         top = max(top, high)
@@ -104,11 +110,11 @@ def first_fit(
                             lows, highs = doubled(lows), doubled(highs)
                         held, free = insert(2 * node, low, high, base, used, room, lows, highs, free)
                     held = False
-                    while node > 0 and not held:  # ancestors hold everything that a node holds
+                    while node > 0 and not held:  # used ancestors hold everything that a node holds
                         while free + 2 * room[2 * node + 1] + FIRST_ROOM > len(lows):
                             lows, highs = doubled(lows), doubled(highs)
                         held, free = insert(2 * node + 1, low, high, base, used, room, lows, highs, free)
-                        node //= 2
+                        node = above[node]
                 left //= 2
                 right //= 2
         if sides[buffer] != 0:
@@ -129,8 +135,38 @@ def doubled(values: Int64s) -> Int64s:
 
 
 @part
+def used_nodes_above(leaves: int, starts: Int64s, stops: Int64s) -> Int64s:
+    """Return the nearest ancestor of each node at which some interval is kept; 0 if there is none."""
+    is_used = np.zeros(2 * leaves, np.bool_)
+    for span in range(len(starts)):
+        left, right = starts[span] + leaves, stops[span] + leaves
+        while left < right:
+            if left & 1:
+                is_used[left] = True
+                left += 1
+            if right & 1:
+                right -= 1
+                is_used[right] = True
+            left //= 2
+            right //= 2
+    above = np.zeros(2 * leaves, np.int64)
+    for node in range(2, 2 * leaves):
+        parent = node // 2
+        above[node] = parent if is_used[parent] else above[parent]
+    return above
+
+
+@part
 def meeting(
-    start: int, stop: int, leaves: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int
+    start: int,
+    stop: int,
+    leaves: int,
+    turn: int,
+    above: Int64s,
+    marked: Int64s,
+    used: Int64s,
+    met: Int64s,
+    count: int,
 ) -> int:
     """Append to `met` the lists with buffers that live in sections [start, stop); return the new count."""
     left, right = start + leaves, stop + leaves
@@ -145,13 +181,16 @@ def meeting(
         right //= 2
     # Ancestors of both ends: any node that covers a part of [start, stop) and more is above one of them.
     for end in range(2):
+        bit = 0
         low = start if end == 0 else stop - 1
-        node, width = low + leaves, 1
-        while node > 1:
-            node //= 2
-            width *= 2
-            low = low // width * width
-            if low < start or low + width > stop:
+        node = low + leaves
+        while above[node] > 0:
+            parent = above[node]
+            while node > parent:
+                node //= 2
+                bit += 1
+            begin = low >> bit << bit
+            if begin < start or begin + (1 << bit) > stop:
                 if marked[2 * node] == turn:
                     break  # the other end has visited all from here up
                 count = noted(2 * node, turn, marked, used, met, count)
@@ -171,29 +210,39 @@ def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, coun
 
 @part
 def lowest_gap(
-    size: int, met: Int64s, at: Int64s, count: int, base: Int64s, used: Int64s, lows: Int64s, highs: Int64s
+    size: int,
+    met: Int64s,
+    at: Int64s,
+    ahead: Int64s,
+    count: int,
+    base: Int64s,
+    used: Int64s,
+    lows: Int64s,
+    highs: Int64s,
 ) -> int:
     """Return the lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
 
-    Every list has a pointer that only moves up, so the work is at most the number of ranges below the answer.
+    Every list has a pointer `at` that only moves up, so the work is at most the number of ranges below the answer.
+    `ahead` is where the range at the pointer begins: most lists are asked for nothing else.
     """
     for k in range(count):
         at[k] = base[met[k]]
+        ahead[k] = lows[at[k]]
     offset = 0
     # Round robin: `quiet` counts the lists in a row that leave the offset unchanged. Once all do, it is free in all.
     quiet = 0
     k = 0
     while quiet < count:
-        end = base[met[k]] + used[met[k]]
-        place = at[k]
-        while place < end and highs[place] <= offset:
-            place += 1
         quiet += 1
-        while place < end and lows[place] < offset + size:
-            offset = highs[place]
-            place += 1
-            quiet = 1
-        at[k] = place
+        if ahead[k] < offset + size:
+            place, end = at[k], base[met[k]] + used[met[k]]
+            while place < end and lows[place] < offset + size:
+                if highs[place] > offset:
+                    offset = highs[place]
+                    quiet = 1
+                place += 1
+            at[k] = place
+            ahead[k] = lows[place] if place < end else FARTHEST
         k += 1
         if k == count:
             k = 0
