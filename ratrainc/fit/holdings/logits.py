@@ -103,7 +103,8 @@ def _fused(part: Part) -> int:
     hidden = part.model.hidden_size
     rows = share(part.tokens, share(part.vocabulary, hidden))
     chunk = 1 << max(rows - 1, 0).bit_length()
-    return part.item * (part.tokens * hidden + part.vocabulary * hidden + chunk * part.vocabulary)
+    matrix = part.vocabulary * hidden if part.job.adapter is None else 0  # a frozen one has no gradient
+    return part.item * (part.tokens * hidden + matrix + chunk * part.vocabulary)
 
 
 def logit_gradient(part: Part) -> Bytes:
