@@ -63,6 +63,9 @@ def _of_logits(part: Part, count: int) -> tuple[int, int]:
         return (item + _F32) * count, (item + _F32) * count
     if framework == "nanotron":
         return (item + 2 * _F32) * count, (item + _F32) * count
+    if compiled_loss(part) and loss is Loss.CHUNKED and part.job.adapter is not None:
+        # the backward of each chunk's loss frees its logits, and makes their gradient, before the frozen head's begins
+        return item * count, item * count + share(item * count, part.job.loss_chunks or _DEFAULT_CHUNKS)
     if compiled_loss(part):
         return item * count, 2 * item * count
     if loss is Loss.WHOLE or framework == "litgpt":
