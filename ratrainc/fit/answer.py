@@ -319,10 +319,8 @@ def _adapter_text(job: Job) -> str:
         return job.method
     count = trained(HeldPart(job, 0))
     base = f", frozen weights in {adapter.base_bits} bits" if adapter.base_bits else ""
-    share = 100 * count / (model.parameters + count)
-    return (
-        f"{job.method} of rank {adapter.rank} on {', '.join(adapter.targets)}{base}; {count:,} or {share:.2f} % train"
-    )
+    trains = f"{count:,} or {100 * count / (model.parameters + count):.2f} % train"
+    return f"{job.method} of rank {adapter.rank} on {', '.join(adapter.targets)}{base}; {trains}"
 
 
 def _limits_text(most: Limits, job: Job) -> str:

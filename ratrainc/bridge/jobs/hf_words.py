@@ -148,7 +148,12 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     mixed = job.compute_dtype if job.autocast or job.master_dtype else None
     # its own preparation takes the place of accelerate's where axolotl's file says how state is sharded
     upcasts = job.framework != "axolotl" or _changed_by_launch(job)
-    types = types_held(value, job.weight_dtype, mixed, engine=value in ZERO_STAGES[1:], upcasts=upcasts)
+    engine = value in ZERO_STAGES[1:]
+    # LLaMA-Factory casts what trains to f32 before a mechanism sees it
+    trains = job.gradient_dtype if job.adapter is not None and job.framework == "llama-factory" else job.weight_dtype
+    types = types_held(value, trains, mixed, engine=engine, upcasts=upcasts)
+    if job.adapter is not None and not engine:
+        del types["weight_dtype"]  # frozen weights stay as they are loaded
     return evolve(changed, **types)
 
 
@@ -169,8 +174,10 @@ def _adapter_types(job: Job, adapter: Adapter) -> dict[str, Any] | None:
     if job.framework == "llama-factory":
         published = hub_model(job.model_name) if job.model_name else None
         origin = job.origins.get("weight_dtype")
-        if published is None or (origin is not None and origin.key == "pure_bf16"):
-            return {} if published is not None else None
+        if published is None:
+            return None
+        if origin is not None and origin.key == "pure_bf16":
+            return {"gradient_dtype": "f32", "reduce_dtype": "f32"}
         kind = published.dtype
         return {"weight_dtype": kind, "compute_dtype": job.compute_dtype if job.autocast else kind}
     kind = "bf16" if job.framework == "trl" and adapter.base_bits else "f32"

@@ -9,7 +9,7 @@ gradients and moments. LLaMA-3-8B with rank 16 on all linears of its layers:
 Storage of a frozen weight (bitsandbytes functional.py quantize_4bit, QuantState; nn/modules.py Int8Params; transformers
 integrations/bitsandbytes.py leaves the head out; torchao dtypes/nf4tensor.py has the same blocks):
 
-    4 bits     half a byte, and an f32 maximum of each 64; double quantised a byte of each 64, and an f32 of 256 of those
+    4 bits     half a byte, and an f32 maximum of each 64; double quantised: a byte of each 64, an f32 of each 64 * 256
     8 bits     a byte, and an f32 of each row of outputs
 
 fp4 and nf4 differ in levels, not in bytes. Tables of levels, about a KiB a matrix, are left out.
@@ -40,7 +40,7 @@ _F32 = 4
 _BLOCK = 64
 """Weights that share a maximum: bitsandbytes functional.py quantize_4bit, blocksize; torchao to_nf4, block_size."""
 _NESTED = 256
-"""Maxima that share an f32: bitsandbytes functional.py quantize_4bit (compress_statistics); torchao scaler_block_size."""
+"""Maxima that share an f32: bitsandbytes functional.py quantize_4bit, compress_statistics; torchao to_nf4."""
 _EXPRESSION = re.compile(r"[\\*+?()\[\]{}|^$]")
 """Characters of a regular expression, which PEFT matches against the whole path of a module."""
 READ = frozenset({*TRANSFORMERS, "torchtune"})
@@ -243,7 +243,7 @@ def dequantised(part: Part) -> int:
 
 
 def keeps_base_input(part: Part) -> bool:
-    """Tell whether frozen linears keep their inputs: the product in 8 bits does (autograd/_functions.py MatMul8bitLt)."""
+    """Tell whether frozen linears keep their inputs: 8-bit products do (autograd/_functions.py MatMul8bitLt)."""
     adapter = part.job.adapter
     return adapter is None or adapter.base_bits == 8
 
