@@ -32,7 +32,7 @@ HOST_UPDATE = 20e9
 """Bytes of masters and moments that a device's share of the host's cores updates a second (assumed)."""
 _OF_FROZEN = 2 / 3
 """Operations of a step on frozen weights against one that trains them: a frozen weight's backward is one product of two
-(of the input's gradient). Those of adapters, about 1 %, and of dequantisation are left out."""
+(of the input's gradient). Those of adapters, about 1 %, are left out."""
 _GATHERS_WEIGHTS = (Sharding.ZERO3, Sharding.FSDP1, Sharding.FSDP2)
 
 
@@ -74,7 +74,24 @@ def _products(job: Job, machine: Machine) -> float:
     assert job.model is not None
     operations = model_flops_per_token(job.model, _of(job.seq_len)) * _tokens(job) / job.model_ranks
     own = 1.0 if job.adapter is None else _OF_FROZEN
-    return operations * (own + _recomputed(job)) / (machine["fp16_peak"] * machine["gemm_efficiency"])
+    seconds = operations * (own + _recomputed(job)) / (machine["fp16_peak"] * machine["gemm_efficiency"])
+    return seconds + _dequantisation(job, machine)
+
+
+def _dequantisation(job: Job, machine: Machine) -> float:
+    """Return the seconds in which quantised weights are read, written in the compute type, and read by the product.
+
+    Once in a forward, once in a backward, and once more where a layer is recomputed (bitsandbytes
+    autograd/_functions.py MatMul4Bit).
+    """
+    assert job.model is not None
+    if job.adapter is None or job.adapter.base_bits is None:
+        return 0.0
+    weights = job.model.layers * job.model.matrix_elements_per_layer
+    passes = _of(job.gradient_accumulation) * (3 if job.checkpointing is Checkpointing.FULL else 2)
+    each = job.adapter.base_bits / 8 + 2 * _bytes(job.compute_dtype)
+    return passes * weights * each / machine["ddr_bandwidth"]
+
 
 
 def _recomputed(job: Job) -> float:

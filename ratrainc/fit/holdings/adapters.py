@@ -298,20 +298,25 @@ def inputs_kept(part: Part, role: str, elements: int) -> Iterable[tuple[str, int
 # Refusals
 
 
-def adapter_refusal(part: Part) -> str:
-    """Return why the bytes of a job's adapters are not known; empty if they are, or there are none."""
-    job, adapter = part.job, part.job.adapter
-    if adapter is None:
+def adapter_unread(job: Job) -> str:
+    """Return why adapters of a job's framework are not known, whatever its model; empty if they are, or none trains."""
+    if job.adapter is None:
         return "adapter: the settings do not say its rank and linears" if job.method == "lora" else ""
-    known = linears(part)
     if job.framework not in READ:
         return f"adapter: adapters of {job.framework} were not read (known: {', '.join(sorted(READ))})"
+    return f"adapter: what {job.adapter.kind} keeps is not known" if job.adapter.kind else ""
+
+
+def adapter_refusal(part: Part) -> str:
+    """Return why the bytes of a job's adapters on its model are not known; empty if they are, or there are none."""
+    job, adapter = part.job, part.job.adapter
+    if adapter is None:
+        return ""
+    known = linears(part)
     if not known:
         return f"adapter: names of the linears of {part.model.family} are not known"
     if adapter.rank < 1:
         return "adapter: its rank must be at least 1"
-    if adapter.kind:
-        return f"adapter: what {adapter.kind} keeps is not known"
     wrong = next((each for each in adapter.targets if _EXPRESSION.search(each) and not _compiles(each)), "")
     if wrong:
         return f"adapter: the target {wrong!r} is no regular expression"
