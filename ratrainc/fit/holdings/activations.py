@@ -128,7 +128,8 @@ def _attention(part: Part) -> Iterator[Kept]:
     if part.job.adapter is None:
         yield output
         return
-    fused = part.job.attention is not Attention.EAGER  # a fused kernel's backward reads its result
+    # a fused kernel's backward reads its result, of which a joined rotation makes a copy for the projection
+    fused = part.job.attention is not Attention.EAGER and not (part.joined_rotation and not part.job.compiled)
     if fused:
         yield output
     kept = _for_adapters(part, ATTENTION, "attention output", tokens * part.query)
