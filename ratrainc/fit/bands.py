@@ -60,6 +60,6 @@ def band_of(job: Job) -> Band:
     count, error = held
     share = "9 in 10 of" if count >= MANY else "all" if count > 1 else "the"
     peaks = f"{share} {count} published peaks" if count > 1 else "the one published peak"
-    return Band(
-        max(LEAST, error), f"{peaks} {'of' if job.adapter else 'under'} {name} within {error:.1%}; counted as {max(LEAST, error):.1%}"
-    )
+    admitted = max(LEAST, error)
+    whose = f"{'of' if job.adapter else 'under'} {name}"
+    return Band(admitted, f"{peaks} {whose} within {error:.1%}; counted as {admitted:.1%}")

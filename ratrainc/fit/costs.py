@@ -93,7 +93,6 @@ def _dequantisation(job: Job, machine: Machine) -> float:
     return passes * weights * each / machine["ddr_bandwidth"]
 
 
-
 def _recomputed(job: Job) -> float:
     """Return the share of a step's operations that backward repeats; forward is a third of a step."""
     assert job.model is not None

@@ -300,10 +300,12 @@ def inputs_kept(part: Part, role: str, elements: int) -> Iterable[tuple[str, int
 
 def adapter_unread(job: Job) -> str:
     """Return why adapters of a job's framework are not known, whatever its model; empty if they are, or none trains."""
-    if job.adapter is None:
-        return "adapter: the settings do not say its rank and linears" if job.method == "lora" else ""
+    if job.adapter is None and job.method != "lora":
+        return ""
     if job.framework not in READ:
         return f"adapter: adapters of {job.framework} were not read (known: {', '.join(sorted(READ))})"
+    if job.adapter is None:
+        return "adapter: the settings do not say its rank and linears"
     return f"adapter: what {job.adapter.kind} keeps is not known" if job.adapter.kind else ""
 
 
