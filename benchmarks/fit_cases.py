@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields, frozen
 
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 
@@ -88,6 +88,8 @@ def cases() -> Iterator[Case]:
         known = {each.name for each in fields(Job)}
         assert given.keys() <= known, given.keys() - known
         values = {name: ENUMS[name](value) if name in ENUMS else value for name, value in given.items()}
+        if adapter := values.pop("adapter", None):
+            values["adapter"] = Adapter(**{**adapter, "targets": tuple(adapter["targets"])})
         job = Job(
             **{
                 "model_name": row["model"],

@@ -22,7 +22,9 @@ from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.fit.bands import Band, band_of
+from ratrain.ratrainc.fit.holdings.adapters import trained
 from ratrain.ratrainc.fit.holdings.holdings import holdings
+from ratrain.ratrainc.fit.holdings.part import Part as HeldPart
 from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
@@ -181,6 +183,8 @@ class Fit(Shown):
 
     def _our_plan(self) -> str:
         ours, which = self.ours, "our own plan for the same devices and batch"
+        if self.job.adapter is not None:
+            return f"{which}: none, as this compiler does not train adapters yet"
         if ours is None:
             return f"{which}: --exact searches, compiles and places it, in seconds to a minute"
         if not ours.plan:
@@ -218,6 +222,7 @@ class Fit(Shown):
             "moment": self.fullest.moment,
             "owners": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.owners],
             "overhead": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.overhead],
+            "trained_parameters": sum(trained(HeldPart(self.job, stage)) for stage in range(self.job.pp)),
             "ranks": [
                 {"name": each.name, "ranks": each.ranks, "peak_bytes": each.reserved_bytes, "moment": each.moment}
                 for each in self.ranks
@@ -303,7 +308,19 @@ def _described(job: Job, title: str) -> str:
     spread = ", ".join([devices, *axes, job.sharding.value if job.sharding.value != "none" else "not sharded"])
     batch = f"{job.micro_batch_size} x {job.seq_len} tokens a device and micro-batch"
     recompute = f"recomputation {job.checkpointing.value}"
-    return f"{title}, {job.model_name or job.model.name} ({job.method}), {spread}; {batch}; {recompute}"
+    return f"{title}, {job.model_name or job.model.name} ({_adapter_text(job)}), {spread}; {batch}; {recompute}"
+
+
+def _adapter_text(job: Job) -> str:
+    """Describe an adapter as PEFT's `print_trainable_parameters` does: its rank, linears, and what trains."""
+    adapter, model = job.adapter, job.model
+    assert model is not None
+    if adapter is None:
+        return job.method
+    count = trained(HeldPart(job, 0))
+    base = f", frozen weights in {adapter.base_bits} bits" if adapter.base_bits else ""
+    trains = f"{count:,} or {100 * count / (model.parameters + count):.2f} % train"
+    return f"{job.method} of rank {adapter.rank} on {', '.join(adapter.targets)}{base}; {trains}"
 
 
 def _limits_text(most: Limits, job: Job) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrainc.bridge.jobs.job import Sharding
+
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job import Job
 
@@ -23,10 +25,12 @@ HELD: Mapping[str, tuple[int, float]] = {
     "torchtitan": (5, 0.061),
     "torchtune": (5, 0.025),
     "litgpt": (1, 0.001),
+    "adapters": (6, 0.152),
+    "adapters with FSDP 1": (15, 0.359),
 }
-"""By framework, the published peaks and the error within which they are predicted."""
+"""By framework, or by mechanism for adapters, the published peaks and the error within which they are predicted."""
 WORST = 0.104
-"""Largest error of any of these peaks."""
+"""Largest error of any of these peaks but those of adapters."""
 
 
 @frozen
@@ -39,15 +43,23 @@ class Band:
     """the error, and the published peaks that tell it"""
 
 
+def group_of(job: Job) -> str:
+    """Return the name of the peaks by which a job's answer is judged: its framework, or its kind of adapters."""
+    if job.adapter is None:
+        return job.framework
+    return "adapters with FSDP 1" if job.sharding is Sharding.FSDP1 else "adapters"
+
+
 def band_of(job: Job) -> Band:
     """Return the error of a job's framework; without a published peak under it, the worst of the others."""
-    held = HELD.get(job.framework)
+    name = group_of(job)
+    held = HELD.get(name)
     if held is None:
         text = f"no published peak under {job.framework} to check against; the worst error elsewhere is {WORST:.1%}"
         return Band(WORST, text)
     count, error = held
     share = "9 in 10 of" if count >= MANY else "all" if count > 1 else "the"
     peaks = f"{share} {count} published peaks" if count > 1 else "the one published peak"
-    return Band(
-        max(LEAST, error), f"{peaks} under {job.framework} within {error:.1%}; counted as {max(LEAST, error):.1%}"
-    )
+    admitted = max(LEAST, error)
+    whose = f"{'of' if job.adapter else 'under'} {name}"
+    return Band(admitted, f"{peaks} {whose} within {error:.1%}; counted as {admitted:.1%}")

@@ -19,6 +19,8 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
+from ratrain.ratrainc.fit.holdings.adapters import trained
+from ratrain.ratrainc.fit.holdings.part import Part
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job import Job
@@ -28,6 +30,9 @@ HOST_LINK = 25e9
 """Bytes a second between device and host if the machine does not say: PCIe 4.0 x16, assumed at 80 % of 31.5 GB/s."""
 HOST_UPDATE = 20e9
 """Bytes of masters and moments that a device's share of the host's cores updates a second (assumed)."""
+_OF_FROZEN = 2 / 3
+"""Operations of a step on frozen weights against one that trains them: a frozen weight's backward is one product of two
+(of the input's gradient). Those of adapters, about 1 %, are left out."""
 _GATHERS_WEIGHTS = (Sharding.ZERO3, Sharding.FSDP1, Sharding.FSDP2)
 
 
@@ -68,7 +73,24 @@ def _of(value: int | None) -> int:
 def _products(job: Job, machine: Machine) -> float:
     assert job.model is not None
     operations = model_flops_per_token(job.model, _of(job.seq_len)) * _tokens(job) / job.model_ranks
-    return operations * (1 + _recomputed(job)) / (machine["fp16_peak"] * machine["gemm_efficiency"])
+    own = 1.0 if job.adapter is None else _OF_FROZEN
+    seconds = operations * (own + _recomputed(job)) / (machine["fp16_peak"] * machine["gemm_efficiency"])
+    return seconds + _dequantisation(job, machine)
+
+
+def _dequantisation(job: Job, machine: Machine) -> float:
+    """Return the seconds in which quantised weights are read, written in the compute type, and read by the product.
+
+    Once in a forward, once in a backward, and once more where a layer is recomputed (bitsandbytes
+    autograd/_functions.py MatMul4Bit).
+    """
+    assert job.model is not None
+    if job.adapter is None or job.adapter.base_bits is None:
+        return 0.0
+    weights = job.model.layers * job.model.matrix_elements_per_layer
+    passes = _of(job.gradient_accumulation) * (3 if job.checkpointing is Checkpointing.FULL else 2)
+    each = job.adapter.base_bits / 8 + 2 * _bytes(job.compute_dtype)
+    return passes * weights * each / machine["ddr_bandwidth"]
 
 
 def _recomputed(job: Job) -> float:
@@ -93,6 +115,11 @@ def _local_parameters(job: Job) -> float:
     return job.model.parameters / (job.tp * job.pp)
 
 
+def _trained_parameters(job: Job) -> float:
+    """Return the parameters of a device that have gradients and moments."""
+    return _local_parameters(job) if job.adapter is None else float(trained(Part(job, 0)))
+
+
 def _shards(job: Job) -> int:
     return job.shard_size or job.dp or 1
 
@@ -106,12 +133,20 @@ def _links(job: Job, machine: Machine) -> float:
     if _shards(job) == 1:
         return 0.0
     parameters, micro_batches = _local_parameters(job), _of(job.gradient_accumulation)
+    reduced = _trained_parameters(job)
     if job.sharding in _GATHERS_WEIGHTS:
         gathers = 2 if job.reshard_after_forward else 1
-        moved = micro_batches * (gathers * _bytes(job.compute_dtype) + _bytes(job.reduce_dtype)) * parameters
+        gathered = gathers * _bytes(job.compute_dtype) * parameters * _quantised_share(job)
+        moved = micro_batches * (gathered + _bytes(job.reduce_dtype) * reduced)
     else:  # a reduction and a gather of the updated weights, or an all-reduce: as many bytes
-        moved = (_bytes(job.reduce_dtype) + _bytes(job.weight_dtype)) * parameters
+        moved = (_bytes(job.reduce_dtype) + _bytes(job.weight_dtype)) * reduced
     return moved / _link_bandwidth(job, machine)
+
+
+def _quantised_share(job: Job) -> float:
+    """Return the bytes of a frozen weight as it is stored, against those of the compute type."""
+    bits = None if job.adapter is None else job.adapter.base_bits
+    return 1.0 if bits is None else bits / (8 * _bytes(job.compute_dtype))
 
 
 def _link_bandwidth(job: Job, machine: Machine) -> float:
@@ -128,11 +163,13 @@ def _host(job: Job, machine: Machine) -> float:
     sharded = job.sharding in _GATHERS_WEIGHTS
     own = _local_parameters(job) / (_shards(job) if job.sharding not in (Sharding.NONE, Sharding.DDP) else 1)
     micro_batches, seconds = _of(job.gradient_accumulation), 0.0
+    kept = _bytes(job.weight_dtype) * _quantised_share(job)
     if job.offload_optimizer:
-        seconds += own * (_bytes(job.gradient_dtype) + _bytes(job.weight_dtype)) / link
-        seconds += own * 3 * _bytes("f32") / HOST_UPDATE
+        updated = own * _trained_parameters(job) / _local_parameters(job)
+        seconds += updated * (_bytes(job.gradient_dtype) + _bytes(job.weight_dtype)) / link
+        seconds += updated * 3 * _bytes("f32") / HOST_UPDATE
     if job.offload_parameters:
-        seconds += 2 * micro_batches * (own if sharded else _local_parameters(job)) * _bytes(job.weight_dtype) / link
+        seconds += 2 * micro_batches * (own if sharded else _local_parameters(job)) * kept / link
     if job.offload_activations:
         inputs = job.model.layers / job.pp * _of(job.micro_batch_size) * _of(job.seq_len) * job.model.hidden_size
         seconds += 2 * micro_batches * inputs * _bytes(job.compute_dtype) / link

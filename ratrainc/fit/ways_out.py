@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
@@ -155,11 +155,41 @@ def candidates(job: Job) -> Iterator[Change]:
         yield Change((("sharding", level),))
     if job.optimizer in _IN_8_BITS:
         yield Change((("optimizer", _IN_8_BITS[job.optimizer]),), "moments in 8 bits")
+    yield from _adapters(job)
     if not job.offload_activations:
         yield Change((("offload_activations", True),))
     yield from _offloads(job)
     if job.seq_len >= 2 * _SHORTEST:
         yield Change((("seq_len", job.seq_len // 2),), "the training: sequences half as long")
+
+
+def _adapters(job: Job) -> Iterator[Change]:
+    """Yield adapters in place of a full fine-tuning; for a job with one, frozen weights in 4 bits and a lower rank.
+
+    A lower rank is proposed only where it counts: adapters and what trains them are mostly under 2 % of a peak.
+    """
+    adapter, quantised = job.adapter, "frozen weights in 4 bits"
+    if adapter is None:
+        if job.method == "full":
+            yield Change((("adapter", PROPOSED),), INSTEAD)
+            yield Change(
+                (("adapter", evolve(PROPOSED, base_bits=4, double_quantised=True)),), f"{INSTEAD}, {quantised}"
+            )
+        return
+    if adapter.base_bits != 4:
+        yield Change((("adapter", evolve(adapter, base_bits=4, double_quantised=True)),), quantised)
+    if adapter.rank > PROPOSED.rank:
+        lower = Change((("adapter", evolve(adapter, rank=PROPOSED.rank)),), f"adapters of rank {PROPOSED.rank}")
+        if most_bytes(lower.made(job)) < _WORTH * most_bytes(job):
+            yield lower
+
+
+PROPOSED = Adapter(rank=16, alpha=32.0, targets=("all-linear",))
+"""Adapter that is proposed: rank and targets of many published recipes (axolotl examples/llama-3/lora-8b.yml has 32 on
+all linears); a default of no framework."""
+INSTEAD = "another training: low-rank adapters in place of the weights"
+_WORTH = 0.98
+"""Share of the peak below which a lower rank is worth a proposal."""
 
 
 def _offloads(job: Job) -> Iterator[Change]:

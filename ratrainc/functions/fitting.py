@@ -75,8 +75,8 @@ def fit(
         if given and not known.reads_script:
             misuse(f"--set is about the variables of a launch script, and {known.title}'s settings have none")
         found = answer.answer(str(file), known.title, job, capacity, chosen, known.phrase)
-    if not exact:
-        return found
+    if not exact or found.job.adapter is not None:
+        return found  # the answer says that no plan of ours trains adapters
     assert found.job.model is not None
     own = found.job.model.name
     named = model if isinstance(model, str) else own if own in preset_names() else found.job.model_name or own

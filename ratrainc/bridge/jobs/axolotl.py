@@ -31,6 +31,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_training,
     put_types,
     targets_of,
+    usual_targets,
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
@@ -104,7 +105,6 @@ _INERT: Mapping[str, str] = {
 
 _UNCOUNTED: Mapping[str, str] = {
     "relora": "how adapters are merged on the way is not counted",
-    "peft_use_dora": "what DoRA keeps is not counted",
     "peft_layers_to_transform": "adapters of some layers alone are counted for all",
     "lora_rank_pattern": "ranks by layer are not counted",
     "lora_mlp_kernel": "fused kernels of adapters keep fewer results than counted",
@@ -277,17 +277,27 @@ def _put_adapter(reader: HfReader) -> None:
     rank = reader.size("lora_r") or 8  # peft src/peft/tuners/lora/config.py, LoraConfig.r
     alpha = reader.take("lora_alpha", float) or 8.0
     targets = targets_of(reader, "lora_target_modules")
-    reader.taken |= {*names}
     if reader.truth("lora_target_linear"):
         targets = ("all-linear",)
+    targets = targets or usual_targets(reader, "lora_target_modules")
+    reader.taken |= {*names}
     bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
     drop = reader.take("lora_dropout", float) or 0.0
     double = bits == 4  # loaders/model.py, ModelLoader._set_quantization_config
-    put_adapter(reader, Adapter(rank, alpha, targets, drop, bits, double), "adapter")
+    put_adapter(reader, Adapter(rank, alpha, targets, drop, bits, double, _other_kind(reader)), "adapter")
     for name in ("lora_modules_to_save", "lora_target_parameters"):
         if reader.has(name) and reader.settings[name].value:
             reader.unknown(name, "further trained modules are not counted")
         reader.taken.add(name)
+
+
+def _other_kind(reader: HfReader) -> str:
+    """Return the setting that makes another kind of adapter than plain low-rank products; empty without one."""
+    if reader.truth("peft_use_dora"):
+        return "DoRA (peft_use_dora)"
+    loftq = next((name for name in reader.under("peft") if "loftq" in name and reader.has(name)), "")
+    held = reader.settings["peft"].value if reader.has("peft") else None
+    return "LoftQ (peft.loftq_config)" if loftq or (isinstance(held, dict) and held.get("loftq_config")) else ""
 
 
 def _put_checkpointing(reader: HfReader) -> None:
@@ -434,7 +444,18 @@ def _checkpointing_words(on: bool, job: Job) -> Mapping[str, Any]:
     return {"gradient_checkpointing": on, **({"activation_offloading": False} if job.offload_activations else {})}
 
 
+def _adapter_words(value: Adapter, before: Adapter | None) -> Mapping[str, Any]:
+    four = value.base_bits == 4
+    kind = {"adapter": "qlora" if four else "lora", "load_in_4bit": four, "load_in_8bit": value.base_bits == 8}
+    if before is not None and before.rank != value.rank:
+        return {"lora_r": value.rank}
+    if before is not None:
+        return kind
+    return {**kind, "lora_r": value.rank, "lora_alpha": value.alpha, "lora_target_linear": True}
+
+
 WORDS = Words(
+    adapter=_adapter_words,
     micro="micro_batch_size",
     seq_len="sequence_len",
     optimizer="optimizer",
@@ -456,6 +477,9 @@ WORDS = Words(
 
 def _phrase(job: Job, name: str, value: Any) -> str | None:
     said = phrase(WORDS, job, name, value)
+    if name == "offload_activations" and said and value and job.adapter is not None:
+        # any other word takes the place of recomputation: loaders/model.py, _apply_activation_checkpointing
+        return said.replace("activation_offloading: true", "activation_offloading: hidden_states")
     origin = job.origins.get("attention")
     if name == "attention" and said and origin is not None and origin.key in _FLAGS:
         return f"{origin.key}: null\n{said}"

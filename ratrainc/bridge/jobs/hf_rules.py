@@ -300,6 +300,19 @@ def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:
     return ("all-linear",) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
 
 
+def usual_targets(reader: HfReader, key: str) -> tuple[str, ...]:
+    """Return PEFT's targets for a model without any in the file: queries and values in LLaMA-like families."""
+    model = reader.values.get("model")
+    packed = {"gpt2": ("c_attn",), "gpt_neox": ("query_key_value",)}
+    known = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+    if model is not None and model.family in packed:
+        return packed[model.family]
+    if model is not None and model.family in known:  # peft utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_...
+        return ("q_proj", "v_proj")
+    reader.doubt(key, None, "PEFT's targets of this model are not known here; counted as q and v")
+    return ("q_proj", "v_proj")
+
+
 def types_held(
     sharding: Sharding, loaded: str, mixed: str | None, *, engine: bool = False, upcasts: bool = True
 ) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_types,
     targets_of,
     type_of,
+    usual_targets,
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
@@ -151,7 +152,7 @@ def _put_peft(reader: HfReader) -> Said:
     rank = reader.size("lora_r") or 16
     alpha, drop = reader.take("lora_alpha", float), reader.take("lora_dropout", float)
     key = "lora_target_modules"
-    targets = targets_of(reader, key) or _usual_targets(reader)
+    targets = targets_of(reader, key) or usual_targets(reader, key)
     adapter = Adapter(
         rank,
         32.0 if alpha is None else alpha,
@@ -159,28 +160,14 @@ def _put_peft(reader: HfReader) -> Said:
         0.05 if drop is None else drop,
         4 if four else 8 if eight else None,
         reader.truth("use_bnb_nested_quant"),
+        "DoRA (use_dora)" if reader.truth("use_dora") else "",
     )
     put_adapter(reader, adapter, "use_peft")
     for name in ("lora_target_parameters", "lora_modules_to_save", "bnb_4bit_quant_storage"):
         if reader.has(name):
             reader.unknown(name, "further trained or stored parameters are not counted")
-    if reader.truth("use_dora"):
-        reader.unknown("use_dora", "what DoRA keeps is not counted")
     source = f"{SFT_TRAINER} (quantised models)" if adapter.base_bits else "peft get_peft_model, autocast_adapter_dtype"
     return Said("bf16" if adapter.base_bits else "f32", "adapter", source)
-
-
-def _usual_targets(reader: HfReader) -> tuple[str, ...]:
-    """Return PEFT's targets for a model without any in the file: queries and values in LLaMA-like families."""
-    model = reader.values.get("model")
-    packed = {"gpt2": ("c_attn",), "gpt_neox": ("query_key_value",)}
-    known = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
-    if model is not None and model.family in packed:
-        return packed[model.family]
-    if model is not None and model.family in known:  # peft utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_...
-        return ("q_proj", "v_proj")
-    reader.doubt("lora_target_modules", None, "PEFT's targets of this model are not known here; counted as q and v")
-    return ("q_proj", "v_proj")
 
 
 def _put_length(reader: HfReader) -> None:
@@ -249,7 +236,19 @@ def _trl_loss_words(value: Any) -> dict[str, Any] | None:
     return table.get(value)
 
 
+def _adapter_words(value: Adapter, before: Adapter | None) -> dict[str, Any]:
+    if before is not None and before.rank != value.rank:
+        return {"lora_r": value.rank}
+    four = value.base_bits == 4
+    kind = {"load_in_4bit": four, "load_in_8bit": value.base_bits == 8, "use_bnb_nested_quant": four}
+    if before is not None:
+        return kind
+    lora = {"lora_r": value.rank, "lora_alpha": value.alpha, "lora_dropout": value.dropout}
+    return {"use_peft": True, **lora, "lora_target_modules": "all-linear", **(kind if four else {})}
+
+
 TRL_WORDS = Words(
+    adapter=_adapter_words,
     seq_len="max_length",
     offload_activations=lambda on: {"activation_offloading": on},
     attention=attention_word("attn_implementation"),

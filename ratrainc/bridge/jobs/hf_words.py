@@ -17,8 +17,9 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from ratrain.ratrain_ir.config.hub_names import hub_model
 from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS, types_held
-from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Checkpointing, Job, Loss, Note, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Adapter, Checkpointing, Job, Loss, Note, Origin, Sharding
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
@@ -45,6 +46,8 @@ class Words:
     attention: Callable[[Any], Table | None] = lambda _value: None
     loss: Callable[[Any], Table | None] = lambda _value: None
     weights: Callable[[str], Table | None] = lambda _value: None
+    adapter: Callable[[Adapter, Adapter | None], Table | None] = lambda _value, _before: None
+    """words for an adapter in place of another one, or of none"""
     loads_mixed: bool = False
     """true if weights are loaded in the type of mixed precision"""
     fsdp: Table = field(factory=lambda: {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}})
@@ -65,6 +68,9 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
     if name == "optimizer":
         word = next((word for word, kind in words.optimizers.items() if kind == value), None)
         return _said({words.optimizer: word}, main) if word else None
+    if name == "adapter":
+        table = words.adapter(value, job.adapter) if _adapter_types(job, value) is not None else None
+        return _said(table, main) if table else None
     if name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL):
         return _checkpointing(words, job, value is Checkpointing.FULL, main)
     if name in ("offload_parameters", "offload_optimizer", "sharding", "reshard_after_forward"):
@@ -129,6 +135,8 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     The types that are held follow from the mechanism that shares out state; Liger's switch fuses norms and gated
     products with the loss.
     """
+    if name == "adapter":
+        return evolve(job, adapter=value, method="lora", **(_adapter_types(job, value) or {}))
     changed = evolve(job, **{name: value})
     if name == "loss" and value is Loss.FUSED and job.framework in _LIGER_ALONE:
         return evolve(changed, compiled=True)
@@ -140,8 +148,40 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     mixed = job.compute_dtype if job.autocast or job.master_dtype else None
     # its own preparation takes the place of accelerate's where axolotl's file says how state is sharded
     upcasts = job.framework != "axolotl" or _changed_by_launch(job)
-    types = types_held(value, job.weight_dtype, mixed, engine=value in ZERO_STAGES[1:], upcasts=upcasts)
+    engine = value in ZERO_STAGES[1:]
+    # LLaMA-Factory casts what trains to f32 before a mechanism sees it
+    trains = job.gradient_dtype if job.adapter is not None and job.framework == "llama-factory" else job.weight_dtype
+    types = types_held(value, trains, mixed, engine=engine, upcasts=upcasts)
+    if job.adapter is not None and not engine:
+        del types["weight_dtype"]  # frozen weights stay as they are loaded
     return evolve(changed, **types)
+
+
+def _adapter_types(job: Job, adapter: Adapter) -> dict[str, Any] | None:
+    """Return the types that change with an adapter, by field; None if they are not known.
+
+    PEFT makes adapters f32 (hf_rules.PEFT_ADAPTERS), TRL casts those on quantised weights to bf16
+    (hf_trainer._put_peft); LLaMA-Factory loads frozen weights as they are published. An engine casts all the same.
+    """
+    if job.framework == "axolotl" and job.offload_activations and job.adapter is None:
+        return None  # axolotl offloads in place of recomputation where an adapter trains
+    if job.framework not in _TRAINERS or (job.master_dtype and job.sharding in ZERO_STAGES):
+        return {}
+    if job.sharding not in (Sharding.NONE, Sharding.DDP):
+        return {} if job.adapter is not None else None  # the mechanism casts what trains: not followed here
+    if job.framework == "llama-factory" and job.adapter is not None:
+        return {}
+    if job.framework == "llama-factory":
+        published = hub_model(job.model_name) if job.model_name else None
+        origin = job.origins.get("weight_dtype")
+        if published is None:
+            return None
+        if origin is not None and origin.key == "pure_bf16":
+            return {"gradient_dtype": "f32", "reduce_dtype": "f32"}
+        kind = published.dtype
+        return {"weight_dtype": kind, "compute_dtype": job.compute_dtype if job.autocast else kind}
+    kind = "bf16" if job.framework == "trl" and adapter.base_bits else "f32"
+    return {"gradient_dtype": kind, "reduce_dtype": kind}
 
 
 _LIGER_ALONE = ("llama-factory", "transformers")

@@ -124,6 +124,8 @@ class Adapter:
     base_bits: int | None = None
     """bits a base weight if it is quantised: 4 or 8"""
     double_quantised: bool = False
+    kind: str = ""
+    """another kind than plain low-rank products, by the file's word: `use_dora: true`; empty for LoRA and rsLoRA"""
 
 
 @frozen

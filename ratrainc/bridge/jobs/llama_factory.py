@@ -41,7 +41,7 @@ _OF_US = (
 )
 _SWITCHES = (
     *("use_unsloth", "use_unsloth_gc", "shift_attn", "upcast_layernorm", "upcast_lmhead_output", "use_llama_pro"),
-    *("use_kt", "use_dft_loss", "use_asft_loss", "use_eaft_loss", "use_hyper_parallel", "use_v1_kernels", "use_dora"),
+    *("use_kt", "use_dft_loss", "use_asft_loss", "use_eaft_loss", "use_hyper_parallel", "use_v1_kernels"),
     *("use_mca", "use_megatron_bridge", "resize_vocab", "mixture_of_depths"),
 )
 """Switches whose effect on memory is not counted; nothing is said of them where they are off."""
@@ -139,11 +139,12 @@ def _put_lora(reader: HfReader, kind: Said) -> None:
     if bits not in (None, 4, 8):
         reader.wrong("quantization_bit", f"quantization_bit is {bits}: bitsandbytes has 4 and 8", way_out="4 or 8")
     double = reader.take("double_quantization", bool)
+    other = "DoRA (use_dora)" if reader.truth("use_dora") else ""
     method = reader.take("quantization_method", str) or "bnb"
     if bits is not None and method.lower() not in ("bnb", "bitsandbytes"):
-        reader.unknown("quantization_method", "sizes of this method are not known here; counted as bitsandbytes'")
+        other = f"{method} (quantization_method)"
     drop = reader.take("lora_dropout", float) or 0.0
-    adapter = Adapter(rank, alpha, targets, drop, bits, bits == 4 and double is not False)
+    adapter = Adapter(rank, alpha, targets, drop, bits, bits == 4 and double is not False, other)
     if kind.source:
         reader.values |= {"adapter": adapter, "method": "lora"}
         reader.assume("adapter", adapter, kind.key, kind.source)
@@ -207,7 +208,19 @@ def _put_types(reader: HfReader, published: str | None, mixed: Said) -> None:
 
 
 _WEIGHTS: Mapping[str, Mapping[str, Any]] = {"bf16": {"pure_bf16": True}, "f32": {"pure_bf16": False}}
+
+
+def _adapter_words(value: Adapter, before: Adapter | None) -> Mapping[str, Any]:
+    if before is not None and before.rank != value.rank:
+        return {"lora_rank": value.rank, "lora_alpha": before.alpha}
+    bits = {"quantization_bit": value.base_bits} if value.base_bits else {}
+    if before is not None:
+        return bits
+    return {"finetuning_type": "lora", "lora_rank": value.rank, "lora_alpha": value.alpha, "lora_target": "all", **bits}
+
+
 WORDS = Words(
+    adapter=_adapter_words,
     seq_len="cutoff_len",
     optimizers=OPTIMIZERS,
     checkpointing=lambda on, _job: {"disable_gradient_checkpointing": not on},

@@ -219,12 +219,11 @@ def _adapter(reader: JobReader, *, quantised: bool) -> None:
         reader.take("model.lora_dropout", float) or 0.0,
         base_bits=4 if quantised else None,
         double_quantised=quantised,  # pytorch/ao: torchao/dtypes/nf4tensor.py, NF4Tensor.double_quantize_scalers
+        kind="DoRA (model.use_dora)" if reader.take("model.use_dora", bool) else "",
     )
     reader.put("adapter", adapter, "model.lora_rank")
-    if reader.take("model.use_dora", bool):
-        reader.unknown("model.use_dora", "DoRA's magnitudes and their gradients are not counted")
-    elif reader.has("model.use_dora"):
-        reader.ignore("model.use_dora", "off")
+    if reader.has("model.use_dora"):
+        reader.ignore("model.use_dora", "the adapter's kind says it")
 
 
 def _types(reader: JobReader) -> None:
@@ -435,7 +434,17 @@ def _say_sharding(_job: Job, value: Sharding) -> str | None:
     return yaml_said(("fsdp_reshard_after_forward", True)) if value is Sharding.FSDP2 else None
 
 
+def _say_adapter(job: Job, value: Adapter) -> str | None:
+    """Say another rank, or a quantised base; a full fine-tuning has another builder and another recipe."""
+    if job.adapter is None:
+        return None
+    if job.adapter.rank != value.rank:
+        return yaml_said(("model.lora_rank", value.rank))
+    return yaml_said(("model.quantize_base", True)) if value.base_bits == 4 else None
+
+
 _PHRASES: dict[str, Any] = {
+    "adapter": _say_adapter,
     "checkpointing": _say_checkpointing,
     "optimizer": _say_optimizer,
     "offload_activations": _say_activations,

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from attrs import frozen
 
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing
+from ratrain.ratrainc.fit.holdings.adapters import adapts_head, inputs_kept
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS, RmsForm
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -74,7 +75,8 @@ def _norm(part: Part, width: int, rows: int, item: int, groups: int = 1) -> Iter
         yield Kept(NORMS, ROW_STATISTICS, _F32 * rows * groups * (2 if model.has_layer_norm else 1))
         return
     yield Kept(NORMS, "f32 input", _F32 * elements)
-    yield Kept(NORMS, "normalised", (_F32 if part.rms is RmsForm.WHOLE else item) * elements)
+    if part.job.adapter is None:  # only the gradient of the norm's weights reads it
+        yield Kept(NORMS, "normalised", (_F32 if part.rms is RmsForm.WHOLE else item) * elements)
     yield Kept(NORMS, ROW_STATISTICS, _F32 * rows * groups)
     if model.norm_unit_offset:
         yield Kept(NORMS, "weights + 1", _F32 * width // groups)
@@ -93,11 +95,21 @@ def _projection_input(part: Part, owner: str, projections: int) -> Iterator[Kept
     of a sequence-sharded input and gathers again (core/tensor_parallel/layers.py
     LinearWithGradAccumulationAndAsyncCommunication); a DTensor input is kept gathered.
     """
+    if part.job.adapter is not None:
+        role = "attention input" if owner == ATTENTION else "mlp input"
+        yield from _for_adapters(part, owner, role, part.tokens * part.model.hidden_size)
+        return
     if part.job.compiled and part.model.has_pre_norm:
         return
     rows = part.tokens if part.style.gathered_input else part.rows
     copies = projections if part.casts else 1
     yield Kept(owner, "input", copies * part.item * rows * part.model.hidden_size)
+
+
+def _for_adapters(part: Part, owner: str, role: str, elements: int) -> Iterator[Kept]:
+    """Yield what adapters keep of the tensor that linears of a role read."""
+    for name, nbytes in inputs_kept(part, role, elements):
+        yield Kept(owner, name, nbytes)
 
 
 def _attention(part: Part) -> Iterator[Kept]:
@@ -112,7 +124,16 @@ def _attention(part: Part) -> Iterator[Kept]:
         yield from _norm(part, part.query, tokens, item)
         yield from _norm(part, part.key, tokens, item)
     yield from _core(part)
-    yield Kept(ATTENTION, "output", item * tokens * part.query)
+    output = Kept(ATTENTION, "output", item * tokens * part.query)
+    if part.job.adapter is None:
+        yield output
+        return
+    # a fused kernel's backward reads its result, of which a joined rotation makes a copy for the projection
+    fused = part.job.attention is not Attention.EAGER and not (part.joined_rotation and not part.job.compiled)
+    if fused:
+        yield output
+    kept = _for_adapters(part, ATTENTION, "attention output", tokens * part.query)
+    yield from (each for each in kept if not (fused and each.name == output.name))
 
 
 def _core(part: Part) -> Iterator[Kept]:
@@ -181,8 +202,13 @@ def _mlp(part: Part) -> Iterator[Kept]:
         names = ("up", "half", "tanh", "1 + tanh", "activation")
     else:
         names = ("up", "activation")
-    for name in names:
-        yield Kept(MLP, name, wide)
+    if part.job.adapter is None:
+        yield from (Kept(MLP, name, wide) for name in names)
+        return
+    # the last one is the input of the down projection, which a frozen one does not read again
+    last = () if part.job.compiled else names[-1:]
+    yield from (Kept(MLP, name, part.result_item * part.tokens * part.ffn) for name in names if name not in last)
+    yield from _for_adapters(part, MLP, "mlp product", part.tokens * part.ffn)
 
 
 def _residual_masks(part: Part) -> Iterator[Kept]:
@@ -204,7 +230,9 @@ def head_kept(part: Part) -> Bytes:
         return {}
     rows = part.tokens if part.style.gathered_input else part.rows
     entries = [*_norm(part, part.model.hidden_size, part.rows, part.stream_item)]
-    return account([*entries, Kept(NORMS, "head input", part.item * rows * part.model.hidden_size)])
+    if part.job.adapter is None or adapts_head(part):  # a frozen head does not read its input again
+        entries.append(Kept(NORMS, "head input", part.item * rows * part.model.hidden_size))
+    return account(entries)
 
 
 # Checkpointing
@@ -297,7 +325,7 @@ def backward_gradients(part: Part) -> int:
     """
     model, item, tokens = part.model, part.item, part.tokens
     stream = part.stream_item * part.rows * model.hidden_size
-    mlp = item * tokens * part.ffn * (2 if model.gated_mlp else 1)
+    mlp = part.result_item * tokens * part.ffn * (2 if model.gated_mlp else 1)
     attention = item * tokens * (2 * part.query + 2 * part.key)
     scores = 2 * item * part.heads * score_rows(part) if part.job.attention is Attention.EAGER else 0
     return stream + max(mlp, attention, scores)

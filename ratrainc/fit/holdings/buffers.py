@@ -24,6 +24,14 @@ from enum import Enum
 
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
 from ratrain.ratrainc.fit.holdings.activations import kept_by_policy, recomputed_layers
+from ratrain.ratrainc.fit.holdings.adapters import (
+    dequantised,
+    gathered_layer,
+    head_trained,
+    layer_trained,
+    outer_trained,
+    trained,
+)
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
 from ratrain.ratrainc.fit.holdings.state import sums_apart
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
@@ -60,7 +68,7 @@ def buffers(part: Part, phase: Phase) -> Bytes:
     }.get(part.job.sharding)
     own = made(part, phase) if made else {}
     others = [_ddp(part), _half_gradients(part, phase), _gathered_rows(part), _placeholders(part, phase)]
-    return together([own, *others, _casts(part, phase)])
+    return together([own, *others, _casts(part, phase), _dequantised(part, phase)])
 
 
 def gather_pool(part: Part) -> int:
@@ -71,30 +79,31 @@ def gather_pool(part: Part) -> int:
     """
     if part.job.sharding is not Sharding.FSDP2:
         return 0
-    return part.item * max(2 * part.layer_parameters, part.head_matrix, part.embedding_parameters)
+    return max(2 * gathered_layer(part), part.item * part.head_matrix, part.item * part.embedding_parameters)
 
 
 def _fsdp1(part: Part, phase: Phase) -> Bytes:
-    unit, root, item = part.layer_parameters, part.outer_parameters, part.item
+    unit, root, item = layer_trained(part), part.outer_parameters, part.item
+    gather = gathered_layer(part)
     reduced = itemsize(part.job.reduce_dtype)
     copy = reduced if reduced != item else 0
-    head = item * part.head_matrix
-    layers = part.layers * item * unit
+    head = item * head_trained(part)
+    layers = part.layers * gather
     whole = not part.job.reshard_after_forward
     gathered = {
         Phase.LOSS: layers if whole else 0,
         Phase.LOSS_BACK: layers if whole else 0,
-        Phase.HEAD: layers if whole else item * unit,
-        Phase.NORM: layers if whole else item * unit,
-        Phase.LAST: layers if whole else 2 * item * unit,
-        Phase.FIRST: item * unit,
+        Phase.HEAD: layers if whole else gather,
+        Phase.NORM: layers if whole else gather,
+        Phase.LAST: layers if whole else 2 * gather,
+        Phase.FIRST: gather,
     }.get(phase, 0) + (0 if phase is Phase.STEP else item * root)
     gradients = {
         Phase.HEAD: head,
         Phase.NORM: head,
         Phase.LAST: item * unit + _of_the_layer_before(part, item + copy) + head,
         Phase.FIRST: (2 * item + copy) * unit + head,
-        Phase.END: (item + copy) * max(root, unit),
+        Phase.END: (item + copy) * max(outer_trained(part), unit),
     }.get(phase, 0)
     return {FSDP1_GATHERED: gathered, "buffers of FSDP1: whole gradients": gradients}
 
@@ -105,25 +114,26 @@ def _of_the_layer_before(part: Part, item: int) -> int:
     The last layer's backward has no layer before it, but everything is still kept; the next one's has, and one layer
     less is kept. The fuller of the two is meant.
     """
-    return max(0, item * part.layer_parameters - sum(each.bytes for each in kept_by_policy(part)))
+    return max(0, item * layer_trained(part) - sum(each.bytes for each in kept_by_policy(part)))
 
 
 def _fsdp2(part: Part, phase: Phase) -> Bytes:
-    unit, item = part.layer_parameters, part.item
+    unit, item = layer_trained(part), part.item
+    gather = gathered_layer(part)
     reduced = itemsize(part.job.reduce_dtype)
     apart = part.job.framework == "torchtitan" and not part.tied_here
-    head = item * part.head_matrix
+    head = item * head_trained(part)
     root = part.head_matrix + part.model.norm_parameters * part.last if apart else part.outer_parameters
-    last_group = part.embedding_parameters if apart else root
-    layers = part.layers * item * unit
+    last_group = outer_trained(part) if part.job.adapter else part.embedding_parameters if apart else root
+    layers = part.layers * gather
     whole = not part.job.reshard_after_forward
     gathered = {
-        Phase.LOSS: layers if whole else item * unit,
-        Phase.LOSS_BACK: layers if whole else item * unit,
-        Phase.HEAD: layers if whole else item * unit,
-        Phase.NORM: layers if whole else item * unit,
-        Phase.LAST: layers if whole else 2 * item * unit,
-        Phase.FIRST: item * unit,
+        Phase.LOSS: layers if whole else gather,
+        Phase.LOSS_BACK: layers if whole else gather,
+        Phase.HEAD: layers if whole else gather,
+        Phase.NORM: layers if whole else gather,
+        Phase.LAST: layers if whole else 2 * gather,
+        Phase.FIRST: gather,
     }.get(phase, 0)
     if phase not in (Phase.END, Phase.STEP) and not (apart and phase is Phase.FIRST):
         gathered += item * root
@@ -132,7 +142,7 @@ def _fsdp2(part: Part, phase: Phase) -> Bytes:
         Phase.HEAD: head,
         Phase.NORM: head,
         Phase.LAST: item * unit
-        + max(_of_the_layer_before(part, reduced), reduced * part.head_matrix if apart else 0)
+        + max(_of_the_layer_before(part, reduced), reduced * head_trained(part) if apart else 0)
         + waiting,
         Phase.FIRST: (item + reduced) * unit + waiting,
         Phase.END: (item + reduced) * last_group + reduced * unit,
@@ -145,7 +155,7 @@ def _ddp(part: Part) -> Bytes:
         return _ddp_of_nanotron(part)
     if part.job.sharding is not Sharding.DDP or part.job.framework in MEGATRON:
         return {}  # Megatron-LM's gradients are the buckets
-    return {"buffers of DDP: buckets": itemsize(part.job.gradient_dtype) * part.parameters}
+    return {"buffers of DDP: buckets": itemsize(part.job.gradient_dtype) * trained(part)}
 
 
 def _ddp_of_nanotron(part: Part) -> Bytes:
@@ -208,16 +218,24 @@ def _placeholders(part: Part, phase: Phase) -> Bytes:
     return {"buffers of Megatron-LM: placeholders of weight gradients": part.item * (layer + head)}
 
 
+def _dequantised(part: Part, phase: Phase) -> Bytes:
+    """Return the matrix that the product of a quantised weight makes while it runs."""
+    runs = phase in (Phase.LAST, Phase.FIRST)
+    return {"buffers: dequantised matrix": dequantised(part)} if runs and part.job.adapter else {}
+
+
 def _casts(part: Part, phase: Phase) -> Bytes:
     if not part.casts or phase in (Phase.END, Phase.STEP):
         return {}
-    layer = part.layer_parameters - part.layer_vectors
+    quantised = part.job.adapter is not None and part.job.adapter.base_bits is not None
+    layer = 0 if quantised else part.layer_parameters - part.layer_vectors
     head = part.head_matrix
     # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
     saved = part.layers - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)
     again = min(part.job.checkpoint_every, part.layers - saved)
+    # autocast keeps casts of weights that train; of frozen ones autograd keeps those that a backward reads
     layers = {
-        Phase.LOSS: part.layers,
+        Phase.LOSS: saved if part.job.adapter else part.layers,
         Phase.LAST: saved + again,
         Phase.FIRST: 1,
     }.get(phase, saved)

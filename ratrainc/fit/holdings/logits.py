@@ -63,6 +63,9 @@ def _of_logits(part: Part, count: int) -> tuple[int, int]:
         return (item + _F32) * count, (item + _F32) * count
     if framework == "nanotron":
         return (item + 2 * _F32) * count, (item + _F32) * count
+    if compiled_loss(part) and loss is Loss.CHUNKED and part.job.adapter is not None:
+        # the backward of each chunk's loss frees its logits, and makes their gradient, before the frozen head's begins
+        return item * count, item * count + share(item * count, part.job.loss_chunks or _DEFAULT_CHUNKS)
     if compiled_loss(part):
         return item * count, 2 * item * count
     if loss is Loss.WHOLE or framework == "litgpt":
@@ -103,7 +106,8 @@ def _fused(part: Part) -> int:
     hidden = part.model.hidden_size
     rows = share(part.tokens, share(part.vocabulary, hidden))
     chunk = 1 << max(rows - 1, 0).bit_length()
-    return part.item * (part.tokens * hidden + part.vocabulary * hidden + chunk * part.vocabulary)
+    matrix = part.vocabulary * hidden if part.job.adapter is None else 0  # a frozen one has no gradient
+    return part.item * (part.tokens * hidden + matrix + chunk * part.vocabulary)
 
 
 def logit_gradient(part: Part) -> Bytes:

@@ -18,6 +18,7 @@ from ratrain.ratrainc.fit.holdings.activations import (
     norm_gradients,
     recomputed,
 )
+from ratrain.ratrainc.fit.holdings.adapters import head_trained, largest_trained
 from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers
 from ratrain.ratrainc.fit.holdings.logits import logit_gradient, loss_bytes
 from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
@@ -67,11 +68,11 @@ def _gradients(part: Part, phase: Phase) -> int:
     # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
     adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON and not sums_apart(part)
     table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
-    matrix = table or part.model.hidden_size * part.ffn
+    matrix = largest_trained(part) if part.job.adapter else table or part.model.hidden_size * part.ffn
     waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0
     if gradients_stay(part) or phase in (Phase.FIRST, Phase.END):
         return everything + waiting
-    return gradients(part, part.head_matrix)
+    return gradients(part, head_trained(part))
 
 
 def _activations(part: Part, phase: Phase) -> Bytes:

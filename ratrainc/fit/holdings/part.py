@@ -146,6 +146,15 @@ class Part:
         """Bytes of an element of the residual stream: under autocast the embedding's type, which no op casts."""
         return itemsize(self.job.weight_dtype) if self.casts else self.item
 
+    @property
+    def result_item(self) -> int:
+        """Bytes of an element that a projection returns: of a quantised one the type of its input.
+
+        (bitsandbytes nn/modules.py Linear4bit.forward)
+        """
+        quantised = self.job.adapter is not None and self.job.adapter.base_bits is not None
+        return self.stream_item if quantised else self.item
+
     # Sizes
 
     @property

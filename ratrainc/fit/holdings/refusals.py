@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
-from ratrain.ratrainc.fit.holdings.part import stage_layers
+from ratrain.ratrainc.fit.holdings.adapters import adapter_refusal, adapter_unread
+from ratrain.ratrainc.fit.holdings.part import Part, stage_layers
 from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, STYLES
 
@@ -21,7 +22,7 @@ def refusal(job: Job) -> str:
 
     The reason names the field of the job that decides, so that a reader of settings can name its key.
     """
-    return _not_built(job) or _incomplete(job) or _shapes(job) or _combinations(job)
+    return _not_built(job) or _incomplete(job) or _shapes(job) or _combinations(job) or adapter_refusal(Part(job, 0))
 
 
 def _incomplete(job: Job) -> str:
@@ -41,9 +42,9 @@ def _not_built(job: Job) -> str:
         return f"framework: the model code of {job.framework} was not read (known: {', '.join(STYLES)})"
     if job.model is not None and job.model.experts is not None:
         return f"{EXPERTS}: {job.model.name} has {job.model.experts} in each layer, and formulas are of dense models"
-    if job.method == "lora" or job.adapter is not None:
-        return "adapter: adapters (LoRA) are not supported yet"
-    if job.method not in {"full", "pretrain"}:
+    if unread := adapter_unread(job):
+        return unread
+    if job.method not in {"full", "pretrain", "lora"}:
         return f"method: {job.method}: which parts train decides gradients and moments, and is not built yet"
     if job.ep > 1:
         return "ep: bytes of experts on ranks of their own are not known here"

@@ -6,7 +6,8 @@
     zero2                   weights whole; the rest shared out
     zero3, fsdp1, fsdp2     all of it shared out
 
-Sharing out rounds up, as each mechanism pads to equal parts.
+Sharing out rounds up, as each mechanism pads to equal parts. With low-rank adapters frozen weights are apart, and only
+adapters have gradients, masters and moments (adapters.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.fit.holdings.adapters import (
+    ADAPTERS,
+    FROZEN,
+    adapter_dtype,
+    frozen_bytes,
+    largest_trained,
+    layer_trained,
+    outer_trained,
+    trained,
+)
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
 
@@ -51,13 +62,14 @@ FACTORED = "adafactor"
 def state(part: Part) -> Bytes:
     """Return weights, master weights and moments of one rank."""
     job = part.job
-    own = part.parameters
+    own = trained(part)
     held = share(own, part.shards)
-    weights = itemsize(job.weight_dtype) * (held if part.sharded else own)
+    weights = itemsize(adapter_dtype(job) if job.adapter else job.weight_dtype) * (held if part.sharded else own)
     masters = itemsize(job.master_dtype) * held if job.master_dtype else 0
     on_host = job.offload_optimizer or (job.offload_parameters and part.sharded)
     return {
-        WEIGHTS: 0 if job.offload_parameters else weights,
+        **({FROZEN: frozen_bytes(part)} if job.adapter else {}),
+        ADAPTERS if job.adapter else WEIGHTS: 0 if job.offload_parameters else weights,
         MASTERS: 0 if on_host else masters,
         OPTIMIZER: 0 if on_host else moments(part, held),
     }
@@ -74,7 +86,8 @@ def moments(part: Part, elements: int) -> int:
         return _F32 * _factors(part)
     count = MOMENTS[name]
     if name in {"adamw-8bit", "lion-8bit"}:
-        wide = share(part.embedding_parameters, part.shards) if part.job.framework in TRANSFORMERS else 0
+        embeds = part.job.framework in TRANSFORMERS and part.job.adapter is None
+        wide = share(part.embedding_parameters, part.shards) if embeds else 0
         narrow = elements - wide
         return count * (narrow + _F32 * share(narrow, _BLOCK_8BIT) + _F32 * wide)
     if name == "adamw-4bit":
@@ -85,7 +98,8 @@ def moments(part: Part, elements: int) -> int:
 def moment_item(part: Part) -> int:
     """Return the bytes of one moment's element: that of the weights that the optimizer updates, unless it is given."""
     job = part.job
-    return itemsize(job.state_dtype or job.master_dtype or job.weight_dtype)
+    held = adapter_dtype(job) if job.adapter else job.weight_dtype
+    return itemsize(job.state_dtype or job.master_dtype or held)
 
 
 def _factors(part: Part) -> int:
@@ -135,7 +149,7 @@ def all_gradients(part: Part) -> int:
 
     Where the optimizer's step is fused into the backward, the largest parameter's alone.
     """
-    return gradients(part, part.largest_matrix if part.job.optimizer_in_backward else part.parameters)
+    return gradients(part, largest_trained(part) if part.job.optimizer_in_backward else trained(part))
 
 
 def step_copies(part: Part) -> int:
@@ -147,7 +161,7 @@ def step_copies(part: Part) -> int:
     Adafactor: gradient, its square and the update in f32 (transformers optimization.py Adafactor).
     """
     job = part.job
-    held = share(part.parameters, part.shards)
+    held = share(trained(part), part.shards)
     if job.offload_optimizer or (job.offload_parameters and part.sharded) or job.optimizer_in_backward:
         return 0
     if job.sharding in (Sharding.ZERO1, Sharding.ZERO2) and job.framework != "nanotron":
@@ -158,8 +172,8 @@ def step_copies(part: Part) -> int:
         return _F32 * held if job.gradient_dtype != "f32" and job.master_dtype == "f32" else 0
     if job.optimizer == "adamw":
         return moment_item(part) * held
-    flat = max(part.layer_parameters, part.outer_parameters)  # of FSDP1 a parameter is all that one unit has
-    largest = share(flat if job.sharding is Sharding.FSDP1 else part.largest_matrix, part.shards)
+    flat = max(layer_trained(part), outer_trained(part))  # of FSDP1 a parameter is all that one unit has
+    largest = share(flat if job.sharding is Sharding.FSDP1 else largest_trained(part), part.shards)
     if job.optimizer == "adamw-foreach-off":
         return 2 * moment_item(part) * largest
     return 3 * _F32 * largest if job.optimizer == FACTORED else 0

@@ -108,7 +108,7 @@ def test_hub_names_are_models() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}, "adapter"),
+        ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["wq"]}, "adapter: the target 'wq'"),
         ({"base_model": "somebody/something-3b"}, "model"),
     ],
 )

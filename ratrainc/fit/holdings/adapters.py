@@ -1,0 +1,361 @@
+"""Low-rank adapters on frozen weights: which linears take one, what trains, and how frozen weights are stored.
+
+An adapter of rank r on a linear of n inputs and m outputs is A [r, n] and B [m, r]: r (n + m) elements. They alone have
+gradients and moments. LLaMA-3-8B with rank 16 on all linears of its layers:
+
+    frozen     6.98 B in the layers: 2 bytes each, or 0.516 in nf4; 1.05 B of embedding and head: 2 bytes each
+    adapters   41.9 M: 4 bytes, a gradient of 4 and moments of 8 in f32
+
+Storage of a frozen weight (bitsandbytes functional.py quantize_4bit, QuantState; nn/modules.py Int8Params; transformers
+integrations/bitsandbytes.py leaves the head out; torchao dtypes/nf4tensor.py has the same blocks):
+
+    4 bits     half a byte, and an f32 maximum of each 64; double quantised: a byte of each 64, an f32 of each 64 * 256
+    8 bits     a byte, and an f32 of each row of outputs
+
+fp4 and nf4 differ in levels, not in bytes. Tables of levels, about a KiB a matrix, are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.fit.holdings.part import itemsize, share
+from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ratrain.ratrainc.bridge.jobs.job import Job
+    from ratrain.ratrainc.fit.holdings.part import Part
+
+ADAPTERS = "adapters"
+FROZEN = "frozen weights"
+ALL_LINEAR = "all-linear"
+_HEAD = "lm_head"
+_F32 = 4
+_BLOCK = 64
+"""Weights that share a maximum: bitsandbytes functional.py quantize_4bit, blocksize; torchao to_nf4, block_size."""
+_NESTED = 256
+"""Maxima that share an f32: bitsandbytes functional.py quantize_4bit, compress_statistics; torchao to_nf4."""
+_EXPRESSION = re.compile(r"[\\*+?()\[\]{}|^$]")
+"""Characters of a regular expression, which PEFT matches against the whole path of a module."""
+READ = frozenset({*TRANSFORMERS, "torchtune"})
+"""Frameworks whose adapters were read: peft tuners/lora/layer.py, torchtune modules/peft/lora.py."""
+_SEPARATE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
+"""Families whose linears are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj."""
+
+
+@frozen
+class Linear:
+    """One linear of a layer."""
+
+    path: str
+    """path within the layer, as targets name it: `self_attn.q_proj`"""
+    inputs: int
+    outputs: int
+    role: str
+    """tensor that it reads: `attention input`, `attention output`, `mlp input` or `mlp product`"""
+
+    @property
+    def elements(self) -> int:
+        """Elements of its matrix."""
+        return self.inputs * self.outputs
+
+
+def linears(part: Part) -> tuple[Linear, ...]:
+    """Return the linears of a layer in the framework's model code; none for a family whose names are not known."""
+    hidden, query, key, ffn = part.model.hidden_size, part.query, part.key, part.ffn
+    family = part.model.family
+    packed = part.job.framework in TRANSFORMERS
+    inside = (
+        ("attention input", hidden),
+        ("attention output", query),
+        ("mlp input", hidden),
+        ("mlp product", ffn),
+    )
+    if family == "phi3" and packed:
+        names = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+        widths = (query + 2 * key, hidden, 2 * ffn, hidden)
+    elif family == "gpt2" and packed:
+        names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+        widths = (query + 2 * key, hidden, ffn, hidden)
+    elif family == "gpt_neox" and packed:
+        names = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+        widths = (query + 2 * key, hidden, ffn, hidden)
+    elif family in _SEPARATE or (family == "phi3" and not packed):
+        return _separate(hidden, query, key, ffn)
+    else:
+        return ()
+    return tuple(
+        Linear(name, inputs, outputs, role) for name, outputs, (role, inputs) in zip(names, widths, inside, strict=True)
+    )
+
+
+def _separate(hidden: int, query: int, key: int, ffn: int) -> tuple[Linear, ...]:
+    return (
+        Linear("self_attn.q_proj", hidden, query, "attention input"),
+        Linear("self_attn.k_proj", hidden, key, "attention input"),
+        Linear("self_attn.v_proj", hidden, key, "attention input"),
+        Linear("self_attn.o_proj", query, hidden, "attention output"),
+        Linear("mlp.gate_proj", hidden, ffn, "mlp input"),
+        Linear("mlp.up_proj", hidden, ffn, "mlp input"),
+        Linear("mlp.down_proj", ffn, hidden, "mlp product"),
+    )
+
+
+def _matches(target: str, part: Part, linear: Linear) -> bool:
+    """Tell whether a target names a linear in every layer, as peft tuners/tuners_utils.py check_target_module_exists.
+
+    A regular expression must match the whole path; another text is the path or its end after a dot.
+    """
+    if target == ALL_LINEAR:
+        return True
+    if not _EXPRESSION.search(target):
+        return f".{linear.path}".endswith(f".{target}")
+    paths = (f"{_root(part)}.{layer}.{linear.path}" for layer in range(part.model.layers))
+    return all(re.fullmatch(target, path) for path in paths)
+
+
+def _root(part: Part) -> str:
+    return {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}.get(part.model.family, "model.layers")
+
+
+def adapted(part: Part) -> tuple[Linear, ...]:
+    """Return the linears of a layer that take an adapter; none without one."""
+    adapter = part.job.adapter
+    if adapter is None:
+        return ()
+    return tuple(each for each in linears(part) if any(_matches(name, part, each) for name in adapter.targets))
+
+
+def adapts_head(part: Part) -> bool:
+    """Tell whether the head of this stage takes an adapter: it is named itself, `all-linear` leaves it out."""
+    adapter = part.job.adapter
+    return adapter is not None and part.last and _HEAD in adapter.targets
+
+
+def unmatched(part: Part) -> str:
+    """Return the first target that names no linear; empty if all do."""
+    assert part.job.adapter is not None
+    names = (each for each in part.job.adapter.targets if each != _HEAD)
+    return next((name for name in names if not any(_matches(name, part, each) for each in linears(part))), "")
+
+
+# What trains
+
+
+def layer_trained(part: Part) -> int:
+    """Return the elements of one layer that train: all, or those of its adapters."""
+    adapter = part.job.adapter
+    if adapter is None:
+        return part.layer_parameters
+    return adapter.rank * sum(each.inputs + each.outputs for each in adapted(part))
+
+
+def head_trained(part: Part) -> int:
+    """Return the elements of the head that train."""
+    adapter = part.job.adapter
+    if adapter is None:
+        return part.head_matrix
+    return adapter.rank * (part.model.hidden_size + part.vocabulary) if adapts_head(part) else 0
+
+
+def outer_trained(part: Part) -> int:
+    """Return the elements outside layers that train."""
+    return part.outer_parameters if part.job.adapter is None else head_trained(part)
+
+
+def trained(part: Part) -> int:
+    """Return the elements of the rank that train, before data-parallel ranks share them out."""
+    return part.layers * layer_trained(part) + outer_trained(part)
+
+
+def largest_trained(part: Part) -> int:
+    """Return the elements of the largest parameter that trains."""
+    adapter = part.job.adapter
+    if adapter is None:
+        return part.largest_matrix
+    widths = [max(each.inputs, each.outputs) for each in adapted(part)]
+    return adapter.rank * max([*widths, part.vocabulary if adapts_head(part) else 0])
+
+
+def adapter_dtype(job: Job) -> str:
+    """Return the type of adapters: that of their gradients; an engine with master weights holds one type for all."""
+    return job.weight_dtype if job.master_dtype else job.gradient_dtype
+
+
+# Frozen weights
+
+
+def _stored(linear: Linear, bits: int | None, double: bool, item: int) -> tuple[int, int]:
+    """Return the bytes of a frozen matrix's codes, and of the scales apart from them."""
+    elements = linear.elements
+    if bits is None:
+        return item * elements, 0
+    if bits > 4:
+        return elements, _F32 * linear.outputs
+    maxima = share(elements, _BLOCK)
+    return share(elements, 2), maxima + _F32 * share(maxima, _NESTED) if double else _F32 * maxima
+
+
+def _layer_stored(part: Part) -> tuple[int, int]:
+    adapter, item = part.job.adapter, itemsize(part.job.weight_dtype)
+    assert adapter is not None
+    each = [_stored(linear, adapter.base_bits, adapter.double_quantised, item) for linear in linears(part)]
+    return sum(codes for codes, _ in each) + item * part.layer_vectors, sum(scales for _, scales in each)
+
+
+def frozen_bytes(part: Part) -> int:
+    """Return the bytes of frozen weights on one rank.
+
+    FSDP shares out codes as parameters; the scales are attributes of the parameter and stay whole on each rank
+    (bitsandbytes nn/modules.py Params4bit.quant_state).
+    """
+    codes, scales = _layer_stored(part)
+    held = part.layers * codes + itemsize(part.job.weight_dtype) * part.outer_parameters
+    if part.job.offload_parameters:
+        held = 0
+    return (share(held, part.shards) if part.sharded else held) + part.layers * scales
+
+
+def gathered_layer(part: Part) -> int:
+    """Return the bytes of one layer's gathered weights: quantised ones are gathered as they are stored."""
+    adapter = part.job.adapter
+    if adapter is None:
+        return part.item * part.layer_parameters
+    own = part.item * layer_trained(part)
+    return own + (part.item * part.layer_parameters if adapter.base_bits is None else _layer_stored(part)[0])
+
+
+def dequantised(part: Part) -> int:
+    """Return the bytes of the matrix that a product dequantises and drops (bitsandbytes autograd/_functions.py)."""
+    adapter = part.job.adapter
+    if adapter is None or adapter.base_bits is None:
+        return 0
+    return part.item * max(each.elements for each in linears(part))
+
+
+# Inputs that adapters keep
+
+
+def keeps_base_input(part: Part) -> bool:
+    """Tell whether frozen linears keep their inputs: 8-bit products do (autograd/_functions.py MatMul8bitLt)."""
+    adapter = part.job.adapter
+    return adapter is None or adapter.base_bits == 8
+
+
+def _adapter_item(part: Part) -> int:
+    """Return the bytes of an element of what A reads: the compute type where something casts, else that of A."""
+    casts = part.job.autocast or part.sharded or part.job.master_dtype is not None
+    return part.item if casts else itemsize(adapter_dtype(part.job))
+
+
+def _copies(part: Part) -> bool:
+    """Tell whether each adapter reads a copy of its own.
+
+    Under autocast PEFT first casts to the type of A, f32, and autocast back (tuners/lora/layer.py Linear.forward); on a
+    quantised base it leaves that to autocast, which copies nothing of its own type (tuners/lora/bnb.py).
+    """
+    adapter = part.job.adapter
+    assert adapter is not None
+    wider = itemsize(adapter_dtype(part.job)) > part.item
+    if part.casts:
+        return True
+    if part.job.autocast:
+        return wider and adapter.base_bits is None
+    return _adapter_item(part) != part.item
+
+
+def inputs_kept(part: Part, role: str, elements: int) -> Iterable[tuple[str, int]]:
+    """Yield name and bytes of what adapters on the readers of one tensor of `elements` elements keep of it.
+
+    The tensor itself, once, or a copy for each; with dropout the dropped copy and a mask of bytes; and the product with
+    A, which the gradient of B reads. A frozen linear needs no input.
+    """
+    adapter = part.job.adapter
+    assert adapter is not None
+    readers = [each for each in adapted(part) if each.role == role]
+    item, drops = _adapter_item(part), adapter.dropout > 0
+    copies = len(readers) if drops or _copies(part) else 0
+    shared = (bool(readers) and not copies) or keeps_base_input(part)
+    if shared and not (part.job.compiled and role in ("attention input", "mlp input", "mlp product")):
+        yield (
+            "output" if role == "attention output" else "product" if role == "mlp product" else "input",
+            part.item * elements,
+        )
+    if copies:
+        yield "copies for adapters", copies * item * elements
+    if drops and readers:
+        yield "dropout masks of adapters", len(readers) * elements
+    if readers:
+        yield "products with A", item * part.tokens * adapter.rank * len(readers)
+
+
+# Refusals
+
+
+def adapter_unread(job: Job) -> str:
+    """Return why adapters of a job's framework are not known, whatever its model; empty if they are, or none trains."""
+    if job.adapter is None and job.method != "lora":
+        return ""
+    if job.framework not in READ:
+        return f"adapter: adapters of {job.framework} were not read (known: {', '.join(sorted(READ))})"
+    if job.adapter is None:
+        return "adapter: the settings do not say its rank and linears"
+    return f"adapter: what {job.adapter.kind} keeps is not known" if job.adapter.kind else ""
+
+
+def adapter_refusal(part: Part) -> str:
+    """Return why the bytes of a job's adapters on its model are not known; empty if they are, or there are none."""
+    job, adapter = part.job, part.job.adapter
+    if adapter is None:
+        return ""
+    known = linears(part)
+    if not known:
+        return f"adapter: names of the linears of {part.model.family} are not known"
+    if adapter.rank < 1:
+        return "adapter: its rank must be at least 1"
+    wrong = next((each for each in adapter.targets if _EXPRESSION.search(each) and not _compiles(each)), "")
+    if wrong:
+        return f"adapter: the target {wrong!r} is no regular expression"
+    if odd := unmatched(part):
+        return f"adapter: the target {odd!r} names no linear of every layer (known: {_names(known)})"
+    if adapts_head(part) and part.model.tied_embeddings:
+        return "adapter: one on a head that is tied to the embedding is not known"
+    return _adapter_combinations(job)
+
+
+def _names(known: Iterable[Linear]) -> str:
+    return ", ".join(each.path.rpartition(".")[2] for each in known)
+
+
+def _compiles(target: str) -> bool:
+    try:
+        re.compile(target)
+    except re.error:
+        return False
+    return True
+
+
+def _adapter_combinations(job: Job) -> str:
+    adapter = job.adapter
+    assert adapter is not None
+    if adapter.base_bits not in (None, 4, 8):
+        return f"adapter: frozen weights in {adapter.base_bits} bits are not known (known: 4, 8)"
+    if job.model_ranks > 1:
+        return "adapter: tensor and pipeline parallelism of adapters was not read"
+    if job.optimizer == "adafactor":
+        return "optimizer: Adafactor's factors of adapters are not known"
+    if adapter.base_bits is not None and job.model is not None and job.model.family == "gpt2":
+        return "adapter: GPT-2's matrices lie transposed, and bitsandbytes' bytes of them were not read"
+    if adapter.base_bits == 8 and job.sharding in (Sharding.FSDP1, Sharding.FSDP2, Sharding.ZERO3):
+        return (
+            "adapter: weights in 8 bits do not share out (LLaMA-Factory model/model_utils/quantization.py refuses it)"
+        )
+    if adapter.base_bits == 4 and job.sharding is Sharding.ZERO3:
+        return "adapter: what ZeRO-3 gathers of quantised weights was not read; FSDP is known"
+    return ""
