@@ -363,7 +363,7 @@ class TestSmallMemory:
 class TestDrill:
     """The drill for a GPU, rehearsed on the processor."""
 
-    PARTS = ("machine", "correctness", "graph", "ranks", "bytes", "ballast", "tiles", "calibrate", "speed")
+    PARTS = ("machine", "correctness", "graph", "ranks", "bytes", "ballast", "tiles", "calibrate", "speed", "experts")
 
     def drill(self, out: Path, **variables: str) -> tuple[int, dict[str, list[str]], str]:
         """Run it; return the exit status, the cells of each part in the table, and all that it printed."""
@@ -384,7 +384,7 @@ class TestDrill:
     def test_a_rehearsal_passes_all_that_needs_no_gpu(self, tmp_path):
         code, table, out = self.drill(tmp_path, DRILL_SECONDS="2000")
         assert code == 0, out
-        assert [name for name, cells in table.items() if cells[0] == "skipped"] == ["graph", "tiles"]
+        assert [name for name, cells in table.items() if cells[0] == "skipped"] == ["graph", "tiles", "experts"]
         assert table["graph"][2].startswith("--graph needs a GPU")
         assert {cells[0] for cells in table.values()} == {"passed", "skipped"}
         assert len(list(tmp_path.iterdir())) == len(self.PARTS) + 2, (
@@ -394,7 +394,7 @@ class TestDrill:
     def test_a_part_over_its_limit_fails_and_the_next_one_goes_on(self, tmp_path):
         code, table, _ = self.drill(tmp_path, DRILL_SECONDS="1")
         assert code == 1
-        del table["tiles"]  # which needs a GPU, and says so at once
+        del table["tiles"], table["experts"]  # which need a GPU, and say so at once
         assert all(cells[0] == "failed" and "it took longer than its" in cells[2] for cells in table.values())
 
 
