@@ -125,10 +125,14 @@ def with_unit(text: str, unit: str) -> str:
 def whole_bytes(text: str) -> int:
     """Parse a whole number of bytes from a text like `20GiB`, `1.5 GB` or `1000`.
 
-    Raises `QuantityError` if it is none, or larger than any memory.
+    A part of a byte is dropped where a unit is larger than a byte: `23.6GiB`, as devices report their memory, are
+    25,340,307,046.4 bytes. Raises `QuantityError` for part of a byte otherwise, for less than a byte, or for more than
+    any memory has.
     """
     size = exact_quantity(text, "bytes")
-    if size > _MOST_BYTES or size != int(size):
+    match = _QUANTITY.fullmatch(text.strip())
+    counts_bytes = match is not None and match[2] in (None, "B")
+    if size > _MOST_BYTES or (size != int(size) and (counts_bytes or size < 1)):
         why = "more bytes than any memory has" if size > _MOST_BYTES else "no whole number of bytes"
         raise QuantityError(f"'{text}' is {why}", _how("bytes"))
     return int(size)

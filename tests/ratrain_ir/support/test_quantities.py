@@ -94,7 +94,20 @@ def test_what_counts_no_tokens_says_how_they_are_written(text: str, help_text: s
     assert help_text in refused.value.help
 
 
-@pytest.mark.parametrize(("text", "why"), [("1.5", "no whole number"), ("2e18", "more bytes than any memory has")])
+@pytest.mark.parametrize(
+    ("text", "size"), [("23.6GiB", 25_340_307_046), ("0.3 MiB", 314_572), ("1.5 GB", 1_500_000_000)]
+)
+def test_a_part_of_a_byte_of_a_larger_unit_is_dropped(text: str, size: int) -> None:
+    assert whole_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *(("1.5", "no whole number"), ("1.5B", "no whole number"), ("0.0001 KB", "no whole number")),
+        ("2e18", "more bytes than any memory has"),
+    ],
+)
 def test_sizes_that_no_memory_has_are_refused(text: str, why: str) -> None:
     with pytest.raises(QuantityError, match=why):
         whole_bytes(text)
