@@ -155,7 +155,7 @@ def correctness(drill: Drill) -> None:
 
 
 def _kernels_of_its_own(made: type, plain: type, words: Sequence[str]) -> Callable[[str], bool]:
-    """Return a test that a kernel of a set has one of some words in its name and is not inherited from the plain set."""
+    """Return a test of a kernel's name: it has one of some words, and its set does not inherit it from the plain one."""
 
     def is_compared(kernel: str) -> bool:
         is_own = made is plain or getattr(made, kernel) is not getattr(plain, kernel)
@@ -528,14 +528,41 @@ def speed(drill: Drill) -> None:
 
 
 def experts(drill: Drill) -> None:
-    """Compare a step of a mixture of experts with the same shapes in `transformers`, its experts as grouped products."""
+    """Compare a step of a mixture of experts with `transformers`: the same shapes, its experts as grouped products."""
     from torch_device import GRAPH, Options
 
+    preset = "granite-3.1-1b-a400m"
     if drill.on_host:
-        raise SkipError(NO_GPU)
+        _rehearse_mixture(drill, preset)
+        raise SkipError(f"a step of {preset} {NO_GPU}")
     peers = ["PyTorch bf16", "PyTorch autocast"] if version_of("transformers") else []
-    options = Options(drill.device, drill.kernels, 1, 0, 0, 2048, 4, "granite-3.1-1b-a400m", profile=True)
+    options = Options(drill.device, drill.kernels, 1, 0, 0, 2048, 4, preset, profile=True)
     _compare_steps(drill, [GRAPH, *peers], options, must=(GRAPH,))
+
+
+def _rehearse_mixture(drill: Drill, preset: str) -> None:
+    """Make two small steps of a preset's class in `transformers`, where it is installed: losses near random guessing."""
+    if not version_of("transformers"):
+        print("transformers is not installed: there is nothing to compare with")
+        return
+    import numpy as np
+    import torch
+    from torch_experts import Mixture
+    from torch_step import step_of
+
+    from ratrain.ratrain_ir.config.plan import Optimizer
+
+    words, rng = 512, np.random.default_rng(0)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "vocab_size": words, "intermediate_size": 128}
+
+    def batches(_: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.integers(0, words, (2, 64)), rng.integers(0, words, (2, 64))
+
+    for dtype, products in ((torch.bfloat16, None), (torch.float32, torch.bfloat16)):
+        step = step_of(Mixture(preset, **sizes), Optimizer(lr=1e-3), dtype, batches, products=products)
+        losses = [step(), step()]
+        print(f"transformers, {dtype}: losses {losses[0]:.3f} {losses[1]:.3f}", flush=True)
+        drill.check(all(abs(loss - np.log(words)) < 0.5 for loss in losses), f"losses {losses} are not of guessing")
 
 
 def _compare_steps(drill: Drill, names: Sequence[str], options: Options, must: Sequence[str] = ()) -> None:

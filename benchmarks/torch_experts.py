@@ -12,13 +12,16 @@ PRESETS = ROOT / "ratrain_ir" / "config" / "presets"
 
 
 class Mixture(nn.Module):
-    """The class of a preset in `transformers`, with weights of its own; `forward` gives the mean loss."""
+    """The class of a preset in `transformers`, with weights of its own; `forward` gives the mean loss.
 
-    def __init__(self, preset: str) -> None:
+    `sizes` replace keys of the preset's config.json, to rehearse on a processor.
+    """
+
+    def __init__(self, preset: str, **sizes: int) -> None:
         import transformers
 
         super().__init__()
-        keys = json.loads((PRESETS / f"{preset}.json").read_text("utf-8"))
+        keys = {**json.loads((PRESETS / f"{preset}.json").read_text("utf-8")), **sizes}
         config = transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
         self.network = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation="sdpa", experts_implementation="grouped_mm"

@@ -29,7 +29,7 @@ from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
 from ratrain.ratrainc.fit.predicted_snapshot import predicted_memory
-from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, ways_out
+from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, in_line, ways_out
 from ratrain.ratrainc.report.memory_snapshot import write_snapshot
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _limits_text(most: Limits, job: Job) -> str:
         texts.append("more devices alone will not help")
     elif most.fewest_devices is not None:
         count = f"{most.fewest_devices} device{'s' * (most.fewest_devices != 1)} or more"
-        texts.append(count + (f" with {most.sharding}" if most.sharding else ""))
+        texts.append(count + (f" with {in_line(most.sharding)}" if most.sharding else ""))
     texts.append(
         f"sequences of up to {most.longest_sequence} tokens"
         if most.longest_sequence is not None
@@ -340,7 +340,7 @@ def _limits_text(most: Limits, job: Job) -> str:
         if most.largest_micro_batch is not None
         else f"no micro-batch is small enough at {job.seq_len} tokens"
     )
-    return ", ".join(texts)
+    return "; ".join(texts)
 
 
 def _note_json(note: Note) -> dict[str, Any]:

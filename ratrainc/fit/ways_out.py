@@ -62,7 +62,12 @@ class WayOut:
     @property
     def text(self) -> str:
         """Changes in one line."""
-        return "; ".join(each.replace("\n", ", ") for each in self.changes)
+        return "; ".join(map(in_line, self.changes))
+
+
+def in_line(words: str) -> str:
+    """Return settings, a line each, in one line."""
+    return words.replace("\n", ", ")
 
 
 def most_bytes(job: Job) -> int:

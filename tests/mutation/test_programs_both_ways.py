@@ -1,4 +1,4 @@
-"""Programs and mutants of them that are proved from columns are those that are proved op by op, by one process and by two."""
+"""Prove programs and their mutants from columns, by one process and by two: the findings are those of each op lifted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EACH = 3
 
 
 def read(program: Program) -> Program | None:
-    """The program as a file has it; None where the container refuses it."""
+    """Return the program as a file has it; None where the container refuses it."""
     try:
         return parse_program(program_bytes(program), "mutant.rtx")
     except DiagnosticError:
@@ -33,7 +33,7 @@ def read(program: Program) -> Program | None:
 
 
 def is_sound(program: Program) -> bool:
-    """Whether a program is sound when it is lifted op by op, races and progress left out."""
+    """Return whether a program is sound when it is lifted op by op, races and progress left out."""
     try:
         program_verifier.check_lifted(program, program.columns(), None, Diagnostics())
     except DiagnosticError:
@@ -42,7 +42,7 @@ def is_sound(program: Program) -> bool:
 
 
 def is_usual(program: Program) -> bool:
-    """Whether a sound program can be proved from columns."""
+    """Return whether a sound program can be proved from columns."""
     in_ddr = all(form.home is Home.DDR for form in program.columns().forms)
     lends = any(item.keyword in KEPT for stage in program.stages for each in stage.streams.values() for item in each)
     return in_ddr and not program.plan.slices and not lends

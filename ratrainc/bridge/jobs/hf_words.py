@@ -261,7 +261,7 @@ def liger(key: str) -> Callable[[Any], Table | None]:
 def _said(table: Table, as_json: bool, file: str = "") -> str:
     """Write settings as a piece of JSON or YAML, with the name of their file if it is another one."""
     if as_json:
-        text = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table.items())
+        text = ", ".join(f"{json.dumps(key)}: {json.dumps(_number(value))}" for key, value in table.items())
     else:
         text = "\n".join(f"{key}: {_yaml(value)}" for key, value in table.items())
     return f"{text}  # in {file}" if file else text
@@ -274,7 +274,12 @@ def _yaml(value: Any) -> str:
         return value
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_yaml(each) for each in value) + "]"
-    return json.dumps(value)
+    return json.dumps(_number(value))
+
+
+def _number(value: Any) -> Any:
+    """Return a value as people write it: `lora_alpha: 32`, which is held as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _json(place: str) -> bool:

@@ -146,10 +146,10 @@ class Parts:
     @staticmethod
     def plan(a: Array, b: Array, out: Array, *, halves: bool, **options: Any) -> Plan | None:
         """Plan the buffers; None if the product is made another way."""
-        given = ProductOptions(**options)
-        rows, columns, inner = product_shape(a, b, trans_a=given.trans_a, trans_b=given.trans_b)
         if not halves or _is_half(a) or not str(b.dtype).endswith("bfloat16"):
             return None
+        given = ProductOptions(**options)
+        rows, columns, inner = product_shape(a, b, trans_a=given.trans_a, trans_b=given.trans_b)
         added = [out] * given.accumulate + [each for each in (given.bias, given.residual) if each is not None]
         if not given.trans_a:
             if not fits_chunk(PARTS * inner * columns) or not _is_stored_by_library(b, out, added):
