@@ -207,6 +207,14 @@ def test_ways_out_are_in_the_words_of_the_file(tmp_path: Path, settings: dict, w
     assert any(alters in text for text in found[0].alters)
 
 
+def test_what_is_proposed_is_said_in_one_line_with_whole_numbers(tmp_path: Path) -> None:
+    found = fit(tmp_path, AXOLOTL)
+    assert any("lora_r: 16, lora_alpha: 32, lora_target_linear: true" in way.text for way in found.ways)
+    said = [line for part in map(str, found.parts()) for line in part.splitlines() if "devices or more with" in line]
+    assert len(said) == 1
+    assert "fsdp_version: 2; no sequence is short enough" in said[0]
+
+
 def test_a_low_rank_is_not_proposed_where_it_does_not_count(tmp_path: Path) -> None:
     assert not any("lora_r" in way.text for way in fit(tmp_path, {**AXOLOTL, **LORA, "lora_r": 18}).ways)
 
