@@ -39,11 +39,17 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
     computed_type,
     flat_elements,
+    frozen_elements,
     half_slots,
+    has_backward,
     next_block,
+    passes_gradient_on,
     previous_block,
     shares_rows,
+    ties_gradients,
+    trains,
 )
+from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     gathers_within_step,
@@ -98,7 +104,11 @@ if TYPE_CHECKING:
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:
-    """Build the dataflow module of one training step. `plan` must have been checked against `model`."""
+    """Build the dataflow module of one training step. `plan` must have been checked against `model`.
+
+    Raises RT064 where the plan's frozen parameters or adapters do not fit the model (`check_training`).
+    """
+    check_training(model, plan)
     topology = topology_of(model, plan)
     stages = [_StageLowering(model, plan, topology, Stage(index)).lower() for index in range(topology.stages)]
     return Module(model.name, Level.DATAFLOW, model, plan, stages)
@@ -147,6 +157,12 @@ class _StageLowering(StageTensors):
     def emit(self, op: Op) -> None:
         self.stage.ops.append(op)
 
+    def views(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
+        """Return the parameters that a block reads in a phase: its view, if any of it trains, then frozen ones."""
+        trained = (self.view(block, piece, phase),) if trains(self.model, self.plan, block) else ()
+        frozen = (self.named(f"f.{block}"),) if frozen_elements(self.model, self.plan, block) else ()
+        return trained + frozen
+
     def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
         """Return the view that a block reads in a phase: the carried one, or one gathered for this piece and phase."""
         if not gathers_within_step(self.plan, block):
@@ -191,14 +207,14 @@ class _StageLowering(StageTensors):
         after, fields = next_block(self.model, block), {**piece_fields(piece)}
         part = self.written_activation(after, piece)
         self.emit(ReduceRows(payload=Payload.ACTIVATION, block=after, **fields, reads=(part,), writes=(branch,)))
-        reads = (self.activation(block, piece), branch, self.view(block, piece, Phase.FORWARD))
+        reads = (self.activation(block, piece), branch, *self.views(block, piece, Phase.FORWARD))
         writes = (self.activation(after, piece), *statistics)
         self.emit(AddBranch(block=block, **fields, reads=reads, writes=writes))
 
     def add_branch_backward(self, block: Block, piece: Piece) -> None:
         """Emit the post-norm's backward: from the gradient of the stream behind a block to that of its output."""
         dsum = self.activation(next_block(self.model, block), piece, gradient=True)
-        reads = (dsum, *self.branch(block, piece), self.view(block, piece, Phase.BACKWARD))
+        reads = (dsum, *self.branch(block, piece), *self.views(block, piece, Phase.BACKWARD))
         writes = (self.branch_gradient(block, piece), *self.branch_sums(block, piece))
         self.emit(AddBranchBackward(block=block, **piece_fields(piece), reads=reads, writes=writes))
 
@@ -227,7 +243,7 @@ class _StageLowering(StageTensors):
         if projected := self.projected(block, piece):
             source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
             writes = (self.part_of_sums(block, piece, SQUARES), *projected)
-            reads = (source, self.view(block, piece, Phase.FORWARD))
+            reads = (source, *self.views(block, piece, Phase.FORWARD))
             self.emit(Project(block=block, **piece_fields(piece), reads=reads, writes=writes))
             self.reduce_sums(block, piece, SQUARES, Payload.ACTIVATION)
 
@@ -246,7 +262,7 @@ class _StageLowering(StageTensors):
         self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
         others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
-        reads = (dy, *saved, self.view(block, piece, Phase.BACKWARD), *others)
+        reads = (dy, *saved, *self.views(block, piece, Phase.BACKWARD), *others)
         writes = (self.part_of_sums(block, piece, PRODUCTS), *gradients, *begun)
         self.emit(BackwardHeads(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=added))
         self.reduce_sums(block, piece, PRODUCTS, Payload.GRADIENT)
@@ -293,7 +309,7 @@ class _StageLowering(StageTensors):
         self.emit(LoadInput(part=part, **piece_fields(piece), writes=(self.input(part, piece),)))
 
     def forward(self, block: Block, piece: Piece) -> Forward:
-        view = self.view(block, piece, Phase.FORWARD)
+        views = self.views(block, piece, Phase.FORWARD)
         fields = piece_fields(piece)
         if projected := self.projected(block, piece):
             return self.forward_of_heads(block, piece, projected)
@@ -302,7 +318,7 @@ class _StageLowering(StageTensors):
         else:
             source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
         if block.kind == "head":
-            inputs = (source, view, self.input(Part.LABELS, piece))
+            inputs = (source, *views, self.input(Part.LABELS, piece))
             loss = self.scalar("loss", Dtype.F64)
             saved = self.saved(block, piece)
             if self.plan.tp > 1:
@@ -313,14 +329,14 @@ class _StageLowering(StageTensors):
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         output = self.written_activation(next_block(self.model, block), piece)
         branch = self.branch_part(block, piece)
-        reads = (source, view, *self.documents(block, piece), *self.seen_keys(block, piece), *branch)
+        reads = (source, *views, *self.documents(block, piece), *self.seen_keys(block, piece), *branch)
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
     def forward_of_heads(self, block: Block, piece: Piece, projected: tuple[Tensor, ...]) -> Forward:
         """Build the forward of an attention from projected queries, keys and values and their norms' sums."""
         made = (*projected, *self.row_sums(block, piece, SQUARES))
-        view = self.view(block, piece, Phase.FORWARD)
-        reads = (view, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
+        views = self.views(block, piece, Phase.FORWARD)
+        reads = (*views, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
         kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
         output = self.written_activation(next_block(self.model, block), piece)
         return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
@@ -351,6 +367,8 @@ class _StageLowering(StageTensors):
             self.emit(Recv(**self.message(Payload.GRADIENT, piece, chunk + 1, after), writes=(received,)))
         # `sum_parts` makes the gradient of a block's input whole before the block before reads it
         for block in reversed(blocks):
+            if not has_backward(self.model, self.plan, block):
+                break
             if self.adds_apart(block):
                 self.add_branch_backward(block, piece)
             self.backward_heads(block, piece)
@@ -358,9 +376,13 @@ class _StageLowering(StageTensors):
             if block.kind != "embed" and not is_parallel_mlp(self.model, self.plan, block):
                 around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
                 self.sum_parts(block, piece, around, gradient=True)
-            if reduces_each_micro_batch(self.plan, block) and self.is_last_share(piece):
+            if (
+                trains(self.model, self.plan, block)
+                and reduces_each_micro_batch(self.plan, block)
+                and self.is_last_share(piece)
+            ):
                 self.emit(self.reduce_scatter(block, piece if isinstance(piece, int) else piece.micro_batch))
-        if before is not None:
+        if before is not None and passes_gradient_on(self.model, self.plan, blocks[0]):
             sent = self.activation(blocks[0], piece, gradient=True)
             self.emit(Send(**self.message(Payload.GRADIENT, piece, chunk, before), reads=(sent,)))
 
@@ -378,15 +400,16 @@ class _StageLowering(StageTensors):
 
     def backward(self, block: Block, piece: Piece) -> Backward:
         saved = self.saved(block, piece)
-        gradient = self.gradient(block, piece if isinstance(piece, int) else piece.micro_batch)
+        micro_batch = piece if isinstance(piece, int) else piece.micro_batch
+        gradient = (self.gradient(block, micro_batch),) if trains(self.model, self.plan, block) else ()
         outputs: tuple[Tensor, ...] = ()
-        if block.kind != "embed":
+        if passes_gradient_on(self.model, self.plan, block):
             outputs = (self.written_activation(block, piece, gradient=True),)
         inputs: tuple[Tensor, ...]
         if block.kind == "head":
-            view = self.view(block, piece, Phase.BACKWARD)
+            views = self.views(block, piece, Phase.BACKWARD)
             source = self.read_activation(block, piece, phase=Phase.BACKWARD)
-            inputs = (source, *saved, view, self.input(Part.LABELS, piece), self.named("scale"))
+            inputs = (source, *saved, *views, self.input(Part.LABELS, piece), self.named("scale"))
         else:
             dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
             if block.kind == "embed":
@@ -405,10 +428,10 @@ class _StageLowering(StageTensors):
                 others += self.branch_sums(block, piece)
                 if block.kind == "mlp" and self.plan.router:
                     others += (self.named("scale"),)
-                view = self.view(block, piece, Phase.BACKWARD)
+                views = self.views(block, piece, Phase.BACKWARD)
                 source_of = source_block(self.model, self.plan, block)
                 source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)
-                inputs = (dy, source, *saved, view, *others)
+                inputs = (dy, source, *saved, *views, *others)
         begun: tuple[Tensor, ...] = ()
         added: tuple[Tensor, ...] = ()
         if not self.normed_gradients(block, piece):  # else `backward_heads` has added to them
@@ -416,8 +439,8 @@ class _StageLowering(StageTensors):
         fields = piece_fields(piece)
         # The first contribution writes the gradient instead of adding, so no op has to zero it.
         if self.is_first_share(block, piece):
-            return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, gradient), updates=added)
-        return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(gradient, *added))
+            return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, *gradient), updates=added)
+        return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(*gradient, *added))
 
     def reduce_scatter(self, block: Block, m: int | None) -> ReduceScatter:
         """Build a block's reduction into shards: of micro-batch `m` alone, or of the whole step if `m` is None."""
@@ -429,6 +452,7 @@ class _StageLowering(StageTensors):
 
     def step_end(self, blocks: tuple[Block, ...]) -> None:
         """Emit the end of the step: reductions, scalars, updates, gathers of views, the next loss scale."""
+        blocks = tuple(block for block in blocks if trains(self.model, self.plan, block))
         for block in reversed(blocks):
             if not reduces_each_micro_batch(self.plan, block):
                 self.emit(self.grad_sync(block))
@@ -468,7 +492,7 @@ class _StageLowering(StageTensors):
 
     def sum_tied(self, blocks: tuple[Block, ...]) -> None:
         """Emit the sum of the tied embeddings' gradients on the first and the last stage, before either updates."""
-        if not self.model.tied_embeddings:
+        if not ties_gradients(self.model, self.plan):
             return
         ends = tuple(block for block in blocks if block.kind in ("embed", "head"))
         if ends:

@@ -1,8 +1,9 @@
 """Tensors of one stage of a dataflow module: their names, their types, and which of them an op of a block needs.
 
 A tensor's name is its content, block and piece: `x.mlp.3.m0` is the input of `mlp.3` for micro-batch 0. Prefixes:
-`x` activation and `dx` its gradient, `w` view, `v` part of a view, `p` master, `m1` `m2` moments, `t` update count,
-`g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a backward, `b` branch (post-norm).
+`x` activation and `dx` its gradient, `w` view, `v` part of a view, `f` frozen parameters, `p` master, `m1` `m2`
+moments, `t` update count, `g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a backward, `b`
+branch (post-norm).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ratrain.ratrain_ir.model.blocks import (
     computed_type,
     exchanged_type,
     flat_elements,
+    frozen_elements,
     last_viewer,
     normed_gradient_slots,
     previous_block,
@@ -36,6 +38,7 @@ from ratrain.ratrain_ir.model.blocks import (
     seen_slices,
     sum_slots,
     token_type,
+    trains,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import (
@@ -76,7 +79,11 @@ class StageTensors:
         return self.stage.tensors[name]
 
     def declare_state(self, block: Block) -> None:
-        """Declare a block's carried tensors: its view (or the part of one), master, moments and update count."""
+        """Declare a block's carried tensors: frozen parameters, view (or part of one), master, moments, count."""
+        if elements := frozen_elements(self.model, self.plan, block):
+            self.carried(StateKind.FROZEN, f"f.{block}", tensor_type(Dtype(self.plan.view_dtype), (elements,)))
+        if not trains(self.model, self.plan, block):
+            return
         whole = flat_elements(self.model, self.plan, block)
         shard = shard_elements(self.model, self.plan, block)
         if not gathers_within_step(self.plan, block):

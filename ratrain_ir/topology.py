@@ -22,7 +22,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.model.blocks import Block, block
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shard_count, shard_elements, view_shard_elements
 from ratrain.ratrain_ir.ops.base import Group, Payload, PeerTransfer
 
@@ -324,6 +324,13 @@ class Topology(Mesh):
     def chunk_of(self) -> dict[Block, int]:
         """Chunk of each block."""
         return {block: chunk for chunk, blocks in enumerate(self.chunk_blocks) for block in blocks}
+
+    @cached_property
+    def backward_ends(self) -> frozenset[Block]:
+        """Block of each chunk with which a backward through it ends: its first one, or the lowest that has one."""
+        return frozenset(
+            next(each for each in blocks if has_backward(self.model, self.plan, each)) for blocks in self.chunk_blocks
+        )
 
     @cached_property
     def blocks_behind_cuts(self) -> frozenset[Block]:

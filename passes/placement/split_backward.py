@@ -25,6 +25,7 @@ from ratrain.ratrain_ir.ops.compute import Backward, BackwardInput, BackwardWeig
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.signatures import bind
 from ratrain.ratrain_ir.ops.tensor import Tensor
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -52,6 +53,12 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
     """Return the two halves of a backward; the first leaves new pending tensors for the second."""
     block, piece = op.block, piece_of(op)
     plan = slice_plan(module.plan, op.slice)
+    if module.plan.training:
+        fail(
+            "RT064",
+            "backwards in halves, of a model with frozen parameters or adapters, are not built",
+            help="use a strategy and a schedule with whole backwards, as ratrain and 1f1b",
+        )
     role = bind(op, module.model, module.plan).tensors
     pending = tuple(
         stage.add(Tensor(stage.free_name(f"d.{block}.{piece_name(piece)}.{slot.name}"), StateKind.SAVED, slot.type))

@@ -45,6 +45,7 @@ from ratrain.passes.recovery.rewriting import (
     made_before,
     recovery_op,
     rewritten,
+    views_of,
 )
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import excess_bytes
@@ -412,14 +413,14 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
     same = (op for op in stage.ops if type(op) is Project and op.block is half and op.slice == forward.slice)
     project = next((op for op in same if op.micro_batch == forward.micro_batch), None)
     saved = (*made_before(forward, project), *(t for t in forward.writes if t.kind is StateKind.SAVED))
-    source, view = (project or forward).reads[:2]
+    first = project or forward
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
     # A whole layer's recomputation of attention also makes the input of the mlp, which costs the output product.
     if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, forward.writes[0].type)
         writes = (*writes, output)
-    return trials.op_seconds(stage, recovery_op(forward, source, kept, view, writes, project))
+    return trials.op_seconds(stage, recovery_op(forward, first.reads[0], kept, views_of(first), writes, project))
 
 
 def _pareto(options: list[Option]) -> list[Option]:

@@ -169,8 +169,8 @@ class Rewriting:
     """`project` ops before the forward, where norms of queries and keys need sums over tensor-parallel ranks."""
     passing: dict[Tensor, Tensor] = field(factory=dict, init=False)
     """By saved tensor that is recomputed for the backward: the short-lived tensor that the forward reads instead."""
-    views: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
-    """View that each backward reads, which its recomputation reads too."""
+    views: dict[tuple[Block, Piece], Tensors] = field(factory=dict, init=False)
+    """Parameters that each backward reads, which its recomputation reads too: its view, and frozen ones."""
     inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
     """Input that each backward reads, which its recomputation reads too."""
     gathers: dict[Tensor, AllGather] = field(factory=dict, init=False)
@@ -209,9 +209,7 @@ class Rewriting:
         if isinstance(op, InputGradientOp):
             if op.block.layer is not None:
                 self.inputs[op.block, piece_of(op)] = op.reads[1]
-            for tensor in op.reads:
-                if tensor.kind is StateKind.VIEW:
-                    self.views[op.block, piece_of(op)] = tensor
+            self.views[op.block, piece_of(op)] = views_of(op)
         elif type(op) is AllGather and op.phase is Phase.BACKWARD:
             self.gathers[op.writes[0]] = op
         elif type(op) is GatherRows and op.phase is Phase.BACKWARD:
@@ -304,7 +302,9 @@ class Rewriting:
         # With `checkpoint=block` results of exchanges between tensor-parallel ranks within a layer are kept: each
         # block is recomputed from its own input.
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
-        if choice.keeps_nothing and (not in_parts or self.repeats_sum(op.block, m, choice)):
+        # Where the lowest block that trains is an mlp, the attention before it has no backward, so no recovery either.
+        alone = op.block.kind == "mlp" and (blocks.block("attention", op.block.layer), m) not in self.views
+        if choice.keeps_nothing and not alone and (not in_parts or self.repeats_sum(op.block, m, choice)):
             if op.block.kind != "mlp":
                 return _made((op,))
             assert not isinstance(op, BackwardHeads)  # of attention alone
@@ -335,8 +335,8 @@ class Rewriting:
             mlp.writes, added = (*mlp.writes, output), (again, output)
         ops = (attention, mlp, attrs.evolve(op, reads=reads))
         # The attention's view must be gathered now, ahead of the attention's own backward.
-        view = self.views[attention_block, m]
-        return _made(ops, added=added, gathered=(view,), start=attention.reads[0], recovered=2)
+        gathered = self.views[attention_block, m]
+        return _made(ops, added=added, gathered=gathered, start=attention.reads[0], recovered=2)
 
     def repeats_sum(self, block: Block, m: Piece, choice: LayerChoice) -> bool:
         """Tell whether the recovery of a layer sums the output of its attention over tensor-parallel ranks again.
@@ -371,7 +371,7 @@ class Rewriting:
             ops.append(sum_of_mlp)
             added += outputs
         # The attention's view and input must be gathered now, ahead of the attention's own backward.
-        gathered = (self.views[attention_block, m], self.inputs[attention_block, m])
+        gathered = (*self.views[attention_block, m], self.inputs[attention_block, m])
         start = sum_of_attention.reads[1]
         return _made((*ops, op), added=tuple(added), gathered=gathered, start=start, recovered=2)
 
@@ -396,10 +396,10 @@ class Rewriting:
 
     def recompute(self, block: Block, m: Piece, choice: LayerChoice) -> Recompute:
         """Return the op that recomputes a block's dropped slots from its input and its kept slots."""
-        forward, view = self.forwards[block, m], self.views[block, m]
+        forward, views = self.forwards[block, m], self.views[block, m]
         dropped = self.dropped(block, m, choice)
         kept = tuple(t for t in self.saved(block, m) if t not in dropped)
-        return recovery_op(forward, self.inputs[block, m], kept, view, dropped, self.projects.get((block, m)))
+        return recovery_op(forward, self.inputs[block, m], kept, views, dropped, self.projects.get((block, m)))
 
 
 _Gathers = dict[Tensor, AllGather | GatherRows]
@@ -451,6 +451,11 @@ def _of_other_slices(op: Forward, project: Project | None) -> Tensors:
     return tuple(t for t in op.reads if t.kind is StateKind.SAVED and t not in own)
 
 
+def views_of(op: Op) -> Tensors:
+    """Return the parameters among the tensors that an op reads: a view, and frozen ones."""
+    return tuple(tensor for tensor in op.reads if tensor.kind in (StateKind.VIEW, StateKind.FROZEN))
+
+
 def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None = None) -> Tensors:
     """Return the reads of a recompute op, completed by the starts of documents.
 
@@ -463,10 +468,10 @@ def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None =
 
 
 def recovery_op(
-    forward: Forward, source: Tensor, kept: Tensors, view: Tensor, writes: Tensors, project: Project | None = None
+    forward: Forward, source: Tensor, kept: Tensors, views: Tensors, writes: Tensors, project: Project | None = None
 ) -> Recompute:
     """Return the op that makes again, from the block's input, the tensors that a forward does not keep."""
-    reads = (source, *kept, view)
+    reads = (source, *kept, *views)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
     op.reads = with_what_it_sees(op, forward, project)
     return op

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
     """Yield (op, action) for each action, with the op that ends it, in list order.
 
-    A forward ends at the chunk's last block. A backward, or the input half of one, ends at its first block. A message
+    A forward ends at the chunk's last block. A backward, or the input half of one, ends at its first block
+    that has one. A message
     thus never seems to carry something that is not made yet. A weight half stands at the first block that has one.
     """
     topology = module.topology
     chunk_of = topology.chunk_of
     lasts = {blocks[-1] for blocks in topology.chunk_blocks}
-    firsts = {blocks[0] for blocks in topology.chunk_blocks}
+    firsts = topology.backward_ends
     # the first block of a chunk with a weight half: the embedding has none
     first_halves = {next(b for b in blocks if b.kind in SPLIT_KINDS) for blocks in topology.chunk_blocks}
     # In a chunk that begins with the embedding, the op that ends the input half is a whole `backward`. Only its weight

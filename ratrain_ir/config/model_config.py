@@ -10,13 +10,14 @@ from attrs import asdict, evolve, field, fields, frozen
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.hf_keys import INITIALIZER_RANGE, ROPE_THETA
 from ratrain.ratrain_ir.config.inert_values import as_field
+from ratrain.ratrain_ir.config.training import WHOLE, Training
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import Value
 
 CONFIG_PREFIX = "config."
 """Prefix of inert `config.json` keys among the fields of a text's header."""
-_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert"})
+_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert", "training"})
 """Fields that do not change a model's results with given weights: its name, and how weights are stored, drawn or
 trained."""
 
@@ -139,6 +140,8 @@ class ModelConfig:
     """True if the weights of a token's experts sum to 1 (softmax over the chosen), else softmax over all experts."""
     padding_token: int | None = None
     """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
+    training: Training = WHOLE
+    """What trains of it, from a plan: `rank_model` sets it. It is in no text of a model."""
 
     @property
     def padding_row(self) -> int | None:
@@ -278,7 +281,7 @@ class ModelConfig:
     def to_fields(self) -> dict[str, Value]:
         """Return the configuration as flat `field = value`, as in the header of the IR text."""
         values: dict[str, Value] = asdict(self, recurse=False)
-        del values["inert"]
+        del values["inert"], values["training"]
         for name in values.keys() - set(_ALWAYS):
             if values[name] == usual_value(self.family, name):
                 del values[name]

@@ -39,7 +39,7 @@ _MAX_EXPERTS = 1 << 14
 _MAX_THETA = 1e12
 _POSITIVE = "a number from 1e-6 to 1e6"
 
-_EVERYWHERE = frozenset({*SIZES, "rope_theta", "tied_embeddings", "initializer_range", "inert"})
+_EVERYWHERE = frozenset({*SIZES, "rope_theta", "tied_embeddings", "initializer_range", "inert", "training"})
 """Fields that a model of any family chooses."""
 _FLAGS = (
     "qkv_bias",
@@ -66,7 +66,7 @@ def model_from_fields(values: Mapping[str, object], *, places: Places = nowhere)
     report = Report(places)
     inert = {key: of_field(value) for key, value in values.items() if key.startswith(CONFIG_PREFIX)}
     reader = FieldReader({key: value for key, value in values.items() if key not in inert}, report, "RT062")
-    reader.refuse_unknown(attribute.name for attribute in fields(ModelConfig) if attribute.name != "inert")
+    reader.refuse_unknown({attribute.name for attribute in fields(ModelConfig)} - {"inert", "training"})
     config = read_model(reader)
     inert = {key.removeprefix(CONFIG_PREFIX): value for key, value in inert.items()}
     check_inert(inert, config.family, report)

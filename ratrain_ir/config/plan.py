@@ -32,6 +32,7 @@ from ratrain.ratrain_ir.config.plan_summary import sizes_text
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -326,6 +327,8 @@ class Plan:
     optimizer: Optimizer = field(default=Optimizer(), metadata=part(Optimizer))
     router: RouterLosses = field(default=RouterLosses(), metadata=part(RouterLosses))
     """Losses of the routers of experts."""
+    training: Training = field(default=WHOLE, metadata=part(Training))
+    """What trains: everything, all but frozen parameters, or adapters."""
     mapping: RankMapping | None = field(
         default=None,
         metadata=key(
@@ -577,7 +580,7 @@ class Plan:
             if name is not None
         )
         sums = "" if self.accumulate == F32_SUMS else f" sums {self.accumulate}"
-        return f"{sizes_text(self, len(self.slices))}{packed}{sums}"
+        return f"{sizes_text(self, len(self.slices))}{packed}{sums}{self.training.summary}"
 
     @property
     def shape(self) -> PipelineShape:

@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 
 
 def rank_model(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """Return the part of a model that one of the plan's tensor-parallel ranks computes; the whole model if tp is 1."""
-    return model_of_rank(model, plan.tp)
+    """Return the part of a model that one of the plan's tensor-parallel ranks computes, and what trains of it.
+
+    With tp 1 it is the whole model.
+    """
+    return model_of_rank(trained_model(model, plan), plan.tp)
+
+
+def trained_model(model: ModelConfig, plan: Plan) -> ModelConfig:
+    """Return the model with what a plan trains of it: its adapters are then among its blocks' parameters."""
+    return evolve(model, training=plan.training) if plan.training else model
 
 
 @cache

@@ -77,6 +77,8 @@ class StateKind(Enum):
     """Adam's first or second moment, sharded like the master"""
     VIEW = "view"
     """parameters of a block as forward and backward read them"""
+    FROZEN = "frozen"
+    """parameters of a block that do not train, as forward and backward read them"""
     VIEW_SHARD = "view_shard"
     """the replica's part of a view that a group of replicas shares out from step to step"""
     GRAD = "grad"

@@ -9,6 +9,9 @@ A block's parameters lie in one flat tensor, padded so that replicas own equal s
     | norm | q_proj | k_proj | ... | padding |      each parameter at a multiple of 64 elements
     |  shard 0   |  shard 1   |  shard 2   |      D shards of equal length
 
+Parameters that a plan freezes (`config/training.py`) lie in a second one, which nothing writes and no replica shards. A
+block whose parameters are all frozen has only that one.
+
 The mlp of a model with experts has the same place in the chain and the same name; matrices of all its experts are one
 parameter each, [experts, outputs, inputs].
 """
@@ -25,6 +28,7 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
+from ratrain.ratrain_ir.model.adapters import FIRST, adapter_shapes, is_adapter, trains_parameter
 from ratrain.ratrain_ir.model.expert_blocks import expert_shapes, expert_slots, mlp_shapes, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import parameter_name
@@ -124,7 +128,7 @@ def previous_block(later: Block, model: ModelConfig) -> Block:
 
 @frozen
 class Parameter:
-    """One parameter of a block: its checkpoint name, shape, offset (elements) in the flat tensor, and use of decay."""
+    """One parameter of a block: its checkpoint name, shape, offset (elements) in its flat tensor, and use of decay."""
 
     name: str
     weight: str
@@ -132,6 +136,8 @@ class Parameter:
     shape: tuple[int, ...]
     offset: int
     decayed: bool
+    trains: bool = True
+    """False: it lies in the flat tensor of frozen parameters"""
 
     @property
     def elements(self) -> int:
@@ -175,24 +181,45 @@ def _linear_shapes(name: str, outputs: int, inputs: int, *, bias: bool) -> list[
 
 @cache
 def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
-    """Return the parameters of a block in flat order, each at a multiple of `PARAMETER_ALIGNMENT` elements."""
+    """Return a block's parameters in flat order, each at a multiple of `PARAMETER_ALIGNMENT` elements of its tensor.
+
+    Adapters come last. Frozen parameters count their offsets apart: they have a flat tensor of their own. What trains
+    is said by the model (`rank_model`, `trained_model`); of a model as it is read all parameters train.
+    """
+    training = model.training
     placed: list[Parameter] = []
-    offset = 0
-    for weight, shape in _shapes(model, block):
+    ends = {True: 0, False: 0}
+    shapes = _shapes(model, block)
+    if training.adapts:
+        shapes += adapter_shapes(model, block.kind, block.layer, training, shapes)
+    for weight, shape in shapes:
         name = parameter_name(model, block.kind, block.layer, weight)
-        placed.append(Parameter(name, weight, shape, offset, decayed=len(shape) > 1))
-        offset += -(-prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+        trains = trains_parameter(training, name, adapter=is_adapter(weight))
+        placed.append(Parameter(name, weight, shape, ends[trains], len(shape) > 1, trains))
+        ends[trains] += -(-prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
     return tuple(placed)
+
+
+@cache
+def trained_parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
+    """Return the parameters of a block that train, in flat order."""
+    return tuple(parameter for parameter in parameters(model, block) if parameter.trains)
+
+
+@cache
+def trained_blocks(model: ModelConfig) -> tuple[Block, ...]:
+    """Return the blocks with parameters that train, in forward order."""
+    return tuple(owner for owner in block_chain(model) if trained_parameters(model, owner))
 
 
 def parameters_within(
     model: ModelConfig, block: Block, start: int, elements: int
 ) -> Iterator[tuple[Parameter, int, int]]:
-    """Yield (parameter, start, exclusive end) of those in `elements` elements from `start` of a block's flat tensor.
+    """Yield (parameter, start, exclusive end) of those that train in `elements` elements from `start` of a flat tensor.
 
     The range is that of the parameter's elements inside this part, counted from `start`.
     """
-    for parameter in parameters(model, block):
+    for parameter in trained_parameters(model, block):
         low = max(parameter.offset - start, 0)
         high = min(parameter.offset + parameter.elements - start, elements)
         if low < high:
@@ -203,19 +230,63 @@ def parameters_within(
 def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     """Return the elements of a block's flat tensors: a tensor-parallel rank's parameters, padded to D equal shards.
 
-    With tied embeddings the flat tensors of `embed` and `head` start with the same table. Both are padded to the longer
-    one, so that shards of equal index hold the same rows and can be summed.
+    With tied embeddings that train the flat tensors of `embed` and `head` start with the same table. Both are padded to
+    the longer one, so that shards of equal index hold the same rows and can be summed. 0 if nothing of the block
+    trains.
     """
+    tied = ties_gradients(model, plan) and owner.kind in ("embed", "head")
     model = rank_model(model, plan)
-    tied = model.tied_embeddings and owner.kind in ("embed", "head")
-    lasts = [parameters(model, each)[-1] for each in ((block("embed"), block("head")) if tied else (owner,))]
+    owners = (block("embed"), block("head")) if tied else (owner,)
     quantum = PARAMETER_ALIGNMENT * plan.dp  # a group of replicas divides D, so its larger shards are aligned too
-    return -(-max(last.offset + last.elements for last in lasts) // quantum) * quantum
+    ends = [last.offset + last.elements for each in owners for last in trained_parameters(model, each)]
+    return -(-max(ends, default=0) // quantum) * quantum
+
+
+@cache
+def frozen_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
+    """Return the elements of a block's flat tensor of frozen parameters, of a tensor-parallel rank; 0 without any."""
+    frozen = [each for each in parameters(rank_model(model, plan), owner) if not each.trains]
+    ends = [each.offset + each.elements for each in frozen]
+    return -(-max(ends, default=0) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+
+
+def trains(model: ModelConfig, plan: Plan, owner: Block) -> bool:
+    """Tell whether any parameter of a block trains."""
+    return not plan.training or flat_elements(model, plan, owner) > 0
+
+
+@cache
+def first_trained(model: ModelConfig, plan: Plan) -> Block:
+    """Return the lowest block with a parameter that trains: blocks below it have no backward."""
+    return next(owner for owner in block_chain(model) if trains(model, plan, owner))
+
+
+@cache
+def _with_backward(model: ModelConfig, plan: Plan) -> frozenset[Block]:
+    chain = block_chain(model)
+    return frozenset(chain[chain.index(first_trained(model, plan)) :])
+
+
+def has_backward(model: ModelConfig, plan: Plan, owner: Block) -> bool:
+    """Tell whether a block has a backward: it or a block below it trains."""
+    return not plan.training or owner in _with_backward(model, plan)
+
+
+def passes_gradient_on(model: ModelConfig, plan: Plan, owner: Block) -> bool:
+    """Tell whether the backward of a block makes the gradient of its input: a block below it trains."""
+    return owner.kind != "embed" and (not plan.training or owner is not first_trained(model, plan))
+
+
+@cache
+def ties_gradients(model: ModelConfig, plan: Plan) -> bool:
+    """Tell whether embedding and head have one table that trains, so that its gradients of both ends are summed."""
+    return model.tied_embeddings and parameters(rank_model(model, plan), block("embed"))[0].trains
 
 
 def tied_table_elements(model: ModelConfig) -> int:
     """Return the elements of the table that `embed` and `head` share at the start of their flat tensors; else 0."""
-    return parameters(model, block("embed"))[0].elements if model.tied_embeddings else 0
+    table = parameters(model, block("embed"))[0]
+    return table.elements if model.tied_embeddings and table.trains else 0
 
 
 @frozen
@@ -230,8 +301,37 @@ class Slot:
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the tensors that the backward of a block reads in addition to its input, in the order that ops list them.
 
-    With tensor parallelism shapes are of one rank's part.
+    With tensor parallelism shapes are of one rank's part. A block without a backward saves nothing.
     """
+    slots = forward_slots(model, plan, block)
+    if not plan.training:
+        return slots
+    if not has_backward(model, plan, block):
+        return ()
+    unread = _unread_slots(model, plan, block)
+    return tuple(slot for slot in slots if slot.name not in unread)
+
+
+_INPUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "attention": {"xn": ("q", "k", "v")},
+    "mlp": {"xn": ("gate", "up"), "prod": ("down",), "act": ("down",)},
+}
+"""Slots that only weight gradients read: the inputs of linear layers, with these layers."""
+
+
+def _unread_slots(model: ModelConfig, plan: Plan, block: Block) -> list[str]:
+    """Return the slots that no gradient reads, as no weight or adapter of their linear layers trains."""
+    if model.experts is not None and block.kind == "mlp":
+        return []
+    model = rank_model(model, plan)
+    trained = {parameter.weight for parameter in trained_parameters(model, block)}
+    read = {weight.rpartition("_lora_")[0] or weight.removesuffix("_proj") for weight in trained}
+    return [slot for slot, of in _INPUTS.get(block.kind, {}).items() if read.isdisjoint(of)]
+
+
+@cache
+def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return the tensors that a forward may save if everything trains, and products of adapters' first matrices."""
     whole, model = model, rank_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
@@ -246,6 +346,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
             *(first or _projected_slots(model, plan)),
             *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
             *_softmax_slots(whole, plan),
+            *_low_slots(model, plan, block),
             *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
@@ -253,6 +354,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
         return (
             *_normed_slots(model, plan),
             *_mlp_slots(model, plan),
+            *_low_slots(model, plan, block),
             *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
         )
@@ -261,6 +363,13 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
         logits = Slot("logits", tensor_type(Dtype.F32, (rows, model.vocab_size)))
         return (lse, logits) if plan.holds_logits else (lse,)
     return ()
+
+
+def _low_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return the slots of a block's adapters: scale * x A^T of each, [tokens, rank]."""
+    wide = tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), plan.training.rank))
+    stems = [p.weight.removesuffix(FIRST) for p in parameters(model, block) if p.weight.endswith(FIRST)]
+    return tuple(Slot(f"{stem}_low", wide) for stem in stems)
 
 
 def _mlp_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:

@@ -103,8 +103,13 @@ _INTERNLM2 = {
 def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
     """Return a parameter's checkpoint name from the kind of its block, its layer (None at the ends) and its short name.
 
-    The head's table has the embedding's name if embeddings are tied.
+    The head's table has the embedding's name if embeddings are tied. An adapter's matrices are named below the linear
+    layer that it stands beside.
     """
+    stem, _, matrix = weight.rpartition("_lora_")
+    if stem:
+        base = parameter_name(model, kind, layer, f"{stem}_proj").removesuffix("weight")
+        return f"{base}lora_{matrix.upper()}.weight"
     names = _names(model)
     if kind == "head" and weight == "table" and model.tied_embeddings:
         return names["embed"]["table"]
@@ -132,3 +137,16 @@ _OWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 _LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}
 """Prefix before the number of a layer, for the families that differ from LLaMA."""
+
+PACKED: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {f"attn.{part}_proj": "attn.c_attn" for part in "qkv"},
+    "baichuan": {f"self_attn.{part}_proj": "self_attn.W_pack" for part in "qkv"},
+    "gpt_neox": {f"attention.{part}_proj": "attention.query_key_value" for part in "qkv"},
+    "internlm2": {f"attention.w{part}": "attention.wqkv" for part in "qkv"},
+    "phi3": {
+        **{f"self_attn.{part}_proj": "self_attn.qkv_proj" for part in "qkv"},
+        **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
+    },
+    "granitemoe": {f"experts.{part}_proj": "input_linear" for part in ("gate", "up")},
+}
+"""Linear layers that are stored together, each with the tensor that holds it, by family."""

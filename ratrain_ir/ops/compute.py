@@ -36,9 +36,11 @@ from ratrain.ratrain_ir.ops.roles import (
     document_roles,
     exchanged_role,
     gradient_role,
+    gradient_roles,
     gradients_before_norms,
     half_roles,
     input_gradient_role,
+    input_gradient_roles,
     input_role,
     made_before_forward,
     output_role,
@@ -57,6 +59,7 @@ from ratrain.ratrain_ir.ops.roles import (
     state_role,
     token_role,
     view_role,
+    view_roles,
 )
 
 if TYPE_CHECKING:
@@ -133,9 +136,10 @@ class Recompute(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Backward(BlockPieceOp):
-    """Backward of one block on one micro-batch: the gradients of its input and of its parameters.
+    """Backward of one block on one micro-batch: the gradients of its input and of its parameters that train.
 
-    The first contribution to the parameters' gradient writes it, later ones add to it.
+    The first contribution to the parameters' gradient writes it, later ones add to it. The lowest block that trains
+    makes no gradient of its input, a frozen block above it no other one.
     """
 
     keyword = "backward"
@@ -341,13 +345,13 @@ WeightGradientOp = Backward | BackwardWeight
 
 @cache
 def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    view, documents = view_role(model, plan, block), document_roles(model, plan, block)
+    views, documents = view_roles(model, plan, block), document_roles(model, plan, block)
     if block.kind == "embed":
-        reads: Roles = (token_role("tokens", plan), view, *documents)
+        reads: Roles = (token_role("tokens", plan), *views, *documents)
         return [(False, Signature(reads, (output_role("y", model, plan, block),)))]
     source = input_role(model, plan, block)
     if block.kind == "head":
-        reads = (source, view, token_role("labels", plan))
+        reads = (source, *views, token_role("labels", plan))
         saved, loss = saved_roles(model, plan, block, optional=False), scalar_role("loss", Dtype.F64)
         if plan.tp > 1:
             return [(False, Signature(reads, (*parts_of_loss(plan), *(role for role in saved if role.name != "lse"))))]
@@ -356,10 +360,10 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if made := made_before_forward(model, plan, block):
         names = [role.name for role in made]
         own = tuple(role for role in saved if role.name not in names)
-        reads = (view, *documents, *made, *seen_key_roles(model, plan, block))
+        reads = (*views, *documents, *made, *seen_key_roles(model, plan, block))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     branch = branch_part_roles(model, plan, is_parallel_mlp(model, plan, block))
-    reads = (source, view, *documents, *seen_key_roles(model, plan, block), *branch)
+    reads = (source, *views, *documents, *seen_key_roles(model, plan, block), *branch)
     return [(False, Signature(reads, (output_role("y", model, plan, block), *saved)))]
 
 
@@ -370,7 +374,7 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     saved = tuple(role for role in given if role.name not in sums)
     seen = seen_key_roles(model, plan, block) if attends else ()
     documents = document_roles(model, plan, block)
-    reads = (input_role(model, plan, block), *given, view_role(model, plan, block), *documents, *seen)
+    reads = (input_role(model, plan, block), *given, *view_roles(model, plan, block), *documents, *seen)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
     if plan.tp > 1 and (model.parallel_residual or adds_branch_apart(model, plan, block)):
@@ -380,29 +384,26 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
 
 @cache
 def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    source, view = input_role(model, plan, block), view_role(model, plan, block)
-    outputs: Roles = (input_gradient_role(model, plan, block),)
+    source, views = input_role(model, plan, block), view_roles(model, plan, block)
+    outputs = input_gradient_roles(model, plan, block)
     saved, documents = saved_roles(model, plan, block, optional=False), document_roles(model, plan, block)
     if projected_slots(model, plan, block):
         return _backward_of_norms(model, plan, block)
     if block.kind == "embed":
         reads: Roles = (output_role("dy", model, plan, block), token_role("tokens", plan), *documents)
-        outputs = ()
     elif block.kind == "head":
-        reads = (source, *saved, view, token_role("labels", plan), scale_role())
+        reads = (source, *saved, *views, token_role("labels", plan), scale_role())
     else:
         others = (*documents, *seen_key_roles(model, plan, block), *own_sum_roles(model, plan, block))
         others += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
         others += (*branch_sum_roles(model, plan, block), *router_scale_roles(plan, block))
-        reads = (output_role("dy", model, plan, block), source, *saved, view, *others)
-    gradient = gradient_role(model, plan, block)
+        reads = (output_role("dy", model, plan, block), source, *saved, *views, *others)
+    gradient = gradient_roles(model, plan, block)
     # Key and value gradients of earlier slices: this slice writes the sums that it is the first to add to (`begun`),
     # and updates the others (`added`).
     begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
-    return [
-        (False, Signature(reads, (*outputs, *begun, gradient), added)),
-        (True, Signature(reads, (*outputs, *begun), (gradient, *added))),
-    ]
+    first = (False, Signature(reads, (*outputs, *begun, *gradient), added))
+    return [first, (True, Signature(reads, (*outputs, *begun), (*gradient, *added)))] if gradient else [first]
 
 
 def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
@@ -410,7 +411,7 @@ def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidat
     names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
     saved = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in names)
     ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
-    reads = (*ends, *saved, view_role(model, plan, block), *gradients_before_norms(model, plan, block))
+    reads = (*ends, *saved, *view_roles(model, plan, block), *gradients_before_norms(model, plan, block))
     reads += branch_sum_roles(model, plan, block)
     dx, gradient = (input_gradient_role(model, plan, block),), (gradient_role(model, plan, block),)
     return [(False, Signature(reads, dx + gradient)), (True, Signature(reads, dx, gradient))]
@@ -419,7 +420,7 @@ def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidat
 @cache
 def _project(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     check_row_sums(model, plan, block)
-    reads = (input_role(model, plan, block), view_role(model, plan, block))
+    reads = (input_role(model, plan, block), *view_roles(model, plan, block))
     return [(False, Signature(reads, (part_of_sums(plan, SQUARES), *slot_roles(projected_slots(model, plan, block)))))]
 
 
@@ -432,7 +433,7 @@ def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *own_sum_roles(model, plan, block),
     )
     saved = half_roles(model, plan, block, HEADS_SLOTS)
-    reads = (output_role("dy", model, plan, block), *saved, view_role(model, plan, block), *others)
+    reads = (output_role("dy", model, plan, block), *saved, *view_roles(model, plan, block), *others)
     begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
     made = (part_of_sums(plan, PRODUCTS), *slot_roles(normed_gradient_slots(model, plan, block)))
     return [(False, Signature(reads, (*made, *begun), added))]
@@ -441,7 +442,7 @@ def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 @cache
 def _add_branch(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     branch, *statistics = branch_roles(model, plan, block)
-    reads = (exchanged_role("stream", model, plan, block), branch, view_role(model, plan, block))
+    reads = (exchanged_role("stream", model, plan, block), branch, *view_roles(model, plan, block))
     return [(False, Signature(reads, (exchanged_role("sum", model, plan, next_block(model, block)), *statistics)))]
 
 
@@ -449,7 +450,7 @@ def _add_branch(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 def _add_branch_backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     after = next_block(model, block)
     slots = branch_roles(model, plan, block)
-    reads = (exchanged_role("dsum", model, plan, after), *slots, view_role(model, plan, block))
+    reads = (exchanged_role("dsum", model, plan, after), *slots, *view_roles(model, plan, block))
     return [
         (
             False,
@@ -470,11 +471,11 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     )
     ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
     if gradients := gradients_before_norms(model, plan, block):
-        reads = (*ends, *saved, view_role(model, plan, block), *gradients)
+        reads = (*ends, *saved, *view_roles(model, plan, block), *gradients)
         return [
             (False, Signature(reads, (input_gradient_role(model, plan, block), *pending_roles(model, plan, block)))),
         ]
-    reads = (*ends, *saved, view_role(model, plan, block), *others)
+    reads = (*ends, *saved, *view_roles(model, plan, block), *others)
     begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
     outputs = (input_gradient_role(model, plan, block), *pending_roles(model, plan, block), *begun)
     return [(False, Signature(reads, outputs, added))]

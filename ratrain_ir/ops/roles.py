@@ -19,10 +19,12 @@ from ratrain.ratrain_ir.model.blocks import (
     branch_sums,
     computed_type,
     flat_elements,
+    frozen_elements,
     half_slots,
     last_viewer,
     next_block,
     normed_gradient_slots,
+    passes_gradient_on,
     pending_slots,
     projected_slots,
     reads_documents,
@@ -33,6 +35,7 @@ from ratrain.ratrain_ir.model.blocks import (
     stream_type,
     sum_slots,
     token_type,
+    trains,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, shard_elements, view_shard_elements
@@ -165,6 +168,24 @@ SAVED = frozenset({StateKind.SAVED})
 def view_role(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> Role:
     """Return the role of a block's view: its parameters, flat, in `view_dtype`, with which blocks compute."""
     return kind_role(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, block),)))
+
+
+def view_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of the parameters that a block computes with: those that train (`w`), then frozen ones (`f`)."""
+    trained = (view_role(model, plan, block),) if trains(model, plan, block) else ()
+    if not (elements := frozen_elements(model, plan, block)):
+        return trained
+    return (*trained, kind_role("f", StateKind.FROZEN, tensor_type(Dtype(plan.view_dtype), (elements,))))
+
+
+def gradient_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the role of a block's whole gradient; none if nothing of the block trains."""
+    return (gradient_role(model, plan, block),) if trains(model, plan, block) else ()
+
+
+def input_gradient_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the role of the gradient of a block's input; none for the embedding and where nothing below trains."""
+    return (input_gradient_role(model, plan, block),) if passes_gradient_on(model, plan, block) else ()
 
 
 def view_shard_role(model: ModelConfig, plan: Plan, block: Block) -> Role:

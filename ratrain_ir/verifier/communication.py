@@ -186,7 +186,7 @@ def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Report
     may come later. Under 1F1B and ZB-H1 the bound is min(P - s, M).
     """
     chunk_of = module.topology.chunk_of
-    firsts = {blocks[0] for blocks in module.topology.chunk_blocks}
+    firsts = module.topology.backward_ends
     bound = most_held(schedule, module.plan.shape, stage.index)
     started: set[tuple[int, int, int]] = set()
     for op in stage.ops:

@@ -39,6 +39,7 @@ from ratrain.ratrain_ir.model.blocks import (
     branch_slots,
     branch_sums,
     half_slots,
+    has_backward,
     next_block,
     normed_gradient_slots,
     pending_slots,
@@ -113,7 +114,11 @@ class SymbolicRun(SymbolicUpdates):
         _VISITS.by_kind[type(op)](self, op)
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
-        """Check the view that an op computes with."""
+        """Check the parameters that an op computes with: the block's view, and its frozen ones."""
+        if "f" in roles:
+            self.expect("RT030", op, roles["f"], "frozen", block, "this step")
+        if "w" not in roles:
+            return
         view = roles["w"]
         self.expect("RT030", op, view, "view", block, "this step")
         gather = self.gathers.get(view)
@@ -423,7 +428,8 @@ class SymbolicRun(SymbolicUpdates):
         self.take_branch_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], self.written("dx"), block, m)
-        self.contribute(op, roles["g"], block, m)
+        if "g" in roles:
+            self.contribute(op, roles["g"], block, m)
 
     def output_gradient(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check the gradient of a block's output, which comes from the block after it."""
@@ -561,15 +567,19 @@ class SymbolicRun(SymbolicUpdates):
         for share in range(plan.micro_batches * self.sums.slices):
             yield from self.passes(self.sums.piece(share, descending=False))
         yield from (("backward_weight", block, m) for block, m in self.split)
-        for block in self.blocks:
+        for block in self.trained:
             for m in range(plan.micro_batches) if reduces_each_micro_batch(plan, block) else ():
                 yield "reduce", block, m
             yield from self.required_of(block)
         yield from self.required_at_end()
 
     def passes(self, m: Piece) -> Iterator[Value]:
-        """Yield the forward and the backward of each block for a piece."""
-        yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
+        """Yield the forward of each block for a piece, and the backward of each that has one."""
+        model, plan = self.module.model, self.module.plan
+        for block in self.blocks:
+            yield "forward", block, m
+            if has_backward(model, plan, block):
+                yield "backward", block, m
 
     def required_of(self, block: Block) -> Iterator[Value]:
         """Yield what must be done for a block once a step: reductions and the update."""
@@ -608,9 +618,9 @@ class SymbolicRun(SymbolicUpdates):
 
     def next_value(self, before: Value) -> Value:
         """Return the value with which a carried tensor must end, given the one with which it began."""
-        # A static loss scale is never written, so it stays the value of this step.
-        static_scale = before[0] == "scale" and not self.module.plan.has_dynamic_scale
-        return before if static_scale else (*before[:-1], "next step")
+        # A static loss scale and frozen parameters are never written, so they stay the values of this step.
+        static = before[0] == "frozen" or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
+        return before if static else (*before[:-1], "next step")
 
 
 _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}

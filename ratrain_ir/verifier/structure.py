@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import Home, StateKind
-from ratrain.ratrain_ir.model.blocks import Block, reads_documents
+from ratrain.ratrain_ir.model.blocks import Block, has_backward, reads_documents, ties_gradients, trains
+from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     gathers_within_step,
@@ -28,7 +29,17 @@ from ratrain.ratrain_ir.ops.collectives import (
     ReduceScatter,
     TensorOp,
 )
-from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, Update
+from ratrain.ratrain_ir.ops.compute import (
+    BLOCK_OPS,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    BlockOp,
+    LoadInput,
+    Recompute,
+    Release,
+    Update,
+)
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp, Store
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, DonorAccept, DonorReturn, MessageOp, OffloadOp, Recv, Send
 from ratrain.ratrain_ir.ops.operands import SignatureError
@@ -43,7 +54,8 @@ if TYPE_CHECKING:
 
 
 def check_structure(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
-    """Run all rules of this layer, on some stages."""
+    """Run all rules of this layer, on some stages. Raises RT064 where what trains does not fit the model."""
+    check_training(module.model, module.plan)
     check_target_named(module, report)
     for stage in stages:
         check_ops(module, stage, report.columns(stage), report)
@@ -179,7 +191,7 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
         report.at_op("RT026", "'all_reduce tensor' needs tensor-parallel ranks: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
         op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS)
-        or (op.group is Group.ENDS and not module.model.tied_embeddings)
+        or (op.group is Group.ENDS and not ties_gradients(module.model, module.plan))
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
     if type(op) is AllReduceScalar and op.group is not _SCALAR_GROUPS[op.quantity]:
@@ -208,6 +220,9 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
             range_text = " and ".join(f"{first} to {last}" for first, last in ends)
             report.at_op("RT027", f"{block} is not a block of stage @{owner}, which holds {range_text}", stage, op)
             sound = False
+        elif (wrong := _of_frozen(module, op, block)) is not None:
+            report.at_op("RT026", f"'{op!r}': {wrong}", stage, op)
+            sound = False
     if len(blocks) > 1 and len(set(blocks)) < len(blocks):
         report.at_op("RT027", f"'{op!r}' names a block twice", stage, op)
         sound = False
@@ -225,6 +240,21 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
         report.at_op("RT027", f"stage @{stage.index} has no use for {op.part.value}", stage, op)
         sound = False
     return sound
+
+
+def _of_frozen(module: Module, op: Op, block: Block) -> str | None:
+    """Explain why an op has no meaning for a block of which nothing, or nothing below it, trains; None if it has."""
+    model, plan = module.model, module.plan
+    if not plan.training:
+        return None
+    state = isinstance(op, ReduceScatter | AllGather | AllReduce | AllReduceScalar | Update)
+    if state and not trains(model, plan, block):
+        return f"no parameter of {block} trains"
+    if isinstance(op, BackwardInput | BackwardWeight):
+        return "backwards in halves, of a model with frozen parameters or adapters, are not built"
+    if isinstance(op, Backward | Recompute) and not has_backward(model, plan, block):
+        return f"no parameter of {block}, or of a block below it, trains: it has no backward"
+    return None
 
 
 def _has_use(module: Module, stage: Stage, part: Part) -> bool:

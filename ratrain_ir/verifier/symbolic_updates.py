@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
+from ratrain.ratrain_ir.model.blocks import ties_gradients
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
@@ -84,7 +85,7 @@ class SymbolicUpdates(SymbolicOffload):
 
     def is_tied(self, block: Block) -> bool:
         """Tell whether a block shares its embedding table with the other end of the pipeline."""
-        return self.module.model.tied_embeddings and block.kind in ("embed", "head")
+        return block.kind in ("embed", "head") and ties_gradients(self.module.model, self.module.plan)
 
     def update(self, op: Update) -> None:
         """Turn a block's state of this step into that of the next."""
@@ -129,7 +130,7 @@ class SymbolicUpdates(SymbolicOffload):
             count = self.module.plan.micro_batches * self.sums.slices
             self.expect("RT030", op, op.reads[0], "loss", self.sums.shares(count, descending=False))
             return
-        for block in self.blocks:
+        for block in self.trained:
             if not self.holds(op.reads, self.final_values(block)[1]):
                 text = f"the overflow flag of {block}, of all micro-batches, is left out"
                 self.report.at_op("RT031", text, self.stage, op)
@@ -140,8 +141,8 @@ class SymbolicUpdates(SymbolicOffload):
         roles = self.roles(op)
         for block in op.blocks:
             self.expect_reduced(op, roles[f"gs.{block}"], roles[f"flag.{block}"], block)
-        if op.blocks != self.blocks:
-            missing = ", ".join(str(block) for block in self.blocks if block not in op.blocks) or "the order"
+        if op.blocks != self.trained:
+            missing = ", ".join(str(block) for block in self.trained if block not in op.blocks) or "the order"
             self.report.at_op("RT031", f"the norm takes the stage's blocks in order; wrong: {missing}", self.stage, op)
         self.set(op.writes[0], "norm")
 

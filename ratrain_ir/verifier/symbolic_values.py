@@ -9,9 +9,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.columns import Alike
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.model.blocks import (
-    Block,
-)
+from ratrain.ratrain_ir.model.blocks import Block, trains
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Op, Piece
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
@@ -48,6 +46,8 @@ class SymbolicValues:
     alike: Alike = field(factory=Alike)
     """Facts about the ops of its kind."""
     blocks: tuple[Block, ...] = field(init=False)
+    trained: tuple[Block, ...] = field(init=False)
+    """Blocks of the stage with parameters that train."""
     sums: Contributions = field(init=False)
     """Order of the contributions of pieces to the loss and to gradients."""
     split: list[tuple[Block, Piece]] = field(factory=list)
@@ -56,6 +56,7 @@ class SymbolicValues:
     def __attrs_post_init__(self) -> None:
         self.sums = Contributions.under(self.module.plan)
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
+        self.trained = tuple(each for each in self.blocks if trains(self.module.model, self.module.plan, each))
 
     def roles(self, op: Op) -> dict[str, Tensor]:
         """Return the operands of the visited op by role."""
@@ -137,6 +138,7 @@ def words_of(value: Value) -> str:
         "dx": "the gradient at the input of",
         "g": "the gradient of",
         "reduced": "the reduced gradient of",
+        "frozen": "the frozen parameters of",
         "tied": "the summed tied gradient of",
         "summed": "the gradient, with the parts of all tensor-parallel ranks, of",
         "whole x": "all rows of the input of",

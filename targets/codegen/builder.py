@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND
 from ratrain.ratrain_ir.model.blocks import (
     KEY_SLOTS,
     PRODUCTS,
@@ -20,6 +21,8 @@ from ratrain.ratrain_ir.model.blocks import (
     computed_type,
     exchanged_type,
     flat_elements,
+    forward_slots,
+    frozen_elements,
     next_block,
     normed_gradient_slots,
     parameters,
@@ -29,14 +32,26 @@ from ratrain.ratrain_ir.model.blocks import (
     seen_slices,
     sum_slots,
     takes_pair,
+    trained_parameters,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
-from ratrain.ratrain_ir.ops.roles import of_slice
+from ratrain.ratrain_ir.ops.roles import is_of_other_slice, of_slice
 from ratrain.targets.program.kernels import KERNELS
-from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
+from ratrain.targets.program.routine import (
+    FROZEN,
+    Formal,
+    Intermediate,
+    ParameterView,
+    Routine,
+    Shape,
+    Step,
+    parse_reference,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ratrain.ratrain_ir.analysis.lifetime import Interval
 
 
@@ -94,9 +109,16 @@ class Builder:
 
     model: ModelConfig = field(init=False)
     """part of the whole model that a tensor-parallel rank computes"""
+    frozen: dict[str, Shape] = field(init=False)
+    """shapes of the block's frozen parameters, by short name"""
+    adapted: frozenset[str] = field(init=False)
+    """stems of the block's linear layers that have an adapter: `q` of `q_proj`"""
 
     def __attrs_post_init__(self) -> None:
         self.model = rank_model(self.whole, self.plan)
+        own = parameters(self.model, self.block)
+        self.frozen = {each.weight: each.shape for each in own if not each.trains}
+        self.adapted = frozenset(each.weight.removesuffix(FIRST) for each in own if each.weight.endswith(FIRST))
 
     @property
     def act(self) -> Dtype:
@@ -210,7 +232,32 @@ class Builder:
         """Add a kernel call; products with weights get the plan's way to sum."""
         if kernel == "gemm" and self.plan.half_run is not None:
             options["half_run"] = self.plan.half_run
+        if self.frozen:
+            if self._only_frozen_gradients(kernel, operands):
+                return
+            operands = {name: self._of_frozen(reference, **options) for name, reference in operands.items()}
         self.steps.append(Step(kernel, operands, options))
+
+    def _only_frozen_gradients(self, kernel: str, operands: Mapping[str, str]) -> bool:
+        """Tell whether a kernel would give nothing but gradients of frozen parameters."""
+        outputs = [operands[name] for name in KERNELS[kernel].outputs if name in operands]
+        return all(each.startswith("g.") and each.removeprefix("g.") in self.frozen for each in outputs)
+
+    def _of_frozen(self, reference: str, *, accumulate: bool = False, **_options: Any) -> str:
+        """Return a step's operand with frozen parameters in their own tensor, and their gradients in scratch.
+
+        Scratch that a kernel adds to is zeroed first.
+        """
+        base, _, part = reference.partition(".")
+        if part not in self.frozen:
+            return reference
+        if base == "w":
+            return f"{FROZEN}.{part}"
+        shape = self.frozen[part]
+        scratch = self.temporary(f"unused_{part}", *shape, dtype=Dtype(self.plan.grad_dtype))
+        if accumulate:
+            self.steps.append(Step("zero", {"a": scratch}, {}))
+        return scratch
 
     def step_of(self, half: str, kernel: str, operands: dict[str, str], **options: Any) -> None:
         """Add a kernel call if the op runs this half of a backward."""
@@ -224,7 +271,7 @@ class Builder:
         """
         if not self.has(name):
             slots = (
-                *saved_slots(self.whole, self.plan, self.block),
+                *forward_slots(self.whole, self.plan, self.block),
                 *pending_slots(self.whole, self.plan, self.block),
             )
             wanted = next(slot for slot in slots if slot.name == name)
@@ -250,18 +297,62 @@ class Builder:
         """Return an intermediate [rows of a chunk, width] that every chunk uses again."""
         return chunk.of_scratch(self.temporary(name, chunk.size, width))
 
-    def linear_gradients(self, dy: str, source: str, weight: str, *, first: bool = True) -> None:
-        """Add the weight gradient of `y = source @ weight^T`; chunks after the `first` add to it."""
+    def linear_gradients(self, dy: str, source: str, weight: str, chunk: Chunk | None = None) -> None:
+        """Add the gradients of `y = source @ weight^T` and of its adapter; chunks after the first add to them."""
+        adds = self.accumulates or (chunk is not None and chunk.start > 0)
         operands = {"a": dy, "b": source, "out": f"g.{weight}"}
-        self.step_of(WEIGHT, "gemm", operands, trans_a=True, accumulate=self.accumulates or not first)
+        self.step_of(WEIGHT, "gemm", operands, trans_a=True, accumulate=adds)
+        stem = weight.removesuffix("_proj")
+        if stem not in self.adapted:
+            return
+        low, dlow = self._low(stem, chunk), self._low_gradient(stem, chunk)
+        self.step("gemm", {"a": dy, "b": low, "out": f"g.{stem}{SECOND}"}, trans_a=True, accumulate=adds)
+        self.step("gemm", {"a": dy, "b": f"w.{stem}{SECOND}", "out": dlow})
+        self._scale_low(dlow)
+        self.step("gemm", {"a": dlow, "b": source, "out": f"g.{stem}{FIRST}"}, trans_a=True, accumulate=adds)
+
+    def add_adapter(self, stem: str, source: str, out: str, chunk: Chunk | None = None) -> None:
+        """Add an adapter's product to that of its linear layer, `out`: out += scale * (source A^T) B^T."""
+        if stem in self.adapted:
+            low = self._low(stem, chunk)
+            self.step("gemm", {"a": source, "b": f"w.{stem}{FIRST}", "out": low}, trans_b=True)
+            self._scale_low(low)
+            self.step("gemm", {"a": low, "b": f"w.{stem}{SECOND}", "out": out}, trans_b=True, accumulate=True)
+
+    def add_adapter_gradient(self, stem: str, out: str, chunk: Chunk | None = None) -> None:
+        """Add to a gradient of a linear layer's input the part through its adapter; after `linear_gradients`."""
+        if stem in self.adapted:
+            operands = {"a": self._low_gradient(stem, chunk), "b": f"w.{stem}{FIRST}", "out": out}
+            self.step("gemm", operands, accumulate=True)
+
+    def _low(self, stem: str, chunk: Chunk | None) -> str:
+        """Return the operand for scale * x A^T of an adapter."""
+        name = f"{stem}_low"
+        return self.slot(name) if chunk is None else self.chunk_slot(name, chunk)
+
+    def _low_gradient(self, stem: str, chunk: Chunk | None) -> str:
+        """Return the intermediate for scale * dy B of an adapter."""
+        name, rank = f"d{stem}_low", self.model.training.rank
+        return self.temporary(name, self.rows, rank) if chunk is None else self.chunk_temporary(name, chunk, rank)
+
+    def _scale_low(self, low: str) -> None:
+        """Scale what an adapter's thin side holds, in place."""
+        if self.model.training.scale != 1:
+            self.step("scale", {"a": low, "out": low}, scale=self.model.training.scale)
 
     def bias_gradient(self, dy: str, bias: str, *, first: bool = True) -> None:
         """Add the gradient of the bias of a linear layer; chunks after the `first` add to it."""
         operands = {"a": dy, "out": f"g.{bias}"}
         self.step_of(WEIGHT, "column_sum", operands, accumulate=self.accumulates or not first)
 
+    def prune_backward(self) -> None:
+        """Drop the steps of a backward that only the gradient of the block's input needs: nothing below trains."""
+        self.temporary("dx", *self.input_of(self.block)[1])
+        gradients = {f"g.{each.weight}" for each in trained_parameters(self.model, self.block)}
+        self.prune_steps(gradients | {role for role in self.roles if is_of_other_slice(role)}, ())
+
     def prune_steps(self, wanted: set[str], given: tuple[str, ...]) -> None:
-        """Drop the steps of a recovery that no wanted operand depends on; given operands are not computed again.
+        """Drop the steps that no wanted operand depends on; given operands of a recovery are not computed again.
 
         Where a needed kernel also writes a given operand, that result goes to the workspace.
         """
@@ -291,7 +382,7 @@ class Builder:
         """Return the parts of the flat tensor that belong to no parameter."""
         gaps: list[ParameterView] = []
         position = 0
-        ends = [(p.offset, p.elements) for p in parameters(self.model, self.block)]
+        ends = [(p.offset, p.elements) for p in trained_parameters(self.model, self.block)]
         for offset, elements in [*ends, (flat_elements(self.whole, self.plan, self.block), 0)]:
             if offset > position:
                 gaps.append(ParameterView(f"gap{len(gaps)}", (offset - position,), position))
@@ -306,7 +397,8 @@ class Builder:
     def finish(self, key: str) -> Routine:
         """Return the routine of the steps so far."""
         intermediates, workspace = self.placed()
-        views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.block)]
+        own = parameters(self.model, self.block)
+        views = [ParameterView(p.weight, p.shape, p.offset, frozen=not p.trains) for p in own]
         return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
@@ -347,6 +439,7 @@ class Builder:
         known |= {
             "w": (self.act, flat),
             "g": (Dtype(self.plan.grad_dtype), flat),
+            FROZEN: (self.act, (frozen_elements(self.whole, self.plan, self.block),)),
             "loss": (Dtype.F64, (1,)),
             "scale": (Dtype.F32, (2,)),
         }

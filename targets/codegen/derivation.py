@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Routine, Step
 
 
-def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: ModelConfig) -> RoutineForm:
+def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: ModelConfig, plan: Plan) -> RoutineForm:
     """Return the form of the routine that an instruction on a block calls.
 
     The instruction's operands must be an op's operands (`ratrain.targets.program.lifting`).
@@ -46,7 +46,9 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: 
     )
     roles = tuple(operand.role for operand in operands)
     accumulates = instruction.accumulates
-    return RoutineForm(instruction.keyword, representative(block, model), roles, given, accumulates, instruction.slice)
+    return RoutineForm(
+        instruction.keyword, representative(block, model, plan), roles, given, accumulates, instruction.slice
+    )
 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:

@@ -43,6 +43,7 @@ def mlp_forward(builder: Builder) -> None:
             operands = {"a": product, "b": "w.down_proj", "out": chunk.of(branch), **_bias(model, "down")}
             around = {name: chunk.of(stream) for name, stream in builder.residual.items()} if plain else {}
             builder.step("gemm", operands | around, trans_b=True)
+            builder.add_adapter("down", product, chunk.of(branch), chunk)
     if adds and not plain:
         add_branch(builder)
 
@@ -54,6 +55,7 @@ def _activated(builder: Builder, chunk: Chunk, source: str) -> str:
     for name in model.mlp_matrices[:-1]:
         operands = {"a": chunk.of(source), "b": f"w.{name}_proj", "out": slots[name], **_bias(model, name)}
         builder.step("gemm", operands, trans_b=True)
+        builder.add_adapter(name, chunk.of(source), slots[name], chunk)
     kernel, options = _KERNELS[model.activation, model.gated_mlp]
     builder.step(f"{kernel}_forward", slots, **options)
     return slots[_slots(model)[-1]]
@@ -83,17 +85,19 @@ def _chunk_backward(builder: Builder, chunk: Chunk, above: str, whole_dxn: str) 
     model, first = builder.model, chunk.start == 0
     dy, source, dxn = (chunk.of(name) for name in (above, block_source(builder), whole_dxn))
     *inputs, product = _slots(model)
-    builder.linear_gradients(dy, chunk.of(product), "down_proj", first=first)
+    builder.linear_gradients(dy, chunk.of(product), "down_proj", chunk)
     dproduct = builder.chunk_temporary(f"d{product}", chunk, model.ffn_size)
     builder.step_of(INPUT, "gemm", {"a": dy, "b": "w.down_proj", "out": dproduct})
+    builder.add_adapter_gradient("down", dproduct, chunk)
     gradients = {name: builder.chunk_slot(f"d{name}", chunk) for name in inputs}
     operands = {name: chunk.of(name) for name in inputs} | {f"d{product}": dproduct}
     kernel, options = _KERNELS[model.activation, model.gated_mlp]
     operands |= {f"d{name}": gradient for name, gradient in gradients.items()}
     builder.step_of(INPUT, f"{kernel}_backward", operands, **options)
     for index, (name, gradient) in enumerate(gradients.items()):
-        builder.linear_gradients(gradient, source, f"{name}_proj", first=first)
+        builder.linear_gradients(gradient, source, f"{name}_proj", chunk)
         if model.mlp_bias:
             builder.bias_gradient(gradient, f"{name}_bias", first=first)
         operands = {"a": gradient, "b": f"w.{name}_proj", "out": dxn}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
+        builder.add_adapter_gradient(name, dxn, chunk)

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import Block, block, saved_slots, scores_type
+from ratrain.ratrain_ir.model.blocks import (
+    Block,
+    block,
+    has_backward,
+    parameters,
+    passes_gradient_on,
+    saved_slots,
+    scores_type,
+)
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
@@ -44,6 +53,7 @@ from ratrain.targets.codegen.norms import (
     sums_of_squares,
 )
 from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forward
+from ratrain.targets.program.routine import FROZEN
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -56,7 +66,7 @@ def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     binding = bind(op, model, plan)
     roles = tuple(binding.tensors)
     form = RoutineForm(
-        op.keyword, representative(op.block, model), roles, _given(op, binding), binding.accumulates, op.slice
+        op.keyword, representative(op.block, model, plan), roles, _given(op, binding), binding.accumulates, op.slice
     )
     return derived_routine(form, model, plan)
 
@@ -85,11 +95,32 @@ def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
     return tuple(role for role in saved if not is_of_other_slice(role))
 
 
-def representative(one: Block, model: ModelConfig) -> Block:
-    """Return the block of the first layer of its kind: like layers share one routine. All mlp blocks are alike."""
+def representative(one: Block, model: ModelConfig, plan: Plan) -> Block:
+    """Return the block of the first layer of its kind: like layers share one routine.
+
+    All mlp blocks are alike, unless other parameters of them train.
+    """
     if one.layer is None:
         return one
-    return block(one.kind, model.first_alike(one.layer) if one.kind == "attention" else 0)
+    alike = block(one.kind, model.first_alike(one.layer) if one.kind == "attention" else 0)
+    return _first_trained_alike(one, alike, model, plan) if plan.training else alike
+
+
+@cache
+def _first_trained_alike(one: Block, alike: Block, model: ModelConfig, plan: Plan) -> Block:
+    """Return the first block that is like `alike` and trains as `one` does."""
+    form = _trained_form(one, model, plan)
+    layers = range(alike.layer or 0, model.layers)
+    of_kind = [layer for layer in layers if one.kind == "mlp" or model.first_alike(layer) == alike.layer]
+    others = (block(one.kind, layer) for layer in of_kind)
+    return next(each for each in others if _trained_form(each, model, plan) == form)
+
+
+@cache
+def _trained_form(one: Block, model: ModelConfig, plan: Plan) -> tuple[object, ...]:
+    """Return what distinguishes the routines of a block by what trains: its parameters, and its gradients."""
+    own = [(each.weight, each.trains) for each in parameters(rank_model(model, plan), one)]
+    return (*own, has_backward(model, plan, one), passes_gradient_on(model, plan, one))
 
 
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
@@ -132,7 +163,9 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     }[form.block.kind, backward]
     recipe(builder)
     if form.keyword == "recompute":
-        builder.prune_steps({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
+        builder.prune_steps({role for role in form.roles if role not in (*form.given, "x", "w", FROZEN)}, form.given)
+    elif form.keyword == "backward" and not passes_gradient_on(model, plan, form.block) and form.block.kind != "embed":
+        builder.prune_backward()
     if WEIGHT in halves and not form.accumulates:
         builder.zero_gaps()
     return builder.finish(_key(form, model, plan))
@@ -232,6 +265,7 @@ def _projections(builder: Builder) -> None:
         if model.qkv_bias:
             operands["bias"] = f"w.{name}_bias"
         builder.step("gemm", operands, trans_b=True)
+        builder.add_adapter(name, source, operands["out"])
 
 
 def _attention_forward(builder: Builder) -> None:
@@ -248,8 +282,11 @@ def _attention_forward(builder: Builder) -> None:
     if has_plain_branch(builder):
         operands = {"a": "o", "b": "w.o_proj", "out": builder.total, **builder.residual, **bias}
         builder.step("gemm", operands, trans_b=True)
+        builder.add_adapter("o", "o", builder.total)
     else:
-        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": branch_of(builder), **bias}, trans_b=True)
+        branch = branch_of(builder)
+        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": branch, **bias}, trans_b=True)
+        builder.add_adapter("o", "o", branch)
         add_branch(builder)
     if builder.has("y"):
         builder.pass_input_on()
@@ -320,6 +357,7 @@ def _attention_backward(builder: Builder) -> None:
             builder.bias_gradient(gradient, f"{name}_bias")
         operands = {"a": gradient, "b": f"w.{name}_proj", "out": dxn}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
+        builder.add_adapter_gradient(name, dxn)
     finish_backward(builder)
 
 
@@ -328,6 +366,7 @@ def _heads_backward(builder: Builder, above: str) -> None:
     model = builder.model
     do = builder.temporary("do", builder.rows, model.q_size)
     builder.step("gemm", {"a": above, "b": "w.o_proj", "out": do})
+    builder.add_adapter_gradient("o", do)
     _softmax_backward(builder)
     _rope(builder, "dq", model.heads, inverse=True)
     _rope(builder, "dk", model.kv_heads, inverse=True)

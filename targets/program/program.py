@@ -17,6 +17,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.tensor_ranks import trained_model
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
@@ -206,6 +207,11 @@ class Program(ShownInNotebook):
     def info(self) -> TargetInfo:
         """Facts that the program carries of the machine it was compiled for."""
         return TargetInfo(self.target, self.capacity_bytes, self.machine_digest, self.machine_text, self.stores)
+
+    @property
+    def trained_model(self) -> ModelConfig:
+        """Its model, with what the plan trains of it: as checkpoints hold it."""
+        return trained_model(self.model, self.plan)
 
     @property
     def topology(self) -> Topology:

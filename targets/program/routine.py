@@ -20,6 +20,9 @@ from ratrain.targets.program.json_values import listed, option, refuse_unknown, 
 
 Shape = tuple[int, ...]
 
+FROZEN = "f"
+"""Formal whose parts are a block's frozen parameters; those of `w` and `g` are the ones that train."""
+
 SCHEDULES_KEY = "tiles"
 """Key of on-chip schedules in JSON, whatever their form; it is the name of the first form."""
 
@@ -43,6 +46,8 @@ class ParameterView:
     name: str
     shape: Shape
     offset: int
+    frozen: bool = False
+    """True: a part of the flat tensor of frozen parameters, which has no gradient"""
 
 
 @frozen
@@ -144,7 +149,7 @@ class Routine:
                 if not named.part:
                     return formal.dtype, formal.shape
                 for parameter in self.parameters:
-                    if parameter.name == named.part:
+                    if parameter.name == named.part and parameter.frozen is (formal.name == FROZEN):
                         return formal.dtype, parameter.shape
         for intermediate in self.intermediates:
             if intermediate.name == named.whole:
@@ -156,9 +161,8 @@ class Routine:
 
         Schedules that are new are added to `numbers`. Without `numbers` the schedules are left out.
         """
-        kept = attrs.filters.exclude(attrs.fields(Routine).steps)
         data = attrs.asdict(
-            self, filter=kept, value_serializer=lambda _i, _a, v: v.value if isinstance(v, Dtype) else v
+            self, filter=_is_written, value_serializer=lambda _i, _a, v: v.value if isinstance(v, Dtype) else v
         )
         data["steps"] = [
             {
@@ -170,6 +174,11 @@ class Routine:
             for step in self.steps
         ]
         return data
+
+
+def _is_written(attribute: attrs.Attribute[Any], value: object) -> bool:
+    """Tell whether a routine's JSON has a field as it is; steps have a form of their own."""
+    return attribute.name != "steps" and not (attribute.name == "frozen" and value is False)
 
 
 def _numbered(schedules: Mapping[str, OnChipSchedule], numbers: dict[OnChipSchedule, int]) -> dict[str, int]:
@@ -189,7 +198,8 @@ def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] 
         key=word(data["key"]),
         formals=tuple(Formal(word(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
         parameters=tuple(
-            ParameterView(word(p["name"]), _shape(p["shape"]), whole(p["offset"])) for p in data["parameters"]
+            ParameterView(word(p["name"]), _shape(p["shape"]), whole(p["offset"]), _flag(p.get("frozen", False)))
+            for p in data["parameters"]
         ),
         intermediates=tuple(
             Intermediate(word(i["name"]), Dtype(i["dtype"]), _shape(i["shape"]), whole(i["offset"]))
@@ -217,6 +227,12 @@ def _step(data: dict[str, Any], schedules: Sequence[OnChipSchedule]) -> Step:
 
 def _words(value: Any) -> dict[str, str]:
     return {word(key): word(item) for key, item in value.items()}
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, got {value!r}")
+    return value
 
 
 def _shape(value: Any) -> Shape:

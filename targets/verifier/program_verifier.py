@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.passes.pipeline_claim import claim_problem
+from ratrain.ratrain_ir.model.blocks import has_backward
+from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
@@ -98,8 +100,10 @@ def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
 def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
     """Report RT030 unless the streams have as many passes as the plan.
 
-    This rejects huge declared sizes before the rules below do work in proportion to them (denial of service).
+    This rejects huge declared sizes before the rules below do work in proportion to them (denial of service). Raises
+    RT064 where what trains does not fit the model.
     """
+    check_training(program.model, program.plan)
     computes = columns.streams % len(ENGINES) == ENGINES.index(Engine.COMPUTE)
     stages = columns.streams // len(ENGINES)
     counts = {
@@ -109,9 +113,11 @@ def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnos
         for keyword, keywords in _PASSES.items()
     }
     for index in range(len(program.stages)):
-        blocks = program.topology.stage_blocks[index]
+        owned = program.topology.stage_blocks[index]
         for keyword in _PASSES:
             count = counts[keyword][index]
+            backward = keyword == "backward"
+            blocks = [each for each in owned if not backward or has_backward(program.model, program.plan, each)]
             wanted = len(blocks) * program.plan.micro_batches * program.plan.shape.slices
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"

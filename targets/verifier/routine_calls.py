@@ -56,7 +56,7 @@ class RoutineCalls:
         accesses = {operand.role: operand.access for operand in instruction.operands}
         types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
         model = self.program.model
-        layer = representative(block, model)
+        layer = representative(block, model, self.program.plan)
         key = (number, instruction.keyword, instruction.accumulates, layer, *accesses.items(), *types.items())
         if key in self._known:
             return None
@@ -72,7 +72,7 @@ class RoutineCalls:
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
         problem = routine_problem(routine, roles, parameters(rank_model(model, self.program.plan), layer))
         if problem is None:
-            form = form_of(block, instruction, stage, model)
+            form = form_of(block, instruction, stage, model, self.program.plan)
             problem = derivation_problem(routine, form, model, self.program.plan)
             return problem and f"routine {routine.key} is not the one of this op: {problem}"
         return problem

@@ -19,16 +19,16 @@ from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.on_chip import on_chip_problem
-from ratrain.targets.program.routine import Routine, parse_reference
+from ratrain.targets.program.routine import FROZEN, Routine, parse_reference
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Parameter
-    from ratrain.targets.program.routine import Intermediate, Step
+    from ratrain.targets.program.routine import Intermediate, ParameterView, Step
 
 Rows = tuple[int, int]
 """A range of rows: the first, and the exclusive end."""
 
-FLAT = ("w", "g")
+FLAT = ("w", "g", FROZEN)
 """Formals whose parts are the parameters of a block."""
 
 
@@ -69,20 +69,26 @@ def _bound_problems(routine: Routine) -> Iterator[str]:
             yield f"'{item.name}' does not lie in the {routine.workspace_bytes} bytes of workspace"
     flats = [formal for formal in routine.formals if formal.name in FLAT]
     for formal in flats:
-        for parameter in routine.parameters:
+        for parameter in _parts_of(routine, formal.name):
             if parameter.offset + prod(parameter.shape) > prod(formal.shape) or not prod(parameter.shape):
                 yield f"'{parameter.name}' does not lie in '{formal.name}'"
-    spans = sorted((p.offset, p.offset + prod(p.shape), p.name) for p in routine.parameters)
-    for (_, stop, name), (start, _, other) in pairwise(spans):
-        if start < stop:
-            yield f"'{name}' and '{other}' share elements"
+    for flat in ("w", FROZEN):
+        spans = sorted((p.offset, p.offset + prod(p.shape), p.name) for p in _parts_of(routine, flat))
+        for (_, stop, name), (start, _, other) in pairwise(spans):
+            if start < stop:
+                yield f"'{name}' and '{other}' share elements"
+
+
+def _parts_of(routine: Routine, formal: str) -> list[ParameterView]:
+    """Return the parts of a flat formal: frozen parameters, or those that train."""
+    return [part for part in routine.parameters if part.frozen is (formal == FROZEN)]
 
 
 def _layout_problems(routine: Routine, parameters: Iterable[Parameter]) -> Iterator[str]:
     """Yield parameters that are not at the place that the model gives them."""
-    places = {item.name: (item.shape, item.offset) for item in routine.parameters}
+    places = {item.name: (item.shape, item.offset, not item.frozen) for item in routine.parameters}
     for parameter in parameters:
-        if places.get(parameter.weight) != (parameter.shape, parameter.offset):
+        if places.get(parameter.weight) != (parameter.shape, parameter.offset, parameter.trains):
             yield f"'{parameter.weight}' is not where the model has it"
 
 
@@ -173,7 +179,7 @@ class _SymbolicRoutine:
         for formal in self.routine.formals:
             if self.accesses[formal.name] is not Access.WRITE or self.is_whole(formal.name):
                 continue
-            parts = [p for p in self.routine.parameters if self.is_whole(f"{formal.name}.{p.name}")]
+            parts = [p for p in _parts_of(self.routine, formal.name) if self.is_whole(f"{formal.name}.{p.name}")]
             if formal.name not in FLAT or sum(prod(p.shape) for p in parts) < prod(formal.shape):
                 return f"all of '{formal.name}'"
         return None

@@ -32,11 +32,23 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 
+from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
-from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, parameters, parameters_within
+from ratrain.ratrain_ir.config.plan_keys import table_of
+from ratrain.ratrain_ir.config.training import Training
+from ratrain.ratrain_ir.model.blocks import (
+    Block,
+    block,
+    block_chain,
+    parameters,
+    parameters_within,
+    tied_table_elements,
+    trained_blocks,
+    trained_parameters,
+)
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import made_directory, opened_regular
 from ratrain.ratrain_ir.support.text import shown
@@ -60,8 +72,10 @@ VERSION = 1
 
 _STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
+TRAINING_KEYS = table_of(Training)
 _FILES = {_STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
 _COMPANIONS = "tokenizer"  # the manifest's key for all companions: the format fixes the name
+_TRAINING = "training"  # the manifest's key for what trains, where that is not everything
 _DIGEST = "manifest_sha256"
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
@@ -237,7 +251,7 @@ def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     Raises RT002 (cannot be read) and RT092 as `load_checkpoint` does.
     """
     manifest = read_manifest(directory)
-    model = saved_model(directory, manifest.get("model"))
+    model = saved_model(directory, manifest)
     stored = _open_state(directory, manifest, model)
     return model, _StoredMasters(named_parameters(model), stored)
 
@@ -338,6 +352,7 @@ def write_manifest(
         "format": FORMAT,
         "version": version,
         "model": model.to_fields(),
+        **({_TRAINING: TRAINING_KEYS.header(model.training)} if model.training else {}),
         "step": int(step),
         "scale": [float(value) for value in scale],
         **({_COMPANIONS: entries} if entries else {}),
@@ -359,8 +374,8 @@ def write_manifest(
 def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
     """Yield block, kind, and the names stored for them: a tied matrix with `embed`, not with `head`."""
     seen: set[str] = set()
-    for owner in block_chain(model):
-        names = [parameter.name for parameter in parameters(model, owner) if parameter.name not in seen]
+    for owner in trained_blocks(model):
+        names = [parameter.name for parameter in trained_parameters(model, owner) if parameter.name not in seen]
         seen.update(names)
         for kind in STATE_KINDS:
             yield owner, kind, names
@@ -377,9 +392,9 @@ def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, 
     for owner, kind, names in _state_names(model):
         if str(owner) not in updates:
             updates[str(owner)] = int(state.blocks.updates(owner))
-            if model.tied_embeddings and owner is block("head"):
+            if tied_table_elements(model) and owner is block("head"):
                 _check_tied(model, state.blocks)
-        for parameter in parameters(model, owner):
+        for parameter in trained_parameters(model, owner):
             if parameter.name in names:
                 pieces = state.blocks.pieces(owner, kind, parameter.offset, parameter.offset + parameter.elements)
                 yield (piece for _, piece in pieces)
@@ -452,15 +467,28 @@ def _left_behind(directory: str) -> str | None:
     return "a run that ends before its first save leaves no checkpoint: begin without --resume" if nothing else None
 
 
-def saved_model(directory: str, saved: object) -> ModelConfig:
-    """Return the model that a manifest describes. Raises RT092 where it describes none."""
+def saved_model(directory: str, manifest: Mapping[str, Any]) -> ModelConfig:
+    """Return the model that a manifest describes, with what trains of it. Raises RT092 where it describes none."""
+    saved = manifest.get("model")
     try:
         model = model_from_fields(saved) if isinstance(saved, dict) else None
     except DiagnosticError:
         model = None
     if model is None:
         contradicts(directory, "model")
-    return model
+    return evolve(model, training=_saved_training(directory, manifest.get(_TRAINING, {})))
+
+
+def _saved_training(directory: str, saved: object) -> Training:
+    """Return what trains, from a manifest's entry; raise RT092 where that does not say it."""
+    report = Report()
+    if isinstance(saved, dict):
+        reader = FieldReader(saved, report, "RT092")
+        reader.refuse_unknown(TRAINING_KEYS.keys)
+        training = TRAINING_KEYS.read(reader)
+        if not report.diagnostics.errors:
+            return training
+    contradicts(directory, _TRAINING)
 
 
 def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
@@ -478,12 +506,12 @@ def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
     return list(entries)
 
 
-def _check_model(directory: str, saved: object, model: ModelConfig) -> None:
+def _check_model(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> None:
     """Refuse, with RT092, a checkpoint of another model.
 
     Name, initializer range, padding token and inert keys may differ: the weights do not depend on them any more.
     """
-    kept = saved_model(directory, saved)
+    kept = saved_model(directory, manifest)
     report = Diagnostics()
     apart = {"name", "initializer_range", "padding_token", "inert"}
     for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in apart):
@@ -504,13 +532,13 @@ def read_counts(
 
     Raises RT092, also for a checkpoint of another model.
     """
-    _check_model(directory, manifest.get("model"), model)
+    _check_model(directory, manifest, model)
     step, scale, updates, run = map(manifest.get, ("step", "scale", "updates", "run"))
     if not isinstance(step, int) or not _is_count(step):
         contradicts(directory, "step")
     if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
         contradicts(directory, "scale")
-    blocks = [str(owner) for owner in block_chain(model)]
+    blocks = [str(owner) for owner in trained_blocks(model)]
     if not isinstance(updates, dict) or sorted(updates) != sorted(blocks) or not all(map(_is_count, updates.values())):
         contradicts(directory, "updates")
     if not isinstance(run, dict):

@@ -32,7 +32,7 @@ def checkpoint_bytes(program: Program, *, is_series: bool) -> int:
     Manifest, tensor names and companions come to it: little beside any model that is worth saving.
     """
     if not is_series:
-        return _ELEMENT * sum(math.prod(shape) for shape in state_shapes(program.model).values())
+        return _ELEMENT * sum(math.prod(shape) for shape in state_shapes(program.trained_model).values())
     model = rank_model(program.model, program.plan)
     elements = sum(block_elements(model, block) for block in block_chain(model))
     return _ELEMENT * len(STATE_KINDS) * program.plan.tp * elements

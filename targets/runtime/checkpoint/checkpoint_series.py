@@ -171,7 +171,7 @@ class CheckpointSeries:
             # `together` returns only if all processes have written, or raises on all: no manifest names a missing file.
             written = processes.together(lambda: [write_shard(folder, rank) for rank in ranks])
             files = [file for theirs in processes.exchange(written) for file in theirs]
-            model, scale = engine.program.model, engine.loss_scale
+            model, scale = engine.program.trained_model, engine.loss_scale
 
             def commit() -> None:
                 try:
@@ -322,7 +322,7 @@ def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
     state, run = processes.together(load)
     manifest = read_manifest(directory, (VERSION, SHARDED_VERSION))
     companions = processes.together(lambda: _companions_of(directory, manifest))
-    return Loaded(directory, state, run, [], saved_model(directory, manifest.get("model")), companions=companions)
+    return Loaded(directory, state, run, [], saved_model(directory, manifest), companions=companions)
 
 
 def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
@@ -352,7 +352,7 @@ def latest_companions(directory: str) -> dict[str, bytes]:
     companions = _companions_of(place, manifest)
     reads_bytes = facts_of(manifest.get("run")).get("token") == BYTE
     if reads_bytes and TOKENIZER_FILE not in companions:
-        holds_bytes = saved_model(place, manifest.get("model")).vocab_size >= TEXT_VOCABULARY
+        holds_bytes = saved_model(place, manifest).vocab_size >= TEXT_VOCABULARY
         return replaced_companions(companions, byte_tokenizer_files()) if holds_bytes else companions
     return companions
 

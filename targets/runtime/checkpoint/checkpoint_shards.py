@@ -23,7 +23,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, shares_heads
-from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters
+from ratrain.ratrain_ir.model.blocks import Block, trained_blocks, trained_parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
@@ -109,6 +109,8 @@ def _pieces(rank: RankExecutor) -> Iterator[ShardPiece]:
     """Yield the pieces that a rank writes."""
     model, topology = rank_model(rank.program.model, rank.program.plan), rank.program.topology
     for block in topology.stage_blocks[rank.stage_index]:
+        if not trained_parameters(model, block):
+            continue
         shard = topology.shard_range(block, rank.replica)
         # The last shards of a block are padded, or padding alone: it depends on the number of replicas, so it is left
         # out.
@@ -162,13 +164,13 @@ def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     Raises RT002 (cannot be read) and RT092 as `load_shards` does.
     """
     manifest = read_manifest(directory, (SHARDED_VERSION,))
-    model = saved_model(directory, manifest.get("model"))
+    model = saved_model(directory, manifest)
     pieces = _checked_pieces(directory, model, manifest.get("files"), (0, 1))
     # Reversed, so that `embed` overwrites `head` for a tied matrix, as in files of weights.
     places = {
         parameter.name: (block, parameter.offset)
-        for block in reversed(block_chain(model))
-        for parameter in parameters(model, block)
+        for block in reversed(trained_blocks(model))
+        for parameter in trained_parameters(model, block)
     }
     return model, _ShardMasters(named_parameters(model), places, pieces)
 
@@ -248,7 +250,7 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any],
 
     Raises `DiagnosticError` RT092 unless each element of every block is there exactly once.
     """
-    blocks = {str(block): block for block in block_chain(model)}
+    blocks = {str(block): block for block in trained_blocks(model)}
     pieces_of: dict[Block, list[list[_StoredPiece]]] = {block: [[] for _ in range(peers)] for block in blocks.values()}
     for name, entry in files.items():
         path = str(Path(directory) / name)

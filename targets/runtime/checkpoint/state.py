@@ -14,7 +14,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.model.blocks import Block, trains
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
@@ -23,7 +23,7 @@ from ratrain.targets.runtime.checkpoint.training_state import BlockStates, Train
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
 from ratrain.targets.runtime.engine.rank import RankExecutor
-from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces
+from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces, frozen_pieces
 from ratrain.targets.runtime.weights.weights import block_elements
 
 _LEAST_SCALE = 2.0**-32
@@ -33,12 +33,13 @@ _MOMENTS = ("m1", "m2")
 
 def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
     """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
-    program = engine.program
+    program, model = engine.program, engine.program.trained_model
 
     def master(block: Block) -> FlatReader:
-        return lambda start, stop: flat_pieces(program.model, block, source, start, stop)
+        return lambda start, stop: flat_pieces(model, block, source, start, stop)
 
-    for block, ranks in _owners(engine):
+    fill_frozen(engine, source)
+    for block, ranks in _trained(engine):
         _fill(engine, ranks, block, "p", master(block))
         for rank in ranks:
             for kind in (*_MOMENTS, "t"):
@@ -48,8 +49,24 @@ def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
             _start_scale(rank, program.plan.loss_scale)
 
 
+def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
+    """Fill the frozen parameters of all ranks from a source, rounded as views are."""
+    model, memory = engine.program.trained_model, engine.kernels.memory
+    for block, ranks in _owners(engine) if model.training else ():
+        held = [tensor for rank in ranks for tensor in rank.all_carried("f", str(block))]
+        for tensor in held:
+            memory.write(tensor, 0)
+        for at, given in frozen_pieces(model, block, source) if held else ():
+            values = memory.staged(given)
+            for tensor in held:
+                engine.scratch.reset()
+                engine.kernels.cast(values, tensor[at : at + given.size], scratch=engine.scratch)
+
+
 def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:
     """Fill the carried tensors from a checkpoint, which may come from another plan; continue at its step.
+
+    Frozen parameters are in no checkpoint: `fill_frozen` fills them.
 
     With `keep_scale` a dynamic loss scale continues; otherwise it starts anew. A fixed one is always the plan's. Raises
     `DiagnosticError` RT092 if the checkpoint's loss scale is impossible.
@@ -61,7 +78,7 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
     def saved(block: Block, kind: str) -> FlatReader:
         return lambda start, stop: state.blocks.pieces(block, kind, start, stop)
 
-    for block, ranks in _owners(engine):
+    for block, ranks in _trained(engine):
         for kind in ("p", *_MOMENTS):
             _fill(engine, ranks, block, kind, saved(block, kind))
         for rank in ranks:
@@ -80,7 +97,9 @@ def training_state(engine: ProgramEngine, step: int) -> TrainingState:
 
     A block is copied when it is asked for; pieces of it are the arenas' own bytes.
     """
-    return TrainingState(step, _ArenaStates(engine.program.model, engine, dict(_owners(engine))), engine.loss_scale)
+    return TrainingState(
+        step, _ArenaStates(engine.program.trained_model, engine, dict(_trained(engine))), engine.loss_scale
+    )
 
 
 @frozen(eq=False)
@@ -124,6 +143,12 @@ def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]]
     for index, ranks in enumerate(engine.ranks):
         for block in program.topology.stage_blocks[index] if ranks else ():
             yield block, ranks
+
+
+def _trained(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]]:
+    """Yield each block of which any parameter trains, with the ranks of this process that hold it."""
+    program = engine.program
+    return ((block, ranks) for block, ranks in _owners(engine) if trains(program.model, program.plan, block))
 
 
 def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, whole: FlatReader) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.model.blocks import Block, block_chain
+from ratrain.ratrain_ir.model.blocks import Block, trained_blocks
 from ratrain.targets.runtime.arena.tensor_file import Float32
 from ratrain.targets.runtime.weights.weights import block_elements
 
@@ -68,10 +68,10 @@ class BlockStates(Mapping[Block, BlockState], ABC):
         return BlockState(p, m1, m2, self.updates(block))
 
     def __iter__(self) -> Iterator[Block]:
-        return iter(block_chain(self.model))
+        return iter(trained_blocks(self.model))
 
     def __len__(self) -> int:
-        return len(block_chain(self.model))
+        return len(trained_blocks(self.model))
 
 
 @frozen(eq=False)

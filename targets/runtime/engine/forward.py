@@ -108,9 +108,8 @@ class ForwardModel:
 
     def _routine(self, owner: Block, plan: Plan) -> Routine:
         roles = _ROLES.get(owner.kind, _LAYER_ROLES)
-        return derived_routine(
-            RoutineForm("forward", representative(owner, self._model), roles, (), accumulates=False), self._model, plan
-        )
+        alike = representative(owner, self._model, plan)
+        return derived_routine(RoutineForm("forward", alike, roles, (), accumulates=False), self._model, plan)
 
     def _bind(self, length: int) -> _Bound:
         plan = sequence_plan(length, self._dtype)

@@ -33,12 +33,13 @@ from ratrain.targets.runtime.checkpoint.manifest import (
     scale_that_starts_anew,
 )
 from ratrain.targets.runtime.checkpoint.overrides import overridden, overrides_of, resumed_overrides
-from ratrain.targets.runtime.checkpoint.state import start_from_state, start_from_weights
+from ratrain.targets.runtime.checkpoint.state import fill_frozen, start_from_state, start_from_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.settings import AUTO_KERNELS
 from ratrain.targets.runtime.training.training import TrainingRun
 from ratrain.targets.runtime.watch.positions import RunFolder
+from ratrain.targets.runtime.weights.adapter_start import with_adapters
 from ratrain.targets.runtime.weights.companions import replaced_companions
 from ratrain.targets.runtime.weights.weights import check_weights_config, other_padding, random_weights, read_weights
 
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.engine.engine import ProgramEngine
     from ratrain.targets.runtime.engine.evaluation import HeldOut
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.settings import RunSettings, Saving
+    from ratrain.targets.runtime.settings import RunSettings, Saving, Start
     from ratrain.targets.runtime.training.utilisation import Utilisation
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 
 def prepare(
@@ -96,7 +98,7 @@ def _begun(
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
     start, execution = settings.start, settings.execution
-    loaded = load_latest(start.checkpoint, program.model, processes) if start.checkpoint is not None else None
+    loaded = load_latest(start.checkpoint, program.trained_model, processes) if start.checkpoint is not None else None
     first_step = loaded.state.step if loaded is not None else 0
     # Refuse a run without labels before the engine allocates its arenas.
     batches.check_labels(first_step, first_step + settings.steps)
@@ -116,6 +118,8 @@ def _begun(
         program = _with_inert(program, loaded.model.inert)
         engine = _made_engine(processes, program, kernels, batches, settings)
         start_from_state(engine, loaded.state, keep_scale=not new_scale)
+        if program.plan.training:
+            fill_frozen(engine, first_weights(program, start, seed))
     else:
         overrides = overrides_of(optimizer, settings.optimizer)
         program = overridden(program, overrides)
@@ -124,7 +128,7 @@ def _begun(
             inert, missing = check_weights_config(start.weights, program.model)
             warnings = said + missing
             program = _with_inert(program, inert)
-        source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
+        source = first_weights(program, start, seed)
         engine = _made_engine(processes, program, kernels, batches, settings)
         start_from_weights(engine, source)
     if execution.check_memory or execution.poison:
@@ -145,6 +149,12 @@ def _begun(
         run.folder = RunFolder(place)
     _leave_positions(run, run.folder, places)
     return run
+
+
+def first_weights(program: Program, start: Start, seed: int) -> WeightSource:
+    """Return the weights that a run begins with: of files, or drawn; and its adapters' first values."""
+    source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
+    return with_adapters(source, program.trained_model, seed)
 
 
 def _open_place(

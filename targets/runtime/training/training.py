@@ -225,7 +225,7 @@ class TrainingRun:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             self._saving = _Save.begun(self.steps_done, directory)
             state = training_state(self.engine, self.steps_done)
-            save_checkpoint(directory, self.program.model, state, self.manifest(), self.companions)
+            save_checkpoint(directory, self.program.trained_model, state, self.manifest(), self.companions)
         return directory
 
     def save_what_is_done(self) -> str | None:

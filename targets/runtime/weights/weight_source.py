@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters_within
+from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters, parameters_within
 from ratrain.targets.runtime.arena.tensor_file import Float32, joined
 
 if TYPE_CHECKING:
@@ -37,6 +37,16 @@ class WeightSource(ABC):
         """Return all values of a parameter, in its shape."""
         parameter = self.parameters[name]
         return joined(self.pieces(name, 0, parameter.elements), parameter.elements).reshape(parameter.shape)
+
+
+def frozen_pieces(model: ModelConfig, block: Block, source: WeightSource) -> FlatPieces:
+    """Yield a block's flat tensor of frozen parameters from a source."""
+    for parameter in parameters(model, block):
+        if not parameter.trains:
+            at = parameter.offset
+            for piece in source.pieces(parameter.name, 0, parameter.elements):
+                yield at, piece
+                at += piece.size
 
 
 def flat_pieces(model: ModelConfig, block: Block, source: WeightSource, start: int, stop: int) -> FlatPieces:

@@ -28,7 +28,8 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.hf_keys import PADDING_TOKEN_KEY, keys_of
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.model.blocks import Block, Parameter, block_chain, parameters
+from ratrain.ratrain_ir.model.blocks import Block, Parameter, block_chain, parameters, trained_parameters
+from ratrain.ratrain_ir.model.parameter_names import PACKED
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import is_directory, is_there, read_text
 from ratrain.ratrain_ir.support.text import shown
@@ -148,18 +149,6 @@ def _turned_pieces(tensor: StoredTensor, before: int, start: int, stop: int) -> 
         yield values.reshape(-1)[max(start - low * inputs, 0) : stop - low * inputs]
 
 
-_PACKED: Mapping[str, Mapping[str, str]] = {
-    "gpt2": {f"attn.{part}_proj": "attn.c_attn" for part in "qkv"},
-    "baichuan": {f"self_attn.{part}_proj": "self_attn.W_pack" for part in "qkv"},
-    "gpt_neox": {f"attention.{part}_proj": "attention.query_key_value" for part in "qkv"},
-    "internlm2": {f"attention.w{part}": "attention.wqkv" for part in "qkv"},
-    "phi3": {
-        **{f"self_attn.{part}_proj": "self_attn.qkv_proj" for part in "qkv"},
-        **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
-    },
-    "granitemoe": {f"experts.{part}_proj": "input_linear" for part in ("gate", "up")},
-}
-"""Linear layers that are stored together, each with the tensor that holds it, by family."""
 _PACKED_BY_HEAD = ("gpt_neox", "internlm2")
 """Families that store query, key and value of one key-value head, then those of the next."""
 
@@ -170,7 +159,7 @@ _STACKED = ("granitemoe",)
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
     """Return the name of the tensor that holds a parameter."""
     layer, of, kind = parameter.name.rpartition(".")
-    for part, packed in _PACKED.get(model.family, {}).items():
+    for part, packed in PACKED.get(model.family, {}).items():
         if layer.endswith(f".{part}"):
             return f"{layer.removesuffix(part)}{packed}{of}{kind}"
     return parameter.name
@@ -196,6 +185,13 @@ def stored_layout(model: ModelConfig) -> dict[str, Stored]:
             groups = those[0].shape[0] if stack else model.kv_heads if model.family in _PACKED_BY_HEAD else 1
         layout[name] = Stored(those, model.family == "gpt2" and those[0].weight.endswith("_proj"), groups)
     return layout
+
+
+def named_stream(seed: int, name: str) -> np.random.Generator:
+    """Return the random numbers of a parameter: they depend neither on the order of parameters nor on who draws."""
+    words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
+    seeds = np.random.SeedSequence(seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
+    return np.random.Generator(np.random.PCG64(seeds))
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
@@ -224,10 +220,7 @@ class RandomWeights(WeightSource):
             for low, high in cut(start, stop):
                 yield np.full(high - low, constant, np.float32)
             return
-        # The name seeds the stream, so values depend neither on the order of parameters nor on who draws them.
-        words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
-        seeds = np.random.SeedSequence(self.seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
-        generator = np.random.Generator(np.random.PCG64(seeds))
+        generator = named_stream(self.seed, name)
         for low, high in cut(0, start):  # draw and drop: a normal number takes a varying count of raw words, so no jump
             generator.standard_normal(high - low, np.float32)
         deviation = np.float32(self._deviation(parameter))
@@ -366,16 +359,18 @@ def other_padding(what: str, saved: ModelConfig, model: ModelConfig, code: str) 
 
 
 def block_elements(model: ModelConfig, block: Block) -> int:
-    """Return the elements of a block's flat tensor up to its last parameter's end: no padding, same for any plan."""
-    last = parameters(model, block)[-1]
-    return last.offset + last.elements
+    """Return the elements of a block's flat tensor up to its last parameter's end: no padding, same for any plan.
+
+    Frozen parameters are not in that tensor; 0 if nothing of the block trains.
+    """
+    return max((each.offset + each.elements for each in trained_parameters(model, block)), default=0)
 
 
 def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
-    """Return the parameters of a block as views of its flat tensor, padded or not."""
+    """Return the parameters of a block that train as views of its flat tensor, padded or not."""
     return {
         parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
-        for parameter in parameters(model, block)
+        for parameter in trained_parameters(model, block)
     }
 
 

@@ -66,7 +66,10 @@ def calls(kind: str) -> Iterator[tuple[Routine, RoutineForm]]:
                     seen.add(instruction.routine)
                     unit = parse_block(instruction.blocks[0])
                     assert unit is not None
-                    yield program.routines[instruction.routine], form_of(unit, instruction, stage, program.model)
+                    yield (
+                        program.routines[instruction.routine],
+                        form_of(unit, instruction, stage, program.model, program.plan),
+                    )
 
 
 def changed_steps(routine: Routine) -> Iterator[tuple[str, tuple[Step, ...]]]:

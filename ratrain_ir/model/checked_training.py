@@ -1,0 +1,87 @@
+"""Check of a plan's `[train]` keys against a model: names that match nothing, and what is not built."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.tensor_ranks import trained_model
+from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
+from ratrain.ratrain_ir.model.adapters import is_linear, is_target, module_name, packed_in
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+
+
+def check_training(model: ModelConfig, plan: Plan) -> None:
+    """Raise RT064 where frozen parameters or adapters of a plan do not fit its model, or their layout is not built."""
+    if not plan.training:
+        return
+    if plan.training.adapts:
+        _check_targets(model, plan)
+    else:
+        _check_frozen(model, plan)
+    _check_layout(model, plan)
+
+
+def _check_targets(model: ModelConfig, plan: Plan) -> None:
+    if model.experts is not None:
+        fail(
+            "RT064",
+            f'method = "lora": adapters of {model.name}, a model with experts, are not built',
+            help='use method = "full"; freeze = "..." freezes parameters of such a model too',
+        )
+    modules = [
+        module_name(model, owner.kind, owner.layer, parameter.weight)
+        for owner in block_chain(model)
+        for parameter in parameters(model, owner)
+        if is_linear(parameter.weight)
+    ]
+    lone = sorted({module.rpartition(".")[2] for module in modules if packed_in(model, module) is None})
+    words = '"' + ", ".join(lone) + '"'
+    for name in split_names(plan.training.targets):
+        if name != ALL_LINEAR and not any(each == name or each.endswith(f".{name}") for each in modules):
+            text = f"targets: no linear layer of {model.name} is named {shown(name)}"
+            fail("RT064", text, help=f'use any of {words}, or "{ALL_LINEAR}"')
+    for module in modules:
+        packed = packed_in(model, module)
+        if packed is not None and is_target(plan.training, module):
+            part = module.rpartition(".")[2]
+            text = f"targets: files of {model.family} hold {part} in {packed}, and adapters of packed matrices are not"
+            fail("RT064", f"{text} built", help=f"write targets = {words}")
+
+
+def _check_frozen(model: ModelConfig, plan: Plan) -> None:
+    names = [each.name for owner in block_chain(model) for each in parameters(model, owner)]
+    for pattern in split_names(plan.training.freeze):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            text = f"freeze: no parameter of {model.name} is named {shown(pattern)}"
+            fail("RT064", text, help=f'names are like "{names[0]}" or "{names[1]}"; `*` stands for any characters')
+    if not _any_trains(model, plan, block_chain(model)):
+        fail("RT064", f"freeze: no parameter of {model.name} is left to train", help="freeze fewer of them")
+
+
+def _any_trains(model: ModelConfig, plan: Plan, owners: Iterable[Block]) -> bool:
+    trained = trained_model(model, plan)
+    return any(trained_parameters(trained, owner) for owner in owners)
+
+
+def _check_layout(model: ModelConfig, plan: Plan) -> None:
+    """Refuse tensor-parallel ranks, and a stage or chunk without a parameter that trains."""
+    if plan.tp > 1:
+        text = f"tp = {plan.tp}: tensor-parallel ranks with frozen parameters or adapters are not built"
+        fail("RT064", text, help="use tp = 1")
+    chunks = plan.pp * plan.chunks
+    for chunk in range(chunks) if chunks > 1 else ():
+        layers = plan.chunk_layers(chunk, model)
+        ends = {"embed": chunk == 0, "head": chunk == chunks - 1}
+        owners = [each for each in block_chain(model) if ends.get(each.kind, each.layer in layers)]
+        if not _any_trains(model, plan, owners):
+            text = f"nothing trains in layers {layers.start} to {layers.stop - 1}, one stage or chunk of the pipeline"
+            fail("RT064", f"{text}: a stage that only goes forward is not built", help="use pp = 1, or other cuts")
