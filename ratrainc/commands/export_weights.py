@@ -23,6 +23,8 @@ Examples:
   ratrainc export-weights run1 -o run1-hf --max-shard-size 2GB    several files and an index
   ratrainc export-weights run1 -o run1-bf16 --dtype bf16     half the bytes
   python -c "import transformers; transformers.AutoModelForCausalLM.from_pretrained('run1-hf')"
+  ratrainc export-weights run2 --init llama/ -o run2-hf      adapters, merged into the model they were trained beside
+  ratrainc export-weights run2 --adapter --init llama/ -o run2-peft    the adapters alone, for PEFT
   ratrainc run other.rtx --init run1-hf --steps 100          a new run from these weights
 """
 
@@ -50,9 +52,23 @@ Examples:
     *(dtype.value for dtype in TORCH_DTYPES),
     text="What the weights are rounded to, each to the nearest.",
 )
+@click.option(
+    "--init",
+    type=InputFile("weights"),
+    metavar="W.safetensors|DIR",
+    help="The weights that the run began with, where the checkpoint holds only what trained. They are merged; with "
+    "--adapter they are named as the model that the adapters belong to.",
+)
+@click.option("--adapter", is_flag=True, help="Write the adapters alone, as a folder that PEFT loads.")
 @json_option
 def command(
-    checkpoint: str, output: str, max_shard_size: int | None, dtype: Literal["f32", "bf16"], as_json: bool
+    checkpoint: str,
+    output: str,
+    max_shard_size: int | None,
+    dtype: Literal["f32", "bf16"],
+    init: str | None,
+    adapter: bool,
+    as_json: bool,
 ) -> int:
     """Write the master weights of a checkpoint as a Hugging Face model that transformers loads.
 
@@ -63,7 +79,9 @@ def command(
     from ratrain.ratrainc.console.console import print_json, say, status
 
     with misuse_of_command(), status(f"writing the weights of {checkpoint}"):
-        export = api.export_weights(checkpoint, output, max_shard_bytes=max_shard_size, dtype=dtype)
+        export = api.export_weights(
+            checkpoint, output, max_shard_bytes=max_shard_size, dtype=dtype, init=init, adapter=adapter
+        )
     model = export.model
     if as_json:
         facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}

@@ -227,7 +227,15 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "settings_start_weights",
     type=InputFile("weights"),
     metavar="W.safetensors|DIR",
-    help="Start from these weights (Hugging Face names).",
+    help="Start from these weights (Hugging Face names). With --resume: the frozen weights of a program that trains "
+    "adapters or some of its parameters.",
+)
+@click.option(
+    "--init-adapter",
+    "settings_start_adapter",
+    type=InputFile("weights"),
+    metavar="DIR",
+    help="Start from the adapters of this folder of PEFT, in a program that trains adapters.",
 )
 @click.option(
     "--save",

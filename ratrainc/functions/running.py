@@ -111,19 +111,33 @@ def generate(
 
 
 def export_weights(
-    checkpoint: str, output: str, *, max_shard_bytes: int | None = None, dtype: Literal["f32", "bf16"] = "f32"
+    checkpoint: str,
+    output: str,
+    *,
+    max_shard_bytes: int | None = None,
+    dtype: Literal["f32", "bf16"] = "f32",
+    init: str | None = None,
+    adapter: bool = False,
 ) -> Export:
     """Write the master weights of a checkpoint as a Hugging Face model that transformers loads.
 
-    `max_shard_bytes` limits the size of a file. Raises `DiagnosticError` if the checkpoint is not sound, or the
+    `max_shard_bytes` limits the size of a file. Of a run that trained adapters they are merged into the weights that it
+    began with, `init`; with `adapter` they are written alone, as a folder that PEFT loads, and `init` is named in it as
+    their model. Raises `DiagnosticError` if the checkpoint is not sound, or the
     directory holds something else.
     """
-    from ratrain.ratrainc.running.weight_export import MOST_SHARD_BYTES
+    from ratrain.ratrainc.running.weight_export import MOST_SHARD_BYTES, export_adapter
     from ratrain.ratrainc.running.weight_export import export_weights as write
 
     if max_shard_bytes == 0:
         misuse("--max-shard-size 0 leaves no room for a tensor")
-    return write(checkpoint, output, most_shard_bytes=max_shard_bytes or MOST_SHARD_BYTES, dtype=Dtype(dtype))
+    if adapter:
+        if max_shard_bytes is not None or dtype != "f32":
+            misuse("--adapter writes one file in f32: --max-shard-size and --dtype are for whole models")
+        return export_adapter(checkpoint, output, init)
+    return write(
+        checkpoint, output, init=init, most_shard_bytes=max_shard_bytes or MOST_SHARD_BYTES, dtype=Dtype(dtype)
+    )
 
 
 @frozen(repr=False)

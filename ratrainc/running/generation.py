@@ -21,7 +21,8 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt
 from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
+from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run
+from ratrain.targets.runtime.checkpoint.whole_weights import whole_weights
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
 from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_of_weights
 from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
@@ -151,7 +152,7 @@ def _opened(path: str) -> _Origin:
         tokenizer = None if tokenizer_path is None or takes_bytes else TokenizerChoice(tokenizer_path, tokenizer_path)
         source = read_weights(path, model)
         return _Origin(model, source, Dtype.F32.value, _ends_of_directory(folder, model), takes_bytes, tokenizer)
-    model, source = latest_weights(path)
+    model, source = whole_weights(path)
     run = latest_run(path)
     plan, facts = run.get("plan"), facts_of(run)
     dtype = plan.get("view_dtype") if isinstance(plan, dict) else None

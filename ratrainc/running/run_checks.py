@@ -43,6 +43,11 @@ def for_program(program: Program, settings: RunSettings, ranks: Ranks, threads: 
 
     Raises `DiagnosticError` if a folder for stored tensors is given but the program stores none in files.
     """
+    start = settings.start
+    if start.weights is not None and start.checkpoint is not None and not program.plan.training:
+        misuse("--init and --resume exclude each other: a checkpoint holds its weights")
+    if start.adapter is not None and not program.plan.training.adapts:
+        misuse('--init-adapter is for a program that trains adapters: its plan says method = "lora"')
     if settings.execution.store_folder and not any(stage.bytes_in(Home.FILE) for stage in program.stages):
         misuse("--scratch says where files of stored tensors are: this program stores nothing in a file")
     sums = "rank order" if ranks.reduction == "ordered" else ranks.engine
@@ -53,8 +58,8 @@ def for_program(program: Program, settings: RunSettings, ranks: Ranks, threads: 
 def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | None, outputs: Outputs) -> None:
     """Raise `DiagnosticError` for settings that contradict each other, or that would change nothing."""
     start, saving, evaluation = settings.start, settings.saving, settings.evaluation
-    if start.weights is not None and start.checkpoint is not None:
-        misuse("--init and --resume exclude each other: a checkpoint holds its weights")
+    if start.adapter is not None and start.checkpoint is not None:
+        misuse("--init-adapter and --resume exclude each other: a checkpoint holds its adapters")
     if start.new_data and start.checkpoint is None:
         misuse("--new-data is for going on from a checkpoint: --resume is missing")
     if settings.seed is not None and start.weights is not None and settings.order == "sequential":

@@ -17,6 +17,8 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked, is_there, made_directory, replacing, write_text
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_companions, latest_weights
+from ratrain.targets.runtime.checkpoint.whole_weights import whole_weights
+from ratrain.targets.runtime.weights.adapter_files import ADAPTER_WEIGHTS, write_adapter
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, generation_config
 from ratrain.targets.runtime.weights.weight_files import is_written_here, weight_files, write_weight_files
 from ratrain.targets.runtime.weights.weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
@@ -34,16 +36,22 @@ class Export:
 
 
 def export_weights(
-    checkpoint: str, directory: str, *, most_shard_bytes: int = MOST_SHARD_BYTES, dtype: Dtype = Dtype.F32
+    checkpoint: str,
+    directory: str,
+    *,
+    most_shard_bytes: int = MOST_SHARD_BYTES,
+    dtype: Dtype = Dtype.F32,
+    init: str | None = None,
 ) -> Export:
     """Write weights, `config.json`, `generation_config.json` and the tokenizer of the run as far as they are known.
 
     Files of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an
-    index. They are rounded to `dtype`, f32 or bf16. Raises `DiagnosticError` RT002 (cannot be read or written), RT091
+    index. They are rounded to `dtype`, f32 or bf16. Adapters are merged into the weights that the run began with,
+    `init` (see `whole_weights`). Raises `DiagnosticError` RT002 (cannot be read or written), RT091
     (the directory holds a model that was not written here) or RT092 (not a sound checkpoint, or weights would go into
     one).
     """
-    model, source = latest_weights(checkpoint)
+    model, source = whole_weights(checkpoint, init)
     companions = latest_companions(checkpoint)
     generation = generation_config(model)
     if generation is not None:
@@ -57,6 +65,29 @@ def export_weights(
             with replacing(str(folder / name)) as stream:
                 stream.write(content)
     return Export(model, (*written, CONFIG_FILE, *companions))
+
+
+def export_adapter(checkpoint: str, directory: str, base: str | None = None) -> Export:
+    """Write the adapters of a checkpoint as a folder that PEFT loads; `base` is where their model is, if known.
+
+    Raises `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds weights that were not written
+    here) or RT092 (not a sound checkpoint, or one without adapters).
+    """
+    model, source = latest_weights(checkpoint)
+    if not model.training.adapts:
+        way_out = "leave --adapter out: the weights are written as a model"
+        fail("RT092", f"the checkpoint '{checkpoint}' has no adapters", help=way_out)
+    _check_place(directory, [CONFIG_FILE])
+    with _made(directory) as folder:
+        _check_adapter_place(folder)
+        return Export(model, write_adapter(folder, model, source, base))
+
+
+def _check_adapter_place(folder: Path) -> None:
+    """Refuse, with RT091, a folder with adapters that were not written here."""
+    path = folder / ADAPTER_WEIGHTS
+    if is_there(path) and not is_written_here(str(path)):
+        fail("RT091", f"'{path}' was not written by 'ratrainc export-weights'", help="name another directory")
 
 
 def _config_text(model: ModelConfig, dtype: Dtype) -> str:

@@ -20,6 +20,8 @@ class Start:
 
     weights: str | None = None
     """file or directory of weights under Hugging Face names"""
+    adapter: str | None = None
+    """folder of PEFT with the adapters to start from; None: new ones, where the program trains adapters"""
     checkpoint: str | None = None
     """directory of one checkpoint, or of a series, to resume from"""
     new_data: bool = False

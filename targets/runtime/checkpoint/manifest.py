@@ -20,6 +20,7 @@ from ratrain.targets.runtime.checkpoint.data_options import options_of_data
 from ratrain.targets.runtime.checkpoint.overrides import recorded, words
 from ratrain.targets.runtime.data.data import in_words
 from ratrain.targets.runtime.settings import TENSOR_KERNELS, OptimizerKeys
+from ratrain.targets.runtime.weights.adapters import base_digest
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -51,6 +52,7 @@ def run_manifest(
         "data": stream.digest,
         "stream": stream.facts(),
         "eval_every": settings.evaluation.every,
+        **({"base": base_digest(settings.start.weights, seed)} if program.plan.training else {}),
         **blas_facts(),
         **_torch_facts(settings.execution),
     }
@@ -71,9 +73,19 @@ def blas_facts() -> dict[str, Any]:
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
-_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream", "eval_every"})
+_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream", "eval_every", "base"})
 """Entries that `differences` skips: the plan's hash stands for the plan and its optimizer; data has its own warning,
 which names the steps between evaluations where they are held out of it."""
+
+
+def check_base(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse, with RT092, to resume beside other frozen weights than the checkpoint's run had: it holds none."""
+    if saved.get("base") == now.get("base"):
+        return
+    text = f"the checkpoint '{start.checkpoint}' holds what trains alone, beside weights that are"
+    drawn = str(saved.get("base")).startswith("drawn")
+    way_out = "leave --init out, and give the same seed" if drawn else "give the weights that it began with: --init W"
+    fail("RT092", f"{text} {saved.get('base')}; this run has weights that are {now.get('base')}", help=way_out)
 
 
 def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:

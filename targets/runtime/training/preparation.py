@@ -27,6 +27,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint_series import (
     load_latest,
 )
 from ratrain.targets.runtime.checkpoint.manifest import (
+    check_base,
     data_differences,
     differences,
     run_manifest,
@@ -39,7 +40,8 @@ from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.settings import AUTO_KERNELS
 from ratrain.targets.runtime.training.training import TrainingRun
 from ratrain.targets.runtime.watch.positions import RunFolder
-from ratrain.targets.runtime.weights.adapter_start import with_adapters
+from ratrain.targets.runtime.weights.adapter_files import read_adapter
+from ratrain.targets.runtime.weights.adapters import with_adapters
 from ratrain.targets.runtime.weights.companions import replaced_companions
 from ratrain.targets.runtime.weights.weights import check_weights_config, other_padding, random_weights, read_weights
 
@@ -112,6 +114,7 @@ def _begun(
         program = overridden(program, overrides)
         now = run_manifest(program, stream, settings, seed, overrides)
         new_scale = scale_that_starts_anew(loaded.run.get("plan"), program.plan)
+        check_base(start, loaded.run, now)
         changed = data_differences(start, loaded.run, now) + differences(loaded.run, now)
         warnings = said + loaded.warnings + changed + new_scale
         warnings += other_padding(f"the checkpoint '{loaded.directory}'", loaded.model, program.model, "RT092")
@@ -152,9 +155,10 @@ def _begun(
 
 
 def first_weights(program: Program, start: Start, seed: int) -> WeightSource:
-    """Return the weights that a run begins with: of files, or drawn; and its adapters' first values."""
+    """Return the weights that a run begins with: of files, or drawn; and its adapters, of files or new ones."""
     source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
-    return with_adapters(source, program.trained_model, seed)
+    given = None if start.adapter is None else read_adapter(start.adapter, program.trained_model)
+    return with_adapters(source, program.trained_model, seed, given)
 
 
 def _open_place(

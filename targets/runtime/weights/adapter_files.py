@@ -1,0 +1,154 @@
+"""Adapters as PEFT's folders: `adapter_config.json` and `adapter_model.safetensors`, read and written.
+
+    model.layers.0.self_attn.q_proj.lora_A.weight     here, and in checkpoints
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight     in PEFT's files
+
+Names and keys are those of huggingface/peft (`get_peft_model_state_dict`, `LoraConfig`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.adapters import is_adapter
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
+from ratrain.ratrain_ir.support.files import read_text, replacing, write_text
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.targets.runtime.arena.tensor_file import FLOAT_TYPES, Float32, StoredTensor, open_tensors, write_tensors
+from ratrain.targets.runtime.weights.weight_source import WeightSource
+from ratrain.targets.runtime.weights.weights import named_parameters
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.training import Training
+    from ratrain.ratrain_ir.model.blocks import Parameter
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_METADATA = {"format": "pt", "written_by": "ratrain"}
+_PLAIN: Mapping[str, tuple[object, ...]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+}
+"""Keys of PEFT that change what is trained or computed, with the values that change nothing."""
+_MOST_SHOWN = 8
+
+
+def adapter_parameters(model: ModelConfig) -> dict[str, Parameter]:
+    """Return the parameters of a model's adapters by name, in forward order."""
+    return {name: each for name, each in named_parameters(model).items() if is_adapter(each.weight)}
+
+
+def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
+    """Open the adapters of a PEFT folder, which must be those that `model` trains.
+
+    Raises RT002 (cannot be read) and RT091: no adapters of LoRA, another rank or scale, features that are not built,
+    tensors missing, unexpected or of another shape.
+    """
+    _check_config(str(Path(folder) / ADAPTER_CONFIG), model.training)
+    path = str(Path(folder) / ADAPTER_WEIGHTS)
+    stored = {name.removeprefix(_PREFIX): tensor for name, tensor in open_tensors(path, "RT091").items()}
+    wanted = adapter_parameters(model)
+    report = Diagnostics()
+    help_text = "the plan's targets and rank must be those that the adapters were trained with"
+    for name in [*(wanted.keys() - stored.keys()), *(stored.keys() - wanted.keys())][:_MOST_SHOWN]:
+        text = "has no" if name in wanted else "has a tensor that the program has not:"
+        report.error("RT091", f"'{path}' {text} {shown(name)}", help=help_text)
+    for name in wanted.keys() & stored.keys():
+        have, want = stored[name], wanted[name].shape
+        if have.shape != want or have.dtype not in FLOAT_TYPES:
+            text = f"'{path}': {shown(name)} is {have.dtype} {list(have.shape)}, the program's adapter {list(want)}"
+            report.error("RT091", text, help=help_text)
+    report.check()
+    return _StoredAdapters(wanted, path, stored)
+
+
+@frozen(eq=False)
+class _StoredAdapters(WeightSource):
+    """Adapters of a file."""
+
+    path: str
+    stored: Mapping[str, StoredTensor]
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Yield elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
+        for values in self.stored[name].pieces(start, stop):
+            if not np.isfinite(values).all():
+                fail("RT091", f"'{self.path}': {shown(name)} holds values that are not finite")
+            yield values
+
+
+def _check_config(path: str, training: Training) -> None:
+    """Refuse, with RT091, the configuration of other adapters than a plan trains."""
+    try:
+        config = json.loads(read_text(path, "RT091"))
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        fail("RT091", f"'{path}' is not the configuration of LoRA adapters", help="PEFT writes one beside its weights")
+    report = Diagnostics()
+    for key, plain in _PLAIN.items():
+        if config.get(key, plain[0]) not in plain:
+            report.error("RT091", f"'{path}': {key} = {shown(config[key])} is not built")
+    said = {"r": training.rank, "lora_alpha": training.alpha, "use_rslora": training.rslora}
+    usual = {"r": 8, "lora_alpha": 8, "use_rslora": False}
+    keys = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
+    for key, want in said.items():
+        have = config.get(key, usual[key])
+        if have != want:
+            text = f"'{path}' has {key} = {shown(have)}, the program {keys[key]} = {shown(want)}"
+            report.error("RT091", text, help=f"compile with {keys[key]} = {have} in the plan's [train]")
+    report.check()
+
+
+def write_adapter(folder: Path, model: ModelConfig, source: WeightSource, base: str | None) -> tuple[str, ...]:
+    """Write the adapters of a source as a PEFT folder; return the names of the files.
+
+    `base` is the place of the model that they belong to, if it is known. Raises RT002 where they cannot be written.
+    """
+    wanted = adapter_parameters(model)
+    shapes = {f"{_PREFIX}{name}": each.shape for name, each in wanted.items()}
+    with replacing(str(folder / ADAPTER_WEIGHTS)) as stream:
+        tensors = (source.pieces(name, 0, each.elements) for name, each in wanted.items())
+        write_tensors(stream, shapes, tensors, _METADATA, Dtype.F32)
+    write_text(str(folder / ADAPTER_CONFIG), json.dumps(_config(model, base), indent=2) + "\n")
+    return ADAPTER_WEIGHTS, ADAPTER_CONFIG
+
+
+def _config(model: ModelConfig, base: str | None) -> dict[str, Any]:
+    """Return PEFT's configuration of a model's adapters."""
+    training = model.training
+    modules = {name.partition(".lora_")[0] for name in adapter_parameters(model)}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": None,
+        "r": training.rank,
+        "lora_alpha": int(training.alpha) if training.alpha == int(training.alpha) else training.alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": training.rslora,
+        "use_dora": False,
+        "bias": "none",
+        "fan_in_fan_out": model.family == "gpt2",
+        "target_modules": sorted(modules),
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }

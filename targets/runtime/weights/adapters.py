@@ -1,0 +1,116 @@
+"""Adapters beside the weights of their model: their first values, and the weights with adapters merged into them.
+
+B is zero at first, so the first step computes the model itself. A is uniform within 1 / sqrt(inputs), as PEFT draws it
+(huggingface/peft, `LoraLayer.reset_lora_parameters`: Kaiming uniform with a = sqrt(5)). Merged weights are W + scale *
+B A, in f32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.model.adapters import FIRST, is_adapter
+from ratrain.ratrain_ir.support.files import is_directory, path_errors
+from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS, Float32, cut
+from ratrain.targets.runtime.weights.weight_source import WeightSource
+from ratrain.targets.runtime.weights.weights import named_parameters, named_stream
+
+
+def with_adapters(base: WeightSource, model: ModelConfig, seed: int, given: WeightSource | None = None) -> WeightSource:
+    """Return a source of weights that has the adapters of `model` too; `base` itself if it has none.
+
+    Adapters are those of `given`, or new ones.
+    """
+    if not model.training.adapts:
+        return base
+    adapters = given if given is not None else _NewAdapters(named_parameters(model), seed)
+    return _Beside(named_parameters(model), base, adapters)
+
+
+@frozen(eq=False)
+class _Beside(WeightSource):
+    """Weights of one source, and adapters of another."""
+
+    base: WeightSource
+    adapters: WeightSource
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Yield elements [start, stop) of a parameter's flat values."""
+        source = self.adapters if is_adapter(self.parameters[name].weight) else self.base
+        return source.pieces(name, start, stop)
+
+
+@frozen(eq=False)
+class _NewAdapters(WeightSource):
+    """Adapters at their first values."""
+
+    seed: int
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Yield elements [start, stop) of a parameter's flat values."""
+        parameter = self.parameters[name]
+        if not parameter.weight.endswith(FIRST):
+            for low, high in cut(start, stop):
+                yield np.zeros(high - low, np.float32)
+            return
+        bound = np.float32(1 / math.sqrt(parameter.shape[1]))
+        generator = named_stream(self.seed, name)
+        for low, high in cut(0, start):  # draw and drop, as for other weights: pieces are parts of one stream
+            generator.random(high - low, np.float32)
+        for low, high in cut(start, stop):
+            yield (2 * generator.random(high - low, np.float32) - 1) * bound
+
+
+def merged(base: WeightSource, model: ModelConfig, adapters: WeightSource) -> WeightSource:
+    """Return the weights of `base` with the adapters of `model` merged into them; the result has no adapters."""
+    return _Merged(base.parameters, base, model, adapters)
+
+
+@frozen(eq=False)
+class _Merged(WeightSource):
+    """Weights with adapters merged into them."""
+
+    base: WeightSource
+    model: ModelConfig
+    adapters: WeightSource
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Yield elements [start, stop) of a parameter's flat values."""
+        parameter = self.parameters[name]
+        first, second = (f"{name.removesuffix('weight')}lora_{matrix}.weight" for matrix in "AB")
+        if first not in self.adapters.parameters:
+            yield from self.base.pieces(name, start, stop)
+            return
+        a, b = self.adapters(first), self.adapters(second)
+        width, scale = parameter.shape[1], np.float32(self.model.training.scale)
+        together = max(1, PIECE_ELEMENTS // width)
+        for low, high in cut(start // width, -(-stop // width), together):
+            begin, end = max(start, low * width), min(stop, high * width)
+            rows = scale * (b[low:high] @ a)
+            values = np.concatenate([*self.base.pieces(name, begin, end)])
+            yield values + rows.reshape(-1)[begin - low * width : end - low * width]
+
+
+@cache
+def base_digest(path: str | None, seed: int) -> str:
+    """Return a text that tells the weights beside which something trains: drawn with a seed, or of files by SHA-256.
+
+    Raises RT002 where the files cannot be read.
+    """
+    if path is None:
+        return f"drawn with seed {seed}"
+    digest = hashlib.sha256()
+    place = Path(path)
+    files = sorted(place.glob("*.safetensors")) if is_directory(path) else [place]
+    for file in files:
+        with path_errors(f"cannot read '{file}'"), file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"sha256 {digest.hexdigest()}"
