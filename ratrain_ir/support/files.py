@@ -34,6 +34,7 @@ MOST_BYTES: dict[str, int] = {
     "profile": 512 * MIB,
     "tokenizer": 256 * MIB,
     "generation config": 1 * MIB,
+    "configuration of adapters": 4 * MIB,
     "index of the weights": 64 * MIB,
     "log": 1024 * MIB,
 }

@@ -235,13 +235,20 @@ class Builder:
         if self.frozen:
             if self._only_frozen_gradients(kernel, operands):
                 return
-            operands = {name: self._of_frozen(reference, **options) for name, reference in operands.items()}
+            optional = {each.name for each in KERNELS[kernel].operands if each.optional}
+            operands = {
+                name: self._of_frozen(reference, **options)
+                for name, reference in operands.items()
+                if not (name in optional and self._is_frozen_gradient(reference))
+            }
         self.steps.append(Step(kernel, operands, options))
 
     def _only_frozen_gradients(self, kernel: str, operands: Mapping[str, str]) -> bool:
         """Tell whether a kernel would give nothing but gradients of frozen parameters."""
-        outputs = [operands[name] for name in KERNELS[kernel].outputs if name in operands]
-        return all(each.startswith("g.") and each.removeprefix("g.") in self.frozen for each in outputs)
+        return all(self._is_frozen_gradient(operands[name]) for name in KERNELS[kernel].outputs if name in operands)
+
+    def _is_frozen_gradient(self, reference: str) -> bool:
+        return reference.startswith("g.") and reference.removeprefix("g.") in self.frozen
 
     def _of_frozen(self, reference: str, *, accumulate: bool = False, **_options: Any) -> str:
         """Return a step's operand with frozen parameters in their own tensor, and their gradients in scratch.

@@ -445,7 +445,7 @@ _DECLARED = (
         "Gradients of loss * scale[0] / denominator, logits recomputed, with an lse that may be over more than "
         "these; rows with the label -1 have none; -2 is a label of none of these logits; dtable = [dtable +] ... "
         "is rounded once for each chunk of rows. Raises IndexError where a label is outside the table.",
-        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
+        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+?",
         {"denominator": DENOMINATOR, "normalise": FLAG, **ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
@@ -454,7 +454,7 @@ _DECLARED = (
         "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and "
         "dtable is rounded once.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= "
-        "dxn:s[T,h]= dtable:*[V,h]+",
+        "dxn:s[T,h]= dtable:*[V,h]+?",
         {"denominator": DENOMINATOR, "normalise": FLAG, **ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),

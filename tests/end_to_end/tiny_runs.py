@@ -96,7 +96,7 @@ def stream_for(program: Program) -> TokenStream:
 
 
 _GROUPS: dict[str, tuple[type, dict[str, str]]] = {
-    "start": (Start, {"init": "weights", "resume": "checkpoint", "new_data": "new_data"}),
+    "start": (Start, {"init": "weights", "init_adapter": "adapter", "resume": "checkpoint", "new_data": "new_data"}),
     "saving": (Saving, {"save": "directory", "save_every": "every", "keep_last": "keep_last"}),
     "evaluation": (Evaluation, {"eval_every": "every"}),
     "execution": (

@@ -195,8 +195,8 @@ class HeadCall:
             constant = torch.ge(inverse, float(LARGEST_INVERSE), out=self.buffers["constant"])
             pull.mul_(inverse).mul_(inverse).masked_fill_(constant, 0)
 
-    def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array, *, accumulate: bool) -> None:
-        """Store the gradients of some rows of x, and add their part of the table's."""
+    def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array | None, *, accumulate: bool) -> None:
+        """Store the gradients of some rows of x, and add their part of the table's, unless `dtable` is None."""
         width = self.table.shape[1]
         for some in row_chunks(len(dlogits), width):
             of_x = dxn[rows][some]
@@ -206,6 +206,8 @@ class HeadCall:
                 weight = wide(self.buffers["weight"], self.table[columns])
                 torch.addmm(total, dlogits[some, columns], weight, out=total)
             of_x.copy_(total)
+        if dtable is None:
+            return
         for columns in row_chunks(*self.table.shape):
             of_table = dtable[columns]
             total = shaped(self.buffers["total"], of_table.shape).zero_()
@@ -236,7 +238,7 @@ class DeviceHead:
             head.logits(rows, chunk)
             head.add_loss(rows, chunk, lse, loss)
 
-    def head_backward(self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, accumulate, **options):
+    def head_backward(self, xn, table, labels, lse, scale, logits, dxn, *, scratch, accumulate, dtable=None, **options):
         head = self._begin(xn, table, labels, scale, logits, scratch, **options)
         for rows in row_steps(len(xn), len(logits)):
             chunk = logits[: rows.stop - rows.start]
@@ -245,7 +247,7 @@ class DeviceHead:
             head.store(rows, chunk, dxn, dtable, accumulate=accumulate or rows.start > 0)
 
     def head_backward_from_logits(
-        self, xn, table, labels, lse, scale, logits, dlogits, dxn, dtable, *, scratch, accumulate, **options
+        self, xn, table, labels, lse, scale, logits, dlogits, dxn, *, scratch, accumulate, dtable=None, **options
     ):
         head = self._begin(xn, table, labels, scale, logits, scratch, **options)
         rows = slice(0, len(xn))

@@ -43,12 +43,26 @@ def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threa
 
 
 def backward_plan(
-    xn: Array, table: Array, logits: F32, dtable: Array, *, normalise: bool, threads: int, **options: Any
+    xn: Array,
+    table: Array,
+    logits: F32,
+    *,
+    normalise: bool,
+    threads: int,
+    dtable: Array | None = None,
+    **options: Any,
 ) -> Plan:
-    """Plan a block of the table's gradient for each thread; nothing if that gradient is stored in bfloat16."""
+    """Plan a block of the table's gradient for each thread; nothing if it is not made, or stored in bfloat16."""
     if not is_direct(xn, table, _given(options, normalise=normalise)):
         return head_backward_plan(xn, table, logits, normalise=normalise)
-    return [] if dtable.dtype == BFLOAT16 else [Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * threads
+    return _blocks_of(dtable, threads)
+
+
+def _blocks_of(dtable: Array | None, threads: int) -> Plan:
+    """Return the buffers of a block of the table's gradient for each thread."""
+    if dtable is None or dtable.dtype == BFLOAT16:
+        return []
+    return [Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * threads
 
 
 def _given(options: dict[str, Any], *, normalise: bool) -> LogitOptions:
@@ -114,7 +128,7 @@ def backward(
     factor: np.float32,
     logits: F32,
     dxn: Array,
-    dtable: Array,
+    dtable: Array | None,
     scratch: Scratch,
     *,
     accumulate: bool,
@@ -122,11 +136,7 @@ def backward(
     """Compute `head_backward` for direct calls; logits and their gradient are rounded to bfloat16."""
     check_labels(labels, table.shape[0])
     stored, weight = _stored_logits(logits, len(table)), tensor_of(table)
-    buffers = (
-        []
-        if dtable.dtype == BFLOAT16
-        else scratch.take_all([Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * team.threads)
-    )
+    buffers = scratch.take_all(_blocks_of(dtable, team.threads))
     for rows in row_steps(len(xn), len(stored)):
         chunk, x = stored[: rows.stop - rows.start], tensor_of(xn[rows])
         share_multiply(team, x, weight.T, tensor_of(chunk))
@@ -134,7 +144,8 @@ def backward(
         team.run(gradient, team.rows(chunk.shape))
         # the logits have become their gradient, in place
         share_multiply(team, tensor_of(chunk), weight, tensor_of(dxn[rows]))
-        _add_to_table(team, chunk, xn[rows], dtable, buffers, accumulate=accumulate or rows.start > 0)
+        if dtable is not None:
+            _add_to_table(team, chunk, xn[rows], dtable, buffers, accumulate=accumulate or rows.start > 0)
 
 
 def _part_of_gradient(chunk: Array, labels: I32, lse: F32, factor: np.float32, rows: slice) -> None:

@@ -102,7 +102,7 @@ class TorchOnHost(ExpertsOnHost, Fast):
             )
 
     def head_backward(
-        self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, denominator, accumulate, **shaping
+        self, xn, table, labels, lse, scale, logits, dxn, *, scratch, denominator, accumulate, dtable=None, **shaping
     ):
         if host_head.is_direct(xn, table, LogitOptions(**shaping)):
             factor = np.float32(float(scale[0]) / float(denominator))
@@ -111,4 +111,5 @@ class TorchOnHost(ExpertsOnHost, Fast):
             )
         else:
             shaping |= {"denominator": denominator, "accumulate": accumulate}
-            super().head_backward(xn, table, labels, lse, scale, logits, dxn, dtable, scratch=scratch, **shaping)
+            shaping |= {"dtable": dtable}
+            super().head_backward(xn, table, labels, lse, scale, logits, dxn, scratch=scratch, **shaping)

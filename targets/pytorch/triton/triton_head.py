@@ -252,8 +252,8 @@ class FusedHead(HeadCall):
             block=_TILE_COLUMNS,
         )
 
-    def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array, *, accumulate: bool) -> None:
-        """Store the gradients of some rows of x, and add their part of the table's.
+    def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array | None, *, accumulate: bool) -> None:
+        """Store the gradients of some rows of x, and add their part of the table's, unless `dtable` is None.
 
         Beside bfloat16 factors the gradient of the logits is multiplied by the matrix units, as the sum of two
         bfloat16, which keep 16 of its bits: the parts lie one below the other, and so do two copies of x.
@@ -272,6 +272,8 @@ class FusedHead(HeadCall):
             total = shaped(self.buffers["total"], (some.stop - some.start, width))
             multiply_halves(parts[0, some], self.table, total)
             dxn[rows][some].copy_(multiply_halves(parts[1, some], self.table, total, total))
+        if dtable is None:
+            return
         both = parts.view(2 * count, -1).T, twice.view(2 * count, width)
         if not self.given.normalise:
             multiply_halves(*both, dtable, dtable if accumulate else None)

@@ -93,7 +93,7 @@ class _StoredAdapters(WeightSource):
 def _check_config(path: str, training: Training) -> None:
     """Refuse, with RT091, the configuration of other adapters than a plan trains."""
     try:
-        config = json.loads(read_text(path, "RT091"))
+        config = json.loads(read_text(path, "configuration of adapters"))
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":

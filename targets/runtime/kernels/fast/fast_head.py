@@ -279,12 +279,12 @@ class _Products:
         logits: F32 | None,
         dlogits: F32,
         dxn: Array,
-        dtable: Array,
+        dtable: Array | None,
         accumulate: bool,
     ) -> None:
         """Compute the gradients of some rows: dlogits, their rows of dxn, dtable = [dtable +] their part.
 
-        Without `logits` they are computed again, into `dlogits`.
+        Without `logits` they are computed again, into `dlogits`. Without `dtable` its gradient is not made.
         """
         team, buffers, inverse = self._team, self._buffers, self._inverse
         normalise = inverse is not None
@@ -324,6 +324,8 @@ class _Products:
             if columns.start:
                 # numpy's addition, on this thread: a chunk of rows is small against the product
                 dx += dx_block
+            if dtable is None:
+                continue
             store = partial(
                 _store_part,
                 dweight,
@@ -367,7 +369,7 @@ class FastHead:
             add_loss(chunk, labels[rows], sums, loss)
 
     def head_backward(
-        self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, denominator, accumulate, **shaping
+        self, xn, table, labels, lse, scale, logits, dxn, *, scratch, denominator, accumulate, dtable=None, **shaping
     ):
         products = self._products(xn, table, labels, lse, scale, logits, scratch, denominator=denominator, **shaping)
         for rows in _chunks(xn, logits):
@@ -375,7 +377,7 @@ class FastHead:
             products.backward(xn, labels, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
 
     def head_backward_from_logits(
-        self, xn, table, labels, lse, scale, logits, dlogits, dxn, dtable, *, scratch, accumulate, **options
+        self, xn, table, labels, lse, scale, logits, dlogits, dxn, *, scratch, accumulate, dtable=None, **options
     ):
         products = self._products(xn, table, labels, lse, scale, logits, scratch, **options)
         products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)

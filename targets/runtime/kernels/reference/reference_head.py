@@ -94,10 +94,10 @@ def _gradients(
     logits: F32,
     dlogits: F32,
     acc: F32,
-    dtable: Array,
+    dtable: Array | None,
     accumulate: bool,
 ) -> None:
-    """Compute gradients of some rows: dlogits, acc = the gradient of x, dtable = [dtable +] the table's.
+    """Compute gradients of some rows: dlogits, acc = the gradient of x, dtable = [dtable +] the table's (None: none).
 
     `dlogits` may be the bytes of `logits`.
     """
@@ -117,13 +117,15 @@ def _gradients(
             pull = np.where(live, np.square(inverse[rows]) * (dlogit * logit).sum(axis=0), np.float32(0))
             dlogit *= inverse[rows]
         acc += dlogit @ weight
+        dlogits[:, rows] = dlogit
+        if dtable is None:
+            continue
         dweight = dlogit.T @ x
         if pull is not None:
             dweight -= pull[:, None] * weight
         if accumulate:
             dweight += f32(dtable[rows])
         put(dtable[rows], dweight)
-        dlogits[:, rows] = dlogit
 
 
 class ReferenceHead:
@@ -148,7 +150,7 @@ class ReferenceHead:
         loss[0] = total
 
     @quiet
-    def head_backward(self, xn, table, labels, lse, scale, logits, dxn, dtable, *, scratch, accumulate, **options):
+    def head_backward(self, xn, table, labels, lse, scale, logits, dxn, *, scratch, accumulate, dtable=None, **options):
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=options["normalise"]))
         factor, shaping, inverse = _begin(table, labels, scale, buffers, **options)
         for start in range(0, xn.shape[0], logits.shape[0]):
@@ -162,7 +164,7 @@ class ReferenceHead:
 
     @quiet
     def head_backward_from_logits(
-        self, xn, table, labels, lse, scale, logits, dlogits, dxn, dtable, *, scratch, accumulate, **options
+        self, xn, table, labels, lse, scale, logits, dlogits, dxn, *, scratch, accumulate, dtable=None, **options
     ):
         buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=options["normalise"]))
         factor, shaping, inverse = _begin(table, labels, scale, buffers, **options)
