@@ -41,6 +41,7 @@ class Key:
 
 _OTHER = {"architectures": None, "head_dim": 4, "initializer_range": 0.5}
 _MIXTRAL = _OTHER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
+_LORA = {"train.method": "lora"}
 
 PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "parallel.pp": {"value": 1, "given": {"parallel.cuts": "auto"}},
@@ -83,6 +84,12 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "optimizer.min_lr": {"value": 0.0001, "seen": NUMBERS, "given": {"optimizer.total_steps": 3}},
     "optimizer.clip": {"value": "global"},
     "optimizer.max_norm": {"value": 0.001, "seen": NUMBERS, "given": {"optimizer.clip": "global"}},
+    "train.method": {"value": "lora"},
+    "train.rank": {"value": 2, "given": _LORA},
+    "train.alpha": {"value": 2.0, "given": _LORA, "seen": NUMBERS},
+    "train.rslora": {"value": True, "given": _LORA, "seen": NUMBERS},
+    "train.targets": {"value": "q_proj", "given": _LORA},
+    "train.freeze": {"value": "model.embed_tokens.*"},
     "experts.balance_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},
     "experts.z_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},
 }

@@ -9,8 +9,8 @@ from attrs import asdict, evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.hf_keys import INITIALIZER_RANGE, ROPE_THETA
-from ratrain.ratrain_ir.config.inert_values import as_field
 from ratrain.ratrain_ir.config.training import WHOLE, Training
+from ratrain.ratrain_ir.support.json_fields import as_field
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import Value
@@ -141,7 +141,7 @@ class ModelConfig:
     padding_token: int | None = None
     """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
     training: Training = WHOLE
-    """What trains of it, from a plan: `rank_model` sets it. It is in no text of a model."""
+    """Parameters that train, from a plan: `rank_model` sets it. It is in no text of a model."""
 
     @property
     def padding_row(self) -> int | None:

@@ -16,9 +16,9 @@ from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY, where
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.hf_config import check_inert
 from ratrain.ratrain_ir.config.hf_keys import INITIALIZER_RANGE, PADDING_TOKEN_KEY
-from ratrain.ratrain_ir.config.inert_values import of_field
 from ratrain.ratrain_ir.config.model_config import CONFIG_PREFIX, SIZES, ModelConfig, usual_value
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
+from ratrain.ratrain_ir.support.json_fields import of_field
 from ratrain.ratrain_ir.support.limits import MAX_HIDDEN, MAX_LAYERS
 from ratrain.ratrain_ir.support.text import Places, nowhere, shown
 

@@ -328,7 +328,7 @@ class Plan:
     router: RouterLosses = field(default=RouterLosses(), metadata=part(RouterLosses))
     """Losses of the routers of experts."""
     training: Training = field(default=WHOLE, metadata=part(Training))
-    """What trains: everything, all but frozen parameters, or adapters."""
+    """Parameters that train: all, all but frozen ones, or adapters."""
     mapping: RankMapping | None = field(
         default=None,
         metadata=key(

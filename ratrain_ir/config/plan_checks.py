@@ -8,6 +8,7 @@ from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import problems
+from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.text import shown
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import FieldReader
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+    from ratrain.ratrain_ir.config.training import Training
     from ratrain.ratrain_ir.config.zero_levels import BlockLevel, ZeroLevels
 
 
@@ -26,6 +28,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     _check_loss_scale(reader, plan)
     _check_accumulate(reader, plan)
     _check_learning_rate(reader, plan.optimizer)
+    _check_training(reader, plan.training)
     if model is not None and reader.good("pp") and plan.pp > model.layers:
         reader.bad.add("pp")
         reader.contradiction(
@@ -57,6 +60,17 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     _check_state(reader, plan, model)
     if plan.head_chunk != DEFAULT_HEAD_CHUNK:
         _check_whole_logits(reader, plan)
+
+
+def _check_training(reader: FieldReader, training: Training) -> None:
+    """Check that keys of adapters are given only where adapters train, and frozen parameters only where others do."""
+    for name in ("rank", "alpha", "rslora", "targets"):
+        if not training.adapts and reader.good("method", name) and getattr(training, name) != getattr(WHOLE, name):
+            text = f'{name} = {shown(getattr(training, name))} changes nothing without adapters (method = "full")'
+            reader.contradiction("RT064", name, text, help=f'leave {name} out, or write method = "lora"')
+    if training.adapts and training.freeze:
+        text = 'freeze changes nothing with method = "lora": the model is frozen as a whole beside its adapters'
+        reader.contradiction("RT064", "freeze", text, help="leave freeze out")
 
 
 def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:

@@ -45,7 +45,7 @@ def split_names(text: str) -> tuple[str, ...]:
 
 @frozen
 class Training:
-    """What trains of a model; by default all of it."""
+    """Parameters of a model that train; by default all of them."""
 
     method: str = field(
         default=FULL,
@@ -124,6 +124,14 @@ class Training:
     def scale(self) -> float:
         """Factor of an adapter's product."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+    @property
+    def words(self) -> str:
+        """Everything that it says, for a message."""
+        if self.adapts:
+            factor = f"alpha {self.alpha:g}{', rslora' if self.rslora else ''}"
+            return f"adapters of rank {self.rank}, {factor}, on {self.targets}"
+        return f"all but {self.freeze}" if self.freeze else "everything"
 
     @property
     def summary(self) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.targets.runtime.settings import HOST_DEVICE, TENSOR_KERNELS, RunSettings, available_threads
@@ -33,7 +33,7 @@ def default_threads(program: Program) -> int:
     blocks = sum(
         instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
     )
-    operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
+    operations = trained_flops_per_token(program.model, plan) * plan.tokens_per_step
     small = operations < LEAST_OPERATIONS * blocks * plan.dp * plan.tp
     return 1 if small else available_threads()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
-from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
+from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
 from ratrain.ratrainc.console.console import status
@@ -129,7 +129,7 @@ def _prepare(
         settings = with_kernels(program, settings, several=processes is not None and processes.count > 1)
         threads = settings.execution.kernel_threads(program.plan.clusters)
         kernels = kernel_set(settings.execution.kernels, threads, settings.execution.device)
-        utilisation = Utilisation(model_flops_per_token(program.model, program.plan.seq_len), measured_peak_flops())
+        utilisation = Utilisation(trained_flops_per_token(program.model, program.plan), measured_peak_flops())
         run = prepare(
             program,
             stream,

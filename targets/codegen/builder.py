@@ -321,10 +321,17 @@ class Builder:
     def add_adapter(self, stem: str, source: str, out: str, chunk: Chunk | None = None) -> None:
         """Add an adapter's product to that of its linear layer, `out`: out += scale * (source A^T) B^T."""
         if stem in self.adapted:
-            low = self._low(stem, chunk)
-            self.step("gemm", {"a": source, "b": f"w.{stem}{FIRST}", "out": low}, trans_b=True)
-            self._scale_low(low)
+            low = self.add_low(stem, source, chunk)
             self.step("gemm", {"a": low, "b": f"w.{stem}{SECOND}", "out": out}, trans_b=True, accumulate=True)
+
+    def add_low(self, stem: str, source: str, chunk: Chunk | None = None) -> str:
+        """Add the first product of an adapter, scale * source A^T, and return its operand; empty without an adapter."""
+        if stem not in self.adapted:
+            return ""
+        low = self._low(stem, chunk)
+        self.step("gemm", {"a": source, "b": f"w.{stem}{FIRST}", "out": low}, trans_b=True)
+        self._scale_low(low)
+        return low
 
     def add_adapter_gradient(self, stem: str, out: str, chunk: Chunk | None = None) -> None:
         """Add to a gradient of a linear layer's input the part through its adapter; after `linear_gradients`."""

@@ -44,6 +44,8 @@ def mlp_forward(builder: Builder) -> None:
             around = {name: chunk.of(stream) for name, stream in builder.residual.items()} if plain else {}
             builder.step("gemm", operands | around, trans_b=True)
             builder.add_adapter("down", product, chunk.of(branch), chunk)
+        else:
+            builder.add_low("down", product, chunk)
     if adds and not plain:
         add_branch(builder)
 

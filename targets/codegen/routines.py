@@ -277,6 +277,7 @@ def _attention_forward(builder: Builder) -> None:
     _rope(builder, "k", model.kv_heads, inverse=False)
     _softmax_forward(builder)
     if not builder.has("y") and not builder.norms_branch:
+        builder.add_low("o", "o")
         return
     bias = {"bias": "w.o_bias"} if model.o_bias else {}
     if has_plain_branch(builder):

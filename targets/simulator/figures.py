@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.model.blocks import parse_block
+from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
@@ -146,7 +146,7 @@ def simulated(
     step = step_figures(timeline)
     seconds = step.step_seconds
     plan = program.plan
-    operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
+    operations = trained_flops_per_token(program.model, plan) * plan.tokens_per_step
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
     collectives = collective_names(lone, plan, machine)

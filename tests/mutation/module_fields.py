@@ -81,7 +81,7 @@ def _same_but_micro_batch(op: Op, other: Op) -> bool:
     return all(getattr(op, name, None) == getattr(other, name, None) for name in names)
 
 
-@operator("RT025 RT027 RT040", VALUES)
+@operator("RT025 RT026 RT027 RT040", VALUES)
 def change_block(module: Module, random: Random) -> str | None:
     place = pick(module, random, is_kind(Forward, Recompute, Backward, Update))
     assert place is not None

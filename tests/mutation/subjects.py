@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from ratrain import api
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.ops.base import Engine
@@ -36,6 +37,8 @@ SHARED_EXPERT = in_family(
 )
 DEEP = evolve(MODEL, layers=3)
 DEEPER = evolve(MODEL, layers=4)
+ADAPTERS = Training(method="lora", rank=3, alpha=6.0)
+FROZEN = Training(freeze="model.embed_tokens.*, model.layers.0.self_attn.*, model.layers.1.mlp.*, model.norm.*")
 CLIPPED = evolve(OPTIMIZER, clip="global", max_norm=0.5)
 SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1, "head_chunk": 8}
 CHUNKED: dict[str, Any] = {"chunks": 2, "cuts": (1, 2, 3)}
@@ -152,6 +155,26 @@ SUBJECTS: dict[str, Subject] = {
             {"dp": 1, "micro_batches": 2, "zero": 0, "schedule": "breadth-first", **CHUNKED},
             "place-schedule",
             DEEPER,
+        ),
+        Subject("p2-d2-zero1-adapters", {"micro_batches": 2, "training": ADAPTERS}, _RATRAIN),
+        Subject(
+            "p1-d2-zero3-each-adapters-clip",
+            {
+                "pp": 1,
+                "micro_batches": 2,
+                "zero": 3,
+                "reduce": "each-micro-batch",
+                "optimizer": CLIPPED,
+                "training": evolve(ADAPTERS, targets="q_proj, down_proj"),
+            },
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
+            TIED,
+        ),
+        Subject(
+            "p2-d1-partly-frozen-tied",
+            {"dp": 1, "micro_batches": 3, "zero": 0, "training": FROZEN},
+            "place-1f1b,recompute{policy=attention},allocate-ddr",
+            TIED,
         ),
         Subject("p2-d1-zero0-side-by-side", {"dp": 1, "micro_batches": 2, "zero": 0}, _RATRAIN, NEOX),
         Subject("p2-d2-zero1-slices", {"micro_batches": 2, "slices": (6, 5, 5)}, _RATRAIN),

@@ -116,6 +116,8 @@ def a_folder_of_the_reader() -> None:
     call("ratrainc schedule --kind 1f1b --stages 2 --micro-batches 4 -o schedule.csv")
     call("ratrainc run tiny.rtx --data book.txt --steps 1 --save begin")
     call("ratrainc export-weights begin -o llama")
+    trains = (DOCS / "adapters.md").read_text().split("\n\n")[2]
+    Path("lora.toml").write_text(PLAN + re.sub("^    ", "", trains, flags=re.MULTILINE) + "\n")
     settings = (DOCS / "fit.md").read_text().split("# train.yaml, of axolotl\n")[1].split("\n\n")[0]
     Path("train.yaml").write_text(re.sub("^    ", "", settings, flags=re.MULTILINE) + "\n")
 

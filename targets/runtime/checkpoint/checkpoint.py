@@ -513,7 +513,12 @@ def _check_model(directory: str, manifest: Mapping[str, Any], model: ModelConfig
     """
     kept = saved_model(directory, manifest)
     report = Diagnostics()
-    apart = {"name", "initializer_range", "padding_token", "inert"}
+    apart = {"name", "initializer_range", "padding_token", "inert", "training"}
+    if kept.training != model.training:
+        then, now = (each.training.words for each in (kept, model))
+        report.error(
+            "RT092", f"the checkpoint '{directory}' was of a run that trains {then}; this program trains {now}"
+        )
     for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in apart):
         have, want = getattr(kept, name), getattr(model, name)
         if have != want:

@@ -26,6 +26,7 @@ from ratrain.ratrain_ir.config.plan import (
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
+from ratrain.ratrain_ir.config.training import ALL_LINEAR, METHODS
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
@@ -103,6 +104,12 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_norm": st.floats(0, 1e30, exclude_min=True),
     "mapping": st.none() | st.sampled_from(("chip 1x4, node 2x8", "a 1x1")).map(RankMapping.parse),
     "attention": st.sampled_from(ATTENTIONS),
+    "method": st.sampled_from(METHODS),
+    "rank": st.integers(1, 1 << 16),
+    "alpha": st.floats(0, 1e6, exclude_min=True),
+    "rslora": st.booleans(),
+    "targets": st.sampled_from((ALL_LINEAR, "q_proj", "q_proj, mlp.down_proj")),
+    "freeze": st.sampled_from(("", "model.embed_tokens.*, *.mlp.*")),
     "attention_mask": st.sampled_from(ATTENTION_MASKS),
     "logits": st.sampled_from(LOGITS),
     "chunks": st.integers(1, 256),
@@ -130,7 +137,7 @@ def test_all_keys_of_a_plan_are_tried() -> None:
 def test_every_value_of_a_key_is_read_back_from_its_word(name: str, data: st.DataObject) -> None:
     value, key = data.draw(PLAN_VALUES[name]), KEYS.keys[name]
     plan = Plan(pp=2, dp=2, cuts=(1,), micro_batch_size=1, micro_batches=4, seq_len=8)
-    part = next((part for part in ("optimizer", "router") if hasattr(getattr(plan, part), name)), None)
+    part = next((part for part in ("optimizer", "router", "training") if hasattr(getattr(plan, part), name)), None)
     changed = evolve(plan if part is None else getattr(plan, part), **{name: value})
     words = KEYS.words(changed if part is None else evolve(plan, **{part: changed}))
     if name not in words:

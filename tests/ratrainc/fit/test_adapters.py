@@ -183,7 +183,7 @@ def test_a_file_with_an_adapter_has_an_answer(tmp_path: Path) -> None:
     assert "weights" not in names
     text = "\n".join(map(str, found.parts()))
     assert "41,943,040 or 0.52 % train" in text
-    assert "does not train adapters yet" in text
+    assert "none is searched with adapters" in text
     assert found.to_json()["trained_parameters"] == 41_943_040
     assert found.to_json()["job"]["adapter"]["value"]["rank"] == 16
 

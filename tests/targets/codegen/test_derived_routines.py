@@ -12,6 +12,7 @@ from attrs import evolve, fields
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import parse_block
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -210,6 +211,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "view_group": 3,
     "accumulate": "f16-runs",
     "router": RouterLosses(0.1),
+    "training": Training(method="lora"),
 }
 
 
@@ -224,7 +226,7 @@ def judged(program: Program) -> list[str]:
 
 def test_the_tables_of_fields_are_complete() -> None:
     known = MODEL_CHANGES.keys() | EXPERT_CHANGES.keys() | MODEL_FIELDS_OF_WORDS
-    assert {f.name for f in fields(ModelConfig)} - {"initializer_range"} == known
+    assert {f.name for f in fields(ModelConfig)} - {"initializer_range", "training"} == known
     assert {f.name for f in fields(Plan)} == PLAN_CHANGES.keys() | PLAN_FIELDS_OF_THE_RUN | {"optimizer"}
 
 

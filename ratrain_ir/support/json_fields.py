@@ -1,13 +1,10 @@
-"""Values of inert `config.json` keys as fields of a text's header: any JSON value, there and back."""
+"""JSON values as fields of a text's header, there and back: numbers, texts and lists as they are, others escaped."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import quote, unquote
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.fields import Value
 
 _JSON = "json:"
 """Prefix of values that a header cannot hold directly."""
@@ -16,13 +13,13 @@ _PLAIN = " {}[]:,.'()<>/+-*=!?@#$&;|^~`"
 _MOST = 10**18
 
 
-def as_field(value: object) -> Value:
+def as_field(value: object) -> Any:
     """Return a JSON value as a field of a header.
 
     Numbers, booleans, null, plain strings and lists of these stay; others become an escaped JSON text with a prefix.
     """
     if _is_plain(value):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, list | tuple) and all(map(_is_plain, value)):
         return tuple(value)
     return _JSON + quote(json.dumps(value, separators=(", ", ": ")), safe=_PLAIN)

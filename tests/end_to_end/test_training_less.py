@@ -1,0 +1,250 @@
+"""Training less than everything: adapters and frozen parameters train the same bits however they are spread, and change nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
+from ratrain.ratrain_ir.config.training import WHOLE, Training
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements, saved_slots
+from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of
+from tests.end_to_end.tiny_runs import (
+    MODEL,
+    losses,
+    make_plan,
+    make_program,
+    same_state_of_blocks,
+    start,
+    state,
+    train,
+)
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.targets.program.program import Program
+
+LORA = Training(method="lora", rank=4, alpha=8.0)
+QV = evolve(LORA, rank=3, alpha=2.0, rslora=True, targets="q_proj, v_proj")
+LAYERS = Training(freeze="model.embed_tokens.*, model.layers.0.*, model.layers.*.mlp.down_proj.weight")
+NORM = "model.layers.1.post_attention_layernorm.weight"
+TRAININGS = {"adapters": LORA, "adapters of q and v": QV, "frozen layers": evolve(LAYERS, freeze="*.mlp.*, lm_head.*")}
+ONE: dict[str, Any] = {"pp": 1, "dp": 1, "zero": 0, "micro_batches": 6, "view_dtype": "f32"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "three stages": {"pp": 3},
+    "a replica a micro-batch": {"dp": 2, "micro_batches": 3, "zero": 1},
+    "stages and shards": {"pp": 2, "dp": 2, "micro_batches": 3, "zero": 2},
+    "gathered views": {"pp": 2, "dp": 2, "micro_batches": 3, "zero": 3},
+    "recovered": {"name": "baseline-1f1b", "pp": 2},
+    "everything kept": {"name": "full-save", "pp": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.sampled(3)
+def test_a_layout_changes_no_bit(training: str, layout: str) -> None:
+    keys = {**ONE, **LAYOUTS[layout], "training": TRAININGS[training]}
+    replicas = keys["dp"] > 1
+    expected = {**ONE, "training": TRAININGS[training], **({"dp": 2, "micro_batches": 3} if replicas else {})}
+    one = train(make_program(**expected), 3)
+    other = train(make_program(**keys), 3, check_memory=True, poison=True)
+    assert losses(one) == losses(other)
+    same_state_of_blocks(one, other)
+
+
+@pytest.mark.parametrize("slices", [(10,), (4, 3, 3)])
+def test_slices_train_adapters(slices: tuple[int, ...]) -> None:
+    keys = {**ONE, "training": LORA, "slices": slices if len(slices) > 1 else ()}
+    whole = train(make_program(**{**ONE, "training": LORA}), 2)
+    assert losses(train(make_program(**keys), 2, poison=True)) == pytest.approx(losses(whole), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [MODEL, GEMMA3, OLMO2, GRANITE], ids=lambda model: model.family)
+@pytest.mark.parametrize("kernels", ["reference", "fast"])
+def test_new_adapters_leave_the_loss_as_it_is(model: ModelConfig, kernels: str) -> None:
+    adapters = train(make_program(model, **{**ONE, "training": LORA}), 1, kernels=kernels)
+    whole = train(make_program(model, **ONE), 1, kernels=kernels)
+    assert losses(adapters) == losses(whole)
+
+
+@pytest.mark.parametrize("model", [MODEL, evolve(MODEL, tied_embeddings=True)], ids=("apart", "tied"))
+@pytest.mark.parametrize("name", [NORM, "model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight"])
+def test_a_parameter_that_trains_alone_has_the_gradient_of_full_training(name: str, model: ModelConfig) -> None:
+    others = ", ".join(each for each in named_parameters(model) if each != name)
+    program = make_program(model, **{**ONE, "training": Training(freeze=others)})
+    alone, whole = train(program, 1), train(make_program(model, **ONE), 1)
+    found, wanted = (training_state(run.engine, 1).blocks for run in (alone, whole))
+    owner, *_ = [each for each in found if name in named_parameters_of(program.trained_model, each, found[each].m1)]
+    mine = named_parameters_of(program.trained_model, owner, found[owner].m1)[name]
+    theirs = named_parameters_of(model, owner, wanted[owner].m1)[name]
+    assert np.array_equal(mine, theirs)
+    assert np.any(mine)
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_frozen_parameters_never_change(training: str) -> None:
+    program = make_program(**{**ONE, "view_dtype": "f16", "training": TRAININGS[training]})
+    before = {name: array.copy() for name, array in state(start(program, 1)).items()}
+    after = state(train(program, 2))
+    frozen = [name for name in before if ".f." in name]
+    assert len(frozen) > 3
+    assert all(np.array_equal(before[name], after[name]) for name in frozen)
+    assert any(not np.array_equal(before[name], after[name]) for name in before if ".p." in name)
+
+
+def test_what_is_frozen_has_a_view_and_nothing_else() -> None:
+    program = make_program(**{**ONE, "view_dtype": "f16", "training": LORA})
+    plan, (stage,) = program.plan, program.stages
+    held: dict[StateKind, int] = {}
+    for tensor in stage.tensors:
+        held[tensor.kind] = held.get(tensor.kind, 0) + tensor.type.nbytes
+    adapters = sum(flat_elements(MODEL, plan, each) for each in block_chain(MODEL))
+    frozen = sum(frozen_elements(MODEL, plan, each) for each in block_chain(MODEL))
+    assert held[StateKind.FROZEN] == 2 * frozen
+    assert held[StateKind.VIEW] == held[StateKind.GRAD] == 2 * adapters
+    assert held[StateKind.MASTER] == 4 * adapters
+    assert held[StateKind.MOMENT] == 8 * adapters
+    assert frozen >= MODEL.parameters
+
+
+def test_slots_that_only_frozen_weights_need_are_not_saved() -> None:
+    plan = make_plan(**{**ONE, "training": QV})
+    whole = make_plan(**ONE)
+    names = [slot.name for slot in saved_slots(MODEL, plan, block("mlp", 1))]
+    assert {slot.name for slot in saved_slots(MODEL, whole, block("mlp", 1))} - {*names} == {"xn", "prod"}
+    assert "q_low" in [slot.name for slot in saved_slots(MODEL, plan, block("attention", 0))]
+    layers = make_plan(**{**ONE, "training": LAYERS})
+    assert saved_slots(MODEL, layers, block("attention", 0)) == ()
+
+
+def test_nothing_runs_backward_below_what_trains() -> None:
+    program = make_program(**{**ONE, "training": LAYERS})
+    backwards = {
+        name
+        for stage in program.stages
+        for stream in stage.streams.values()
+        for each in stream
+        if each.keyword == "backward"
+        for name in each.blocks
+    }
+    assert backwards == {"attention.1", "mlp.1", "attention.2", "mlp.2", "head"}
+
+
+@pytest.mark.parametrize("training", [LORA, TRAININGS["frozen layers"]], ids=("adapters", "frozen"))
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_resumed_run_is_the_uninterrupted_one(training: Training, every: int | None, tmp_path: Path) -> None:
+    program = make_program(training=training)
+    whole = train(program, 4)
+    train(program, 2, save=str(tmp_path / "kept"), save_every=every)
+    other = train(make_program(pp=1, dp=2, training=training), 2, resume=str(tmp_path / "kept"))
+    assert losses(whole)[2:] == pytest.approx(losses(other), rel=1e-3)
+    same = train(program, 2, resume=str(tmp_path / "kept"))
+    assert losses(whole)[2:] == losses(same)
+    same_state_of_blocks(whole, same)
+    with pytest.raises(DiagnosticError, match="drawn with seed 0; this run has weights that are drawn with seed 3"):
+        start(program, 1, resume=str(tmp_path / "kept"), seed=3)
+    with pytest.raises(DiagnosticError, match=r"was of a run that trains adapters|was of a run that trains"):
+        start(make_program(), 1, resume=str(tmp_path / "kept"))
+
+
+def test_a_plan_with_adapters_is_read_back(tmp_path: Path) -> None:
+    for training in (LORA, QV, LAYERS, WHOLE):
+        plan = make_plan(training=training)
+        (tmp_path / "plan.toml").write_text(plan_to_toml(plan))
+        assert load_plan(str(tmp_path / "plan.toml"), MODEL) == plan
+
+
+REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
+    "a target without a match": (MODEL, {"training": evolve(LORA, targets="q_proj, wq")}, "is named 'wq'"),
+    "packed queries": (GPT2, {"training": LORA}, "hold q_proj in c_attn"),
+    "packed queries by head": (NEOX, {"training": LORA}, "hold q_proj in query_key_value"),
+    "experts": (EXPERTS, {"training": LORA}, "a model with experts"),
+    "a pattern without a match": (MODEL, {"training": Training(freeze="model.layer.*")}, "no parameter of toy"),
+    "nothing left": (MODEL, {"training": Training(freeze="*")}, "left to train"),
+    "a stage without any": (
+        MODEL,
+        {"training": Training(freeze="model.embed_tokens.*, model.layers.0.*")},
+        "layers 0 to 0",
+    ),
+    "tensor ranks": (MODEL, {"training": LORA, "tp": 2}, "tp = 2"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_built_is_refused_by_name(what: str) -> None:
+    model, keys, message = REFUSED[what]
+    with pytest.raises(DiagnosticError) as caught:
+        make_program(model, **keys)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.help is not None) == ("RT064", True)
+    assert message.replace("'", '"') in found.message.replace("'", '"')
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (Training(rank=4), "rank"),
+        (Training(alpha=4.0), "alpha"),
+        (Training(rslora=True), "rslora"),
+        (Training(targets="q_proj"), "targets"),
+        (evolve(LORA, freeze="*"), "freeze"),
+    ],
+)
+def test_a_key_that_would_change_nothing_is_refused(training: Training, message: str) -> None:
+    with pytest.raises(DiagnosticError, match=message):
+        make_plan(training=training)
+
+
+def test_backwards_in_halves_are_refused() -> None:
+    with pytest.raises(DiagnosticError, match="backwards in halves"):
+        make_program(name="zb-h1", schedule="zb-h1", training=LORA)
+
+
+def test_a_program_that_updates_what_is_frozen_is_refused() -> None:
+    module = api.compile(MODEL, make_plan(**{**ONE, "training": LAYERS}), passes="place-1f1b,allocate-ddr")
+    text = print_module(module)
+    wrong = text.replace("update attention.1 ", "update attention.0 ", 1)
+    assert wrong != text
+    with pytest.raises(DiagnosticError, match="no parameter of attention"):
+        api.verify(parse_module(wrong, file="wrong.rtir"))
+
+
+def linears(model: ModelConfig) -> Training:
+    """Adapters of the linear layers of a model that stand alone in its files."""
+    return evolve(LORA, targets="c_proj, mlp.c_fc" if model.family == "gpt2" else "dense, dense_h_to_4h, dense_4h_to_h")
+
+
+@pytest.mark.parametrize("model", [GPT2, NEOX], ids=lambda model: model.family)
+def test_families_with_packed_queries_train_their_other_layers(model: ModelConfig) -> None:
+    program: Program = make_program(model, **{**ONE, "training": linears(model)})
+    run = train(program, 3, kernels="reference")
+    assert losses(run)[0] == losses(train(make_program(model, **ONE), 1, kernels="reference"))[0]
+    assert losses(run)[1] != losses(run)[0]
+
+
+def test_operations_of_a_token_are_those_that_are_needed() -> None:
+    """All of the model; its head alone; adapters of its last matrix alone, above which everything passes gradients on."""
+    head, matrices = MODEL.vocab_size * MODEL.hidden_size, MODEL.layers * MODEL.matrix_elements_per_layer
+    scores = MODEL.layers * 4 * 5.5 * MODEL.q_size
+    adapter = LORA.rank * (MODEL.hidden_size + MODEL.ffn_size)
+    for training, wanted in (
+        (WHOLE, 6 * (matrices + head) + 3 * scores),
+        (Training(freeze="model.*"), 2 * (matrices + head) + 2 * head + scores),
+        (evolve(LORA, targets="2.mlp.down_proj"), 2 * (matrices + head) + 2 * head + 4 * adapter + scores),
+    ):
+        plan = make_plan(**{**ONE, "training": training})
+        assert trained_flops_per_token(MODEL, plan) == pytest.approx(wanted, rel=1e-12)
