@@ -762,6 +762,12 @@ OPTIONS = {
             ),
             "--poison": Option("fills freed bytes with NaNs", "--poison", None, SETTINGS),
             "--init": Option("the weights it starts from", "--init w"),
+            "--init-adapter": Option(
+                "the adapters it starts from",
+                "--init-adapter adapters",
+                "lora.rtx --steps 1 --threads 1 --log l.jsonl --data book.txt --init w",
+                idle=("x.rtx",),
+            ),
             "--save": Option("a checkpoint", "--save saved"),
             "--save-every": Option(
                 "a series of them", "--save-every 1", "x.rtx --steps 2 --log l.jsonl --save saved", idle=("x.rtx",)
@@ -869,6 +875,8 @@ OPTIONS = {
             "-o": Option("the directory", "-o other", "ckpt"),
             "--max-shard-size": Option("how many files the weights are", "--max-shard-size 4KiB"),
             "--dtype": Option("the type of the weights", "--dtype bf16"),
+            "--init": Option("the weights that adapters are merged into", "--init w", "tuned -o out"),
+            "--adapter": Option("the adapters, and no model", "--adapter", "tuned -o out"),
             "--json": _JSON,
         },
     ),

@@ -212,6 +212,19 @@ def trained_blocks(model: ModelConfig) -> tuple[Block, ...]:
     return tuple(owner for owner in block_chain(model) if trained_parameters(model, owner))
 
 
+@cache
+def parameter_counts(model: ModelConfig) -> tuple[int, int]:
+    """Return the parameters that train and all of them, adapters included; a tied matrix counts once."""
+    named = {each.name: each for owner in block_chain(model) for each in parameters(model, owner)}
+    return sum(each.elements for each in named.values() if each.trains), sum(each.elements for each in named.values())
+
+
+def trained_words(model: ModelConfig) -> str:
+    """Return how many parameters train, and their share, in words; empty where all do."""
+    trained, all_of_them = parameter_counts(model)
+    return "" if trained == all_of_them else f"{trained:,} parameters or {100 * trained / all_of_them:.2g} % train"
+
+
 def parameters_within(
     model: ModelConfig, block: Block, start: int, elements: int
 ) -> Iterator[tuple[Parameter, int, int]]:
@@ -301,13 +314,13 @@ class Slot:
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the tensors that the backward of a block reads in addition to its input, in the order that ops list them.
 
-    With tensor parallelism shapes are of one rank's part. A block without a backward saves nothing.
+    With tensor parallelism shapes are of one rank's part. A block without a backward saves only what later slices read.
     """
     slots = forward_slots(model, plan, block)
     if not plan.training:
         return slots
     if not has_backward(model, plan, block):
-        return ()
+        return tuple(slot for slot in slots if slot.name in kept_in_forward(model, plan, block))
     unread = _unread_slots(model, plan, block)
     return tuple(slot for slot in slots if slot.name not in unread)
 

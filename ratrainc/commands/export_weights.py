@@ -76,6 +76,7 @@ def command(
     Names and packing are as usual in the model's family. Optimizer state is left out; --resume takes the checkpoint.
     """
     from ratrain import api
+    from ratrain.ratrain_ir.model.blocks import parameter_counts, trained_words
     from ratrain.ratrainc.console.console import print_json, say, status
 
     with misuse_of_command(), status(f"writing the weights of {checkpoint}"):
@@ -84,10 +85,12 @@ def command(
         )
     model = export.model
     if as_json:
-        facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}
+        count = parameter_counts(model)[0] if adapter else model.parameters
+        facts = {"model": model.name, "family": model.family, "parameters": count, "files": export.files}
         facts["dtype"] = dtype
         print_json({"output": output, **facts})
     else:
-        say(f"wrote {output}: {model.name}, {model.family}, {model.parameters:,} parameters in {dtype}")
+        what = trained_words(model) if adapter else f"{model.parameters:,} parameters in {dtype}"
+        say(f"wrote {output}: {model.name}, {model.family}, {what}")
         say(f"files: {', '.join(export.files)}")
     return 0

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.hf_keys import DROPOUT
+from ratrain.ratrain_ir.config.tensor_ranks import trained_model
 from ratrain.ratrain_ir.config.types import STORES
+from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.support.text import shown
@@ -68,6 +70,8 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
         f"{module.level.value}"
     )
     yield TextTable(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
+    if trained := trained_words(trained_model(model, plan)):
+        yield trained
     if model.experts is not None:
         yield experts_text(model)
         yield expert_rows_note(model, plan, machine)

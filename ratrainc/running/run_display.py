@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrainc.console.console import errors, progress, say, size_text, unseen_progress
 from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.checkpoint.overrides import words
@@ -37,6 +38,8 @@ def say_start(run: TrainingRun) -> None:
     if overrides := {name: key for name, key in run.overrides.items() if name not in warned_of}:
         told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in overrides.items())
         say(f"optimizer: {', '.join(told)}")
+    if trained := trained_words(run.program.trained_model):
+        say(trained)
     say(run.engine.description)
     kernels = run.engine.kernels
     place = f", arenas on {kernels.memory.place}" if kernels.memory.place != HOST.place else ""

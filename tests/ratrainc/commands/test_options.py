@@ -111,6 +111,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "run x.rtx --steps 1 --threads 1 --data book.txt --save ckpt --log log.jsonl --profile prof.json --run-dir where"
         )
         call("export-weights ckpt -o w")
+        (folder / "lora.toml").write_text(PLAN + '[train]\nmethod = "lora"\n')
+        call("compile --model m.json --plan lora.toml -o lora.rtx")
+        call("run lora.rtx --steps 2 --threads 1 --data book.txt --init w --save tuned")
+        call("export-weights tuned --adapter -o adapters")
         lines = [f"m.json,p.toml,{count},{0.01 * count}" for count in (2, 3, 4, 5, 6)]
         (folder / "rows.csv").write_text("\n".join(["model,plan,micro_batches,step_seconds", *lines]) + "\n")
         (folder / "rows2.csv").write_text("\n".join(["model,plan,micro_batches,step_seconds", *lines[1:]]) + "\n")
