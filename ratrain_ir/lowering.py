@@ -39,7 +39,6 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
     computed_type,
     flat_elements,
-    frozen_elements,
     half_slots,
     has_backward,
     next_block,
@@ -160,8 +159,8 @@ class _StageLowering(StageTensors):
     def views(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
         """Return the parameters that a block reads in a phase: its view, if any of it trains, then frozen ones."""
         trained = (self.view(block, piece, phase),) if trains(self.model, self.plan, block) else ()
-        frozen = (self.named(f"f.{block}"),) if frozen_elements(self.model, self.plan, block) else ()
-        return trained + frozen
+        frozen = (f"f.{block}", f"fq.{block}")
+        return trained + tuple(self.named(name) for name in frozen if name in self.stage.tensors)
 
     def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
         """Return the view that a block reads in a phase: the carried one, or one gathered for this piece and phase."""

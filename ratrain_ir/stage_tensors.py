@@ -1,9 +1,9 @@
 """Tensors of one stage of a dataflow module: their names, their types, and which of them an op of a block needs.
 
 A tensor's name is its content, block and piece: `x.mlp.3.m0` is the input of `mlp.3` for micro-batch 0. Prefixes:
-`x` activation and `dx` its gradient, `w` view, `v` part of a view, `f` frozen parameters, `p` master, `m1` `m2`
-moments, `t` update count, `g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a backward, `b`
-branch (post-norm).
+`x` activation and `dx` its gradient, `w` view, `v` part of a view, `f` frozen parameters, `fq` packed ones, `p` master,
+`m1` `m2` moments, `t` update count, `g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a
+backward, `b` branch (post-norm).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ratrain.ratrain_ir.model.blocks import (
     frozen_elements,
     last_viewer,
     normed_gradient_slots,
+    packed_frozen_bytes,
     previous_block,
     projected_slots,
     reads_documents,
@@ -82,6 +83,8 @@ class StageTensors:
         """Declare a block's carried tensors: frozen parameters, view (or part of one), master, moments, count."""
         if elements := frozen_elements(self.model, self.plan, block):
             self.carried(StateKind.FROZEN, f"f.{block}", tensor_type(Dtype(self.plan.view_dtype), (elements,)))
+        if packed := packed_frozen_bytes(self.model, self.plan, block):
+            self.carried(StateKind.FROZEN, f"fq.{block}", tensor_type(Dtype.U8, (packed,)))
         if not trains(self.model, self.plan, block):
             return
         whole = flat_elements(self.model, self.plan, block)

@@ -8,7 +8,7 @@ from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import problems
-from ratrain.ratrain_ir.config.training import WHOLE
+from ratrain.ratrain_ir.config.training import AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.text import shown
 
@@ -68,6 +68,9 @@ def _check_training(reader: FieldReader, training: Training) -> None:
         if not training.adapts and reader.good("method", name) and getattr(training, name) != getattr(WHOLE, name):
             text = f'{name} = {shown(getattr(training, name))} changes nothing without adapters (method = "full")'
             reader.contradiction("RT064", name, text, help=f'leave {name} out, or write method = "lora"')
+    if not training and training.base != AS_VIEWS:
+        text = f"base = {shown(training.base)} changes nothing where all parameters train"
+        reader.contradiction("RT064", "base", text, help='leave base out, or write method = "lora"')
     if training.adapts and training.freeze:
         text = 'freeze changes nothing with method = "lora": the model is frozen as a whole beside its adapters'
         reader.contradiction("RT064", "freeze", text, help="leave freeze out")

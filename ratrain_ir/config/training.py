@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan_keys import flag, integer, key, number, word
+from ratrain.ratrain_ir.config.quantised import FORMATS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import FieldReader
 
 FULL, LORA = "full", "lora"
 METHODS = (FULL, LORA)
+AS_VIEWS = "view"
+"""Value of `base`: frozen matrices are stored as views are."""
 ALL_LINEAR = "all-linear"
 """Value of `targets` that names every linear layer but the output head."""
 _MAX_RANK, _MAX_ALPHA = 1 << 16, 1e6
@@ -110,6 +113,17 @@ class Training:
             not_in_file=lambda own: not own.freeze,
         ),
     )
+    base: str = field(
+        default=AS_VIEWS,
+        metadata=key(
+            "train",
+            "how frozen matrices of linear layers are stored: `view`, as blocks compute with them, or in blocks of 256 "
+            "elements with one scale, in 8 or 4 bits each",
+            word((AS_VIEWS, *FORMATS)),
+            in_header_if_default=False,
+            not_in_file=lambda own: own.base == AS_VIEWS,
+        ),
+    )
 
     def __bool__(self) -> bool:
         """Tell whether less than the whole model trains."""
@@ -121,6 +135,11 @@ class Training:
         return self.method == LORA
 
     @property
+    def base_bits(self) -> int | None:
+        """Bits of an element of a frozen matrix; None if it is stored as views are."""
+        return FORMATS.get(self.base)
+
+    @property
     def scale(self) -> float:
         """Factor of an adapter's product."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
@@ -128,10 +147,11 @@ class Training:
     @property
     def words(self) -> str:
         """Everything that it says, for a message."""
+        stored = "" if self.base == AS_VIEWS else f", frozen in {self.base}"
         if self.adapts:
             factor = f"alpha {self.alpha:g}{', rslora' if self.rslora else ''}"
-            return f"adapters of rank {self.rank}, {factor}, on {self.targets}"
-        return f"all but {self.freeze}" if self.freeze else "everything"
+            return f"adapters of rank {self.rank}, {factor}, on {self.targets}{stored}"
+        return f"all but {self.freeze}{stored}" if self.freeze else "everything"
 
     @property
     def summary(self) -> str:

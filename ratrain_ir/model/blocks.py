@@ -19,16 +19,18 @@ parameter each, [experts, outputs, inputs].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.quantised import packed_bytes
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
-from ratrain.ratrain_ir.model.adapters import FIRST, adapter_shapes, is_adapter, trains_parameter
+from ratrain.ratrain_ir.model.adapters import FIRST, adapter_shapes, is_adapter, is_linear, trains_parameter
 from ratrain.ratrain_ir.model.expert_blocks import expert_shapes, expert_slots, mlp_shapes, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import parameter_name
@@ -126,6 +128,19 @@ def previous_block(later: Block, model: ModelConfig) -> Block:
     return block("mlp", later.layer - 1) if later.layer else block("embed")
 
 
+class Held(Enum):
+    """Tensor of a block that a parameter lies in; the value is the operand of block ops."""
+
+    TRAINED = "w"
+    """flat tensor of those that train; their gradients lie alike in `g`"""
+    PLAIN = "f"
+    """flat tensor of frozen ones"""
+    PACKED = "fq"
+    """bytes of frozen matrices that are stored in few bits (`config/quantised.py`)"""
+
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
+
+
 @frozen
 class Parameter:
     """One parameter of a block: its checkpoint name, shape, offset (elements) in its flat tensor, and use of decay."""
@@ -137,7 +152,19 @@ class Parameter:
     offset: int
     decayed: bool
     trains: bool = True
-    """False: it lies in the flat tensor of frozen parameters"""
+    """False: it lies in the flat tensor of frozen parameters, or among the packed ones"""
+    bits: int | None = None
+    """of a packed matrix, those of an element; its offset then counts bytes"""
+
+    @property
+    def held(self) -> Held:
+        """Tensor of its block that it lies in."""
+        return Held.TRAINED if self.trains else Held.PLAIN if self.bits is None else Held.PACKED
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of what is stored of it: its own, or the bytes of a packed matrix."""
+        return self.shape if self.bits is None else (packed_bytes(self.elements, self.bits),)
 
     @property
     def elements(self) -> int:
@@ -188,15 +215,18 @@ def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
     """
     training = model.training
     placed: list[Parameter] = []
-    ends = {True: 0, False: 0}
+    ends = dict.fromkeys(Held, 0)
     shapes = _shapes(model, block)
     if training.adapts:
         shapes += adapter_shapes(model, block.kind, block.layer, training, shapes)
     for weight, shape in shapes:
         name = parameter_name(model, block.kind, block.layer, weight)
         trains = trains_parameter(training, name, adapter=is_adapter(weight))
-        placed.append(Parameter(name, weight, shape, ends[trains], len(shape) > 1, trains))
-        ends[trains] += -(-prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+        bits = training.base_bits if not trains and is_linear(weight) and len(shape) == 2 else None
+        parameter = Parameter(name, weight, shape, 0, len(shape) > 1, trains, bits)
+        placed.append(evolve(parameter, offset=ends[parameter.held]))
+        size = prod(parameter.stored_shape)
+        ends[parameter.held] += -(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
     return tuple(placed)
 
 
@@ -258,8 +288,18 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
 @cache
 def frozen_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     """Return the elements of a block's flat tensor of frozen parameters, of a tensor-parallel rank; 0 without any."""
-    frozen = [each for each in parameters(rank_model(model, plan), owner) if not each.trains]
-    ends = [each.offset + each.elements for each in frozen]
+    return _frozen_end(model, plan, owner, Held.PLAIN)
+
+
+@cache
+def packed_frozen_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
+    """Return the bytes of a block's frozen matrices that are stored in few bits; 0 without any."""
+    return _frozen_end(model, plan, owner, Held.PACKED)
+
+
+def _frozen_end(model: ModelConfig, plan: Plan, owner: Block, held: Held) -> int:
+    frozen = [each for each in parameters(rank_model(model, plan), owner) if each.held is held]
+    ends = [each.offset + prod(each.stored_shape) for each in frozen]
     return -(-max(ends, default=0) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
 
 
@@ -287,7 +327,9 @@ def has_backward(model: ModelConfig, plan: Plan, owner: Block) -> bool:
 
 def passes_gradient_on(model: ModelConfig, plan: Plan, owner: Block) -> bool:
     """Tell whether the backward of a block makes the gradient of its input: a block below it trains."""
-    return owner.kind != "embed" and (not plan.training or owner is not first_trained(model, plan))
+    if not plan.training or owner.kind == "embed":
+        return owner.kind != "embed"
+    return owner is not first_trained(model, plan) and has_backward(model, plan, owner)
 
 
 @cache

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.model.blocks import (
     SPLIT_KINDS,
     SQUARES,
     Block,
+    Held,
     Slot,
     activation_type,
     branch_slots,
@@ -24,6 +25,7 @@ from ratrain.ratrain_ir.model.blocks import (
     last_viewer,
     next_block,
     normed_gradient_slots,
+    packed_frozen_bytes,
     passes_gradient_on,
     pending_slots,
     projected_slots,
@@ -171,11 +173,17 @@ def view_role(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> 
 
 
 def view_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of the parameters that a block computes with: those that train (`w`), then frozen ones (`f`)."""
+    """Return the roles of the parameters that a block computes with: `w` those that train, `f` and `fq` frozen ones."""
     trained = (view_role(model, plan, block),) if trains(model, plan, block) else ()
-    if not (elements := frozen_elements(model, plan, block)):
-        return trained
-    return (*trained, kind_role("f", StateKind.FROZEN, tensor_type(Dtype(plan.view_dtype), (elements,))))
+    frozen = {
+        Held.PLAIN: (Dtype(plan.view_dtype), frozen_elements(model, plan, block)),
+        Held.PACKED: (Dtype.U8, packed_frozen_bytes(model, plan, block)),
+    }
+    return trained + tuple(
+        kind_role(held.value, StateKind.FROZEN, tensor_type(dtype, (size,)))
+        for held, (dtype, size) in frozen.items()
+        if size
+    )
 
 
 def gradient_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:

@@ -115,8 +115,9 @@ class SymbolicRun(SymbolicUpdates):
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
         """Check the parameters that an op computes with: the block's view, and its frozen ones."""
-        if "f" in roles:
-            self.expect("RT030", op, roles["f"], "frozen", block, "this step")
+        for name, value in _FROZEN.items():
+            if name in roles:
+                self.expect("RT030", op, roles[name], value, block, "this step")
         if "w" not in roles:
             return
         view = roles["w"]
@@ -619,8 +620,12 @@ class SymbolicRun(SymbolicUpdates):
     def next_value(self, before: Value) -> Value:
         """Return the value with which a carried tensor must end, given the one with which it began."""
         # A static loss scale and frozen parameters are never written, so they stay the values of this step.
-        static = before[0] == "frozen" or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
+        static = before[0] in _FROZEN.values() or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
         return before if static else (*before[:-1], "next step")
+
+
+_FROZEN = {"f": "frozen", "fq": "packed"}
+"""Values of frozen parameters, by role."""
 
 
 _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}

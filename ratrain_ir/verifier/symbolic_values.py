@@ -139,6 +139,7 @@ def words_of(value: Value) -> str:
         "g": "the gradient of",
         "reduced": "the reduced gradient of",
         "frozen": "the frozen parameters of",
+        "packed": "the packed frozen matrices of",
         "tied": "the summed tied gradient of",
         "summed": "the gradient, with the parts of all tensor-parallel ranks, of",
         "whole x": "all rows of the input of",

@@ -25,6 +25,7 @@ from ratrain.ratrain_ir.model.blocks import (
     frozen_elements,
     next_block,
     normed_gradient_slots,
+    packed_frozen_bytes,
     parameters,
     pending_slots,
     row_sum_slots,
@@ -40,6 +41,7 @@ from ratrain.ratrain_ir.ops.roles import is_of_other_slice, of_slice
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import (
     FROZEN,
+    PACKED,
     Formal,
     Intermediate,
     ParameterView,
@@ -111,12 +113,15 @@ class Builder:
     """part of the whole model that a tensor-parallel rank computes"""
     frozen: dict[str, Shape] = field(init=False)
     """shapes of the block's frozen parameters, by short name"""
+    packed: dict[str, int] = field(init=False)
+    """bits of the block's packed matrices, by short name"""
     adapted: frozenset[str] = field(init=False)
     """stems of the block's linear layers that have an adapter: `q` of `q_proj`"""
 
     def __attrs_post_init__(self) -> None:
         self.model = rank_model(self.whole, self.plan)
         own = parameters(self.model, self.block)
+        self.packed = {each.weight: each.bits for each in own if each.bits is not None}
         self.frozen = {each.weight: each.shape for each in own if not each.trains}
         self.adapted = frozenset(each.weight.removesuffix(FIRST) for each in own if each.weight.endswith(FIRST))
 
@@ -259,7 +264,7 @@ class Builder:
         if part not in self.frozen:
             return reference
         if base == "w":
-            return f"{FROZEN}.{part}"
+            return f"{FROZEN}.{part}" if part not in self.packed else self._unpacked(part)
         shape = self.frozen[part]
         scratch = self.temporary(f"unused_{part}", *shape, dtype=Dtype(self.plan.grad_dtype))
         if accumulate:
@@ -303,6 +308,15 @@ class Builder:
     def chunk_temporary(self, name: str, chunk: Chunk, width: int) -> str:
         """Return an intermediate [rows of a chunk, width] that every chunk uses again."""
         return chunk.of_scratch(self.temporary(name, chunk.size, width))
+
+    def _unpacked(self, weight: str) -> str:
+        """Return a packed matrix as blocks compute with it: an intermediate that its first use fills."""
+        name = f"{weight}_unpacked"
+        if name not in self.temporaries:
+            self.temporary(name, *self.frozen[weight])
+            operands = {"packed": f"{PACKED}.{weight}", "out": name}
+            self.steps.append(Step("dequantise", operands, {"bits": self.packed[weight]}))
+        return name
 
     def linear_gradients(self, dy: str, source: str, weight: str, chunk: Chunk | None = None) -> None:
         """Add the gradients of `y = source @ weight^T` and of its adapter; chunks after the first add to them."""
@@ -412,7 +426,7 @@ class Builder:
         """Return the routine of the steps so far."""
         intermediates, workspace = self.placed()
         own = parameters(self.model, self.block)
-        views = [ParameterView(p.weight, p.shape, p.offset, frozen=not p.trains) for p in own]
+        views = [ParameterView(p.weight, p.stored_shape, p.offset, p.held.value) for p in own]
         return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
@@ -454,6 +468,7 @@ class Builder:
             "w": (self.act, flat),
             "g": (Dtype(self.plan.grad_dtype), flat),
             FROZEN: (self.act, (frozen_elements(self.whole, self.plan, self.block),)),
+            PACKED: (Dtype.U8, (packed_frozen_bytes(self.whole, self.plan, self.block),)),
             "loss": (Dtype.F64, (1,)),
             "scale": (Dtype.F32, (2,)),
         }

@@ -53,7 +53,7 @@ from ratrain.targets.codegen.norms import (
     sums_of_squares,
 )
 from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forward
-from ratrain.targets.program.routine import FROZEN
+from ratrain.targets.program.routine import FROZEN, PACKED
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -163,7 +163,8 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     }[form.block.kind, backward]
     recipe(builder)
     if form.keyword == "recompute":
-        builder.prune_steps({role for role in form.roles if role not in (*form.given, "x", "w", FROZEN)}, form.given)
+        read = (*form.given, "x", "w", FROZEN, PACKED)
+        builder.prune_steps({role for role in form.roles if role not in read}, form.given)
     elif form.keyword == "backward" and not passes_gradient_on(model, plan, form.block) and form.block.kind != "embed":
         builder.prune_backward()
     if WEIGHT in halves and not form.accumulates:

@@ -170,6 +170,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "head_backward_from_logits": _head(2),
         "head_forward": _head(1),
         "head_backward": _head(3),
+        "dequantise": _BOUND_BY_DDR,
         "column_sum": _BOUND_BY_DDR,
         "rmsnorm_forward": _BOUND_BY_DDR,
         "rmsnorm_backward": _BOUND_BY_DDR,

@@ -11,10 +11,12 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import attrs
 
+from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.expert_kernels import EXPERT_KERNELS
@@ -109,6 +111,14 @@ def _position_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 def _position_gradient_rule(options: Mapping[str, Any], types: Types) -> str | None:
     return _position_rule(options, {"y": types["dy"], "positions": types["dpositions"]})
+
+
+def _packed_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    """Return an error unless the packed bytes are those of as many elements, else None."""
+    elements, packed = prod(types["out"][1]), types["packed"][1][0]
+    if packed == packed_bytes(elements, options["bits"]):
+        return None
+    return f"{packed} bytes are not those of {elements} elements packed to {options['bits']} bits each"
 
 
 def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
@@ -505,9 +515,9 @@ _DECLARED = (
     Kernel(
         "dequantise",
         "out = code * scale of each element, rounded once.",
-        "packed:u8[m] out:*[n]=",
-        {"bits": KernelOption("int")},
-        in_routines=False,
+        "packed:u8[m] out:*[...]=",
+        {"bits": KernelOption("int", lambda bits: bits in FORMATS.values())},
+        rule=_packed_rule,
     ),
     Kernel(
         "mean_of_quantised",

@@ -20,8 +20,9 @@ from ratrain.targets.program.json_values import listed, option, refuse_unknown, 
 
 Shape = tuple[int, ...]
 
-FROZEN = "f"
-"""Formal whose parts are a block's frozen parameters; those of `w` and `g` are the ones that train."""
+TRAINED, FROZEN, PACKED = "w", "f", "fq"
+"""Formals whose parts are a block's parameters: those that train, frozen ones, packed ones. Gradients lie in `g` as
+parameters in `w`."""
 
 SCHEDULES_KEY = "tiles"
 """Key of on-chip schedules in JSON, whatever their form; it is the name of the first form."""
@@ -46,8 +47,8 @@ class ParameterView:
     name: str
     shape: Shape
     offset: int
-    frozen: bool = False
-    """True: a part of the flat tensor of frozen parameters, which has no gradient"""
+    held: str = TRAINED
+    """formal that it is a part of: `TRAINED` (and of `g`), `FROZEN`, or `PACKED`, in which it is bytes"""
 
 
 @frozen
@@ -85,6 +86,11 @@ def parse_reference(reference: str) -> Reference:
     whole, rows = (match[1], (int(match[2]), int(match[3]))) if match else (reference, None)
     base, _, part = whole.partition(".")
     return Reference(base, part, rows)
+
+
+def held_by(formal: str) -> str:
+    """Return how parameters say that they are parts of a formal: gradients lie as the parameters that train."""
+    return TRAINED if formal == "g" else formal
 
 
 class OnChipSchedule(Protocol):
@@ -149,7 +155,7 @@ class Routine:
                 if not named.part:
                     return formal.dtype, formal.shape
                 for parameter in self.parameters:
-                    if parameter.name == named.part and parameter.frozen is (formal.name == FROZEN):
+                    if parameter.name == named.part and parameter.held == (held_by(formal.name)):
                         return formal.dtype, parameter.shape
         for intermediate in self.intermediates:
             if intermediate.name == named.whole:
@@ -178,7 +184,7 @@ class Routine:
 
 def _is_written(attribute: attrs.Attribute[Any], value: object) -> bool:
     """Tell whether a routine's JSON has a field as it is; steps have a form of their own."""
-    return attribute.name != "steps" and not (attribute.name == "frozen" and value is False)
+    return attribute.name != "steps" and not (attribute.name == "held" and value == TRAINED)
 
 
 def _numbered(schedules: Mapping[str, OnChipSchedule], numbers: dict[OnChipSchedule, int]) -> dict[str, int]:
@@ -198,7 +204,7 @@ def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] 
         key=word(data["key"]),
         formals=tuple(Formal(word(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
         parameters=tuple(
-            ParameterView(word(p["name"]), _shape(p["shape"]), whole(p["offset"]), _flag(p.get("frozen", False)))
+            ParameterView(word(p["name"]), _shape(p["shape"]), whole(p["offset"]), _held(p.get("held", TRAINED)))
             for p in data["parameters"]
         ),
         intermediates=tuple(
@@ -229,10 +235,10 @@ def _words(value: Any) -> dict[str, str]:
     return {word(key): word(item) for key, item in value.items()}
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, got {value!r}")
-    return value
+def _held(value: Any) -> str:
+    if value not in (TRAINED, FROZEN, PACKED):
+        raise ValueError(f"no formal '{value}' holds parameters")
+    return word(value)
 
 
 def _shape(value: Any) -> Shape:

@@ -19,7 +19,7 @@ from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.on_chip import on_chip_problem
-from ratrain.targets.program.routine import FROZEN, Routine, parse_reference
+from ratrain.targets.program.routine import FROZEN, PACKED, TRAINED, Routine, held_by, parse_reference
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Parameter
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Rows = tuple[int, int]
 """A range of rows: the first, and the exclusive end."""
 
-FLAT = ("w", "g", FROZEN)
+FLAT = (TRAINED, "g", FROZEN, PACKED)
 """Formals whose parts are the parameters of a block."""
 
 
@@ -72,7 +72,7 @@ def _bound_problems(routine: Routine) -> Iterator[str]:
         for parameter in _parts_of(routine, formal.name):
             if parameter.offset + prod(parameter.shape) > prod(formal.shape) or not prod(parameter.shape):
                 yield f"'{parameter.name}' does not lie in '{formal.name}'"
-    for flat in ("w", FROZEN):
+    for flat in (TRAINED, FROZEN, PACKED):
         spans = sorted((p.offset, p.offset + prod(p.shape), p.name) for p in _parts_of(routine, flat))
         for (_, stop, name), (start, _, other) in pairwise(spans):
             if start < stop:
@@ -80,15 +80,15 @@ def _bound_problems(routine: Routine) -> Iterator[str]:
 
 
 def _parts_of(routine: Routine, formal: str) -> list[ParameterView]:
-    """Return the parts of a flat formal: frozen parameters, or those that train."""
-    return [part for part in routine.parameters if part.frozen is (formal == FROZEN)]
+    """Return the parts of a flat formal: parameters that train, frozen or packed ones."""
+    return [part for part in routine.parameters if part.held == held_by(formal)]
 
 
 def _layout_problems(routine: Routine, parameters: Iterable[Parameter]) -> Iterator[str]:
     """Yield parameters that are not at the place that the model gives them."""
-    places = {item.name: (item.shape, item.offset, not item.frozen) for item in routine.parameters}
+    places = {item.name: (item.shape, item.offset, item.held) for item in routine.parameters}
     for parameter in parameters:
-        if places.get(parameter.weight) != (parameter.shape, parameter.offset, parameter.trains):
+        if places.get(parameter.weight) != (parameter.stored_shape, parameter.offset, parameter.held.value):
             yield f"'{parameter.weight}' is not where the model has it"
 
 

@@ -10,15 +10,17 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
+from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE, packed_bytes
 from ratrain.ratrain_ir.config.training import WHOLE, Training
-from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements, saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.runtime.checkpoint.state import training_state
-from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of
+from ratrain.targets.runtime.weights.weight_files import write_weights
+from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
 from tests.end_to_end.tiny_runs import (
     MODEL,
     losses,
@@ -29,7 +31,7 @@ from tests.end_to_end.tiny_runs import (
     state,
     train,
 )
-from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2, SHARED_EXPERT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +95,24 @@ def test_a_parameter_that_trains_alone_has_the_gradient_of_full_training(name: s
     theirs = named_parameters_of(model, owner, wanted[owner].m1)[name]
     assert np.array_equal(mine, theirs)
     assert np.any(mine)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(
+    "model",
+    [GPT2, GEMMA3, OLMO2, GRANITE, NEOX, EXPERTS, SHARED_EXPERT],
+    ids=("gpt2", "gemma3", "olmo2", "granite", "neox", "experts", "shared expert"),
+)
+@pytest.mark.sampled(3)
+def test_half_of_the_parameters_train_as_in_full_training(model: ModelConfig, part: int) -> None:
+    training = Training(freeze=", ".join([*named_parameters(model)][part::2]))
+    run, whole = train(make_program(model, **{**ONE, "training": training}), 1), train(make_program(model, **ONE), 1)
+    assert losses(run) == losses(whole)
+    found, wanted = (training_state(each.engine, 1).blocks for each in (run, whole))
+    for owner in found:
+        theirs = named_parameters_of(model, owner, wanted[owner].m1)
+        for name, mine in named_parameters_of(run.program.trained_model, owner, found[owner].m1).items():
+            assert np.array_equal(mine, theirs[name]), name
 
 
 @pytest.mark.parametrize("training", TRAININGS)
@@ -162,10 +182,51 @@ def test_a_resumed_run_is_the_uninterrupted_one(training: Training, every: int |
 
 
 def test_a_plan_with_adapters_is_read_back(tmp_path: Path) -> None:
-    for training in (LORA, QV, LAYERS, WHOLE):
+    for training in (LORA, QV, LAYERS, WHOLE, evolve(LAYERS, base="int4-block")):
         plan = make_plan(training=training)
         (tmp_path / "plan.toml").write_text(plan_to_toml(plan))
         assert load_plan(str(tmp_path / "plan.toml"), MODEL) == plan
+
+
+@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("kernels", ["reference", "fast"])
+def test_a_packed_base_trains_as_its_unpacked_values_do(base: str, kernels: str, tmp_path: Path) -> None:
+    """Oracle: weights rounded to blocks by numpy, saved, and stored as views; all bits are equal."""
+    drawn, bits = random_weights(MODEL, 0), FORMATS[base]
+
+    def rounded(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        values = drawn(name)
+        if not name.endswith("_proj.weight"):
+            return values
+        flat = np.pad(values.reshape(-1), (0, -values.size % BLOCK_ELEMENTS)).reshape(-1, BLOCK_ELEMENTS)
+        scale = np.abs(flat).max(1, keepdims=True) / np.float32(LARGEST_CODE[bits])
+        back = np.rint(flat / scale) * scale
+        assert np.abs(back - flat).max() <= scale.max() / 2 * (1 + 1e-6)
+        return back.astype(np.float32).reshape(-1)[: values.size].reshape(values.shape)
+
+    write_weights(str(tmp_path / "w.safetensors"), MODEL, rounded)
+    training = evolve(LORA, base=base)
+    found = train(make_program(**{**ONE, "training": training}), 3, kernels=kernels, check_memory=True, poison=True)
+    plain = make_program(**{**ONE, "training": LORA})
+    wanted = train(plain, 3, kernels=kernels, init=str(tmp_path / "w.safetensors"), seed=0)
+    assert losses(found) == losses(wanted)
+    same_state_of_blocks(found, wanted)
+    recovered = train(make_program(**{**ONE, "training": training, "name": "baseline-1f1b", "mlp_chunk": 7}), 1)
+    assert losses(recovered)[0] == pytest.approx(losses(found)[0], rel=1e-5)
+
+
+def test_a_packed_base_has_its_bytes_and_a_transient_of_one_matrix() -> None:
+    for base, bits in FORMATS.items():
+        program = make_program(**{**ONE, "training": evolve(LORA, base=base)})
+        (stage,) = program.stages
+        packed = {t.name: t.type for t in stage.tensors if t.kind is StateKind.FROZEN and t.type.dtype is Dtype.U8}
+        sizes = [(MODEL.q_size, 24), (MODEL.kv_size, 24), (MODEL.kv_size, 24), (24, MODEL.q_size)]
+        wanted = sum(-(-packed_bytes(a * b, bits) // 64) * 64 for a, b in sizes)
+        assert packed["fq.attention.1"].nbytes == wanted
+        assert packed.keys() == {f"fq.{kind}.{layer}" for kind in ("attention", "mlp") for layer in range(3)}
+        forward = next(each for each in program.routines if each.key == "mlp.forward")
+        whole = [each for each in forward.intermediates if each.name.endswith("_unpacked")]
+        assert len({each.offset for each in whole}) < len(whole) == 3
 
 
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
@@ -202,6 +263,7 @@ def test_what_is_not_built_is_refused_by_name(what: str) -> None:
         (Training(rslora=True), "rslora"),
         (Training(targets="q_proj"), "targets"),
         (evolve(LORA, freeze="*"), "freeze"),
+        (Training(base="int8-block"), "base"),
     ],
 )
 def test_a_key_that_would_change_nothing_is_refused(training: Training, message: str) -> None:

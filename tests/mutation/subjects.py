@@ -171,6 +171,11 @@ SUBJECTS: dict[str, Subject] = {
             TIED,
         ),
         Subject(
+            "p2-d1-packed-base",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "training": evolve(ADAPTERS, base="int4-block")},
+            "place-1f1b,recompute{policy=mlp},allocate-ddr",
+        ),
+        Subject(
             "p2-d1-partly-frozen-tied",
             {"dp": 1, "micro_batches": 3, "zero": 0, "training": FROZEN},
             "place-1f1b,recompute{policy=attention},allocate-ddr",

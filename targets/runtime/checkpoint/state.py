@@ -14,7 +14,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import Block, trains
+from ratrain.ratrain_ir.model.blocks import Block, parameters, trains
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
@@ -53,6 +53,7 @@ def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
     """Fill the frozen parameters of all ranks from a source, rounded as views are."""
     model, memory = engine.program.trained_model, engine.kernels.memory
     for block, ranks in _owners(engine) if model.training else ():
+        _fill_packed(engine, ranks, block, source)
         held = [tensor for rank in ranks for tensor in rank.all_carried("f", str(block))]
         for tensor in held:
             memory.write(tensor, 0)
@@ -61,6 +62,22 @@ def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
             for tensor in held:
                 engine.scratch.reset()
                 engine.kernels.cast(values, tensor[at : at + given.size], scratch=engine.scratch)
+
+
+def _fill_packed(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, source: WeightSource) -> None:
+    """Fill a block's packed matrices, each from the whole of its values."""
+    kernels = engine.kernels
+    held = [tensor for rank in ranks for tensor in rank.all_carried("fq", str(block))]
+    for tensor in held:
+        kernels.memory.write(tensor, 0)
+    for parameter in parameters(engine.program.trained_model, block) if held else ():
+        if parameter.bits is not None:
+            values = kernels.memory.staged(source(parameter.name).reshape(-1))
+            for tensor in held:
+                packed = tensor[parameter.offset : parameter.offset + parameter.stored_shape[0]]
+                needed = kernels.scratch_bytes("quantise", a=values, packed=packed, bits=parameter.bits)
+                scratch = kernels.memory.scratch(needed)
+                kernels.quantise(values, packed, scratch=scratch, bits=parameter.bits)
 
 
 def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters, parameters_within
+from ratrain.ratrain_ir.model.blocks import Block, Held, Parameter, parameters, parameters_within
 from ratrain.targets.runtime.arena.tensor_file import Float32, joined
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class WeightSource(ABC):
 def frozen_pieces(model: ModelConfig, block: Block, source: WeightSource) -> FlatPieces:
     """Yield a block's flat tensor of frozen parameters from a source."""
     for parameter in parameters(model, block):
-        if not parameter.trains:
+        if parameter.held is Held.PLAIN:
             at = parameter.offset
             for piece in source.pieces(parameter.name, 0, parameter.elements):
                 yield at, piece
