@@ -76,6 +76,17 @@ class Loss(Enum):
     """each tensor-parallel rank holds logits of its part of the vocabulary, with a copy in f32"""
 
 
+class Experts(Enum):
+    """Code that runs the experts of a layer, as far as its bytes differ."""
+
+    GROUPED = "grouped_mm"
+    """all rows in order of their experts, one grouped product a stack of weights: transformers' default since 5.0"""
+    EAGER = "eager"
+    """stacks of weights, and a loop over the experts that got rows"""
+    MODULES = "modules"
+    """a module for each expert, and a loop over them: transformers 4"""
+
+
 @frozen
 class Origin:
     """Origin of a field's value: a key of the file, or a default in the framework's source."""
@@ -209,6 +220,10 @@ class Job:
     checkpoint_every: int = 1
     """layers a kept input"""
     attention: Attention = Attention.SDPA
+    experts: Experts = Experts.GROUPED
+    """counts only for a model with experts"""
+    router_logits: bool = False
+    """true if the routers' logits of all layers stay for an auxiliary loss"""
     loss: Loss = Loss.UPCAST
     loss_chunks: int | None = None
     dropout: float = 0.0
