@@ -19,10 +19,12 @@ what their backward makes.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
-from ratrain.ratrainc.fit.holdings.part import itemsize
+from ratrain.ratrainc.fit.holdings.adapters import ALL_LINEAR
+from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ READ = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"})
 _F32 = 4
 _INDEX = 8
 """Bytes of a number of a token or an expert: int64."""
+_TOUCHES_EXPERTS = re.compile(r"(gate|up|down)_proj|experts?|mlp|block_sparse_moe|router|\bw[123]\b|\bgate\b")
+"""Names of modules and parameters inside a block with experts; all else that a target names is matched by adapters."""
 _ZERO = (Sharding.ZERO1, Sharding.ZERO2)
 
 Saved = tuple[str, str, int]
@@ -74,7 +78,8 @@ def _router(part: Part) -> Iterator[Saved]:
     model, tokens, rows = part.model, part.tokens, part.rows_of_experts
     assert model.experts is not None
     copies = 1 if model.shared_expert_size is None or not part.casts else 4
-    yield ROUTER, "input", copies * part.item * tokens * model.hidden_size
+    if part.job.adapter is None:
+        yield ROUTER, "input", copies * part.item * tokens * model.hidden_size
     yield ROUTER, "choices", _INDEX * rows
     if model.family == "granitemoe":  # softmax of the chosen logits alone
         yield ROUTER, "probabilities", _F32 * rows
@@ -91,10 +96,11 @@ def _rows(part: Part) -> Iterator[Saved]:
     assert model.experts is not None
     width, inner = model.hidden_size, model.expert_width
     grouped = part.job.experts is Experts.GROUPED
-    yield EXPERTS, "rows", item * rows * width
     yield EXPERTS, "gate and up", 2 * item * rows * inner
     yield EXPERTS, "activation", item * rows * inner
-    yield EXPERTS, "product", item * rows * inner
+    if part.job.adapter is None:  # frozen weights do not read the inputs of their products again
+        yield EXPERTS, "rows", item * rows * width
+        yield EXPERTS, "product", item * rows * inner
     yield EXPERTS, "output", item * rows * width
     yield ROUTER, "weights", weight_item(part) * rows
     if grouped:  # the sort, its rows' tokens, its inverse; ends of the groups are int32
@@ -109,7 +115,8 @@ def _shared(part: Part) -> Iterator[Saved]:
     model, item, tokens = part.model, part.item, part.tokens
     if model.shared_expert_size is None:
         return
-    yield EXPERTS, "shared expert", 4 * item * tokens * model.shared_expert_size
+    inner = model.shared_expert_size * (4 if part.job.adapter is None else 3)
+    yield EXPERTS, "shared expert", item * tokens * inner
     yield EXPERTS, "output of the shared expert", item * tokens * model.hidden_size
     yield ROUTER, "gate of the shared expert", item * tokens
 
@@ -154,7 +161,7 @@ def gradients_inside(part: Part, rows: int | None = None) -> int:
 def rows_of_one(part: Part) -> int:
     """Return the rows of one expert if all get as many."""
     assert part.model.experts is not None
-    return -(-part.rows_of_experts // part.model.experts)
+    return share(part.rows_of_experts, part.model.experts)
 
 
 def hot_expert(part: Part) -> int:
@@ -175,7 +182,7 @@ def stack_gradients(part: Part) -> int:
     LLaMA-Factory model/model_utils/moe.py add_z3_leaf_module). A loop over a stack makes a zeroed stack for each expert
     and adds it to the sum of those before (torch derivatives.yaml select).
     """
-    if part.model.experts is None:
+    if part.model.experts is None or part.job.adapter is not None:
         return 0
     stack = part.expert_item * part.layer_matrix
     level = part.job.sharding
@@ -196,8 +203,8 @@ def experts_refusal(job: Job) -> str:
         return f"experts: code of {job.framework} for experts was not read (known: {known})"
     if model.family not in READ:
         return f"experts: code of {model.family} was not read (known: {', '.join(sorted(READ))})"
-    if job.adapter is not None:
-        return "experts: adapters on a model with experts are not counted yet"
+    if reason := _of_adapter(job):
+        return reason
     if job.compiled:
         return "experts: what torch.compile keeps of experts is not known"
     if job.optimizer == "adafactor":
@@ -208,3 +215,17 @@ def experts_refusal(job: Job) -> str:
     if job.router_logits and job.experts is Experts.MODULES:
         return "experts: the auxiliary loss of transformers 4 was not read"
     return ""
+
+
+def _of_adapter(job: Job) -> str:
+    """Return why adapters on a model with experts are not known; those on linears of attention alone are."""
+    adapter = job.adapter
+    if adapter is None:
+        return ""
+    if adapter.base_bits is not None:
+        return "adapter: bitsandbytes quantises linears, and the types of experts in stacks were not read"
+    known = "q_proj, k_proj, v_proj, o_proj"
+    if ALL_LINEAR in adapter.targets:
+        return f"adapter: {ALL_LINEAR} means experts too where each is a module: name the linears of attention ({known})"
+    touched = next((each for each in adapter.targets if _TOUCHES_EXPERTS.search(each)), "")
+    return f"adapter: the target {touched!r} touches experts, whose adapters are not counted ({known} are)" * bool(touched)

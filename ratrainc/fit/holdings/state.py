@@ -37,6 +37,7 @@ GRADIENTS = "gradients"
 OPTIMIZER = "optimizer"
 MASTERS = "master weights"
 OF_EXPERTS = {
+    FROZEN: "frozen weights of experts",
     WEIGHTS: "weights of experts",
     GRADIENTS: "gradients of experts",
     OPTIMIZER: "optimizer of experts",
@@ -81,8 +82,12 @@ def state(part: Part) -> Bytes:
         MASTERS: 0 if on_host else masters,
         OPTIMIZER: 0 if on_host else moments(part, held),
     }
-    if part.model.experts is None or job.adapter:
+    if part.model.experts is None:
         return whole
+    if job.adapter:
+        own_frozen = itemsize(job.weight_dtype) * part.expert_parameters if whole[FROZEN] else 0
+        frozen = split(FROZEN, whole.pop(FROZEN), share(own_frozen, part.shards) if part.sharded else own_frozen)
+        return together([frozen, whole])
     experts = share(part.expert_parameters, part.shards)
     own = {
         WEIGHTS: itemsize(job.weight_dtype) * (experts if part.sharded else part.expert_parameters),

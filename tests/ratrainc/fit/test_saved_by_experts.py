@@ -8,11 +8,13 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrainc.bridge.jobs.job import Experts
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Experts
 from ratrain.ratrainc.fit.holdings.activations import layer_kept
 from ratrain.ratrainc.fit.holdings.experts import gradients_inside, hot_expert
 from ratrain.ratrainc.fit.holdings.part import Part
+from ratrain.ratrainc.fit.holdings.refusals import refusal
 from tests.ratrainc.fit.jobs import expert_model, job_of
+from tests.ratrainc.fit.test_saved_by_adapters import RANK, adapt
 from tests.ratrainc.fit.test_saved_tensors import _count
 
 torch = pytest.importorskip("torch")
@@ -149,3 +151,20 @@ def test_the_backward_of_a_block_makes_what_the_formulas_say(family, inner, expe
     told = gradients_inside(part, rows)
     assert told * 0.98 <= made.peak <= told * 1.02 + weights
     assert hot_expert(part) == 0  # two of two experts: each token goes to both
+
+
+# Adapters on attention
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_experts_save_what_the_formulas_say(family, mixed):
+    model = expert_model(family)
+    module, layer = theirs(model, Experts.GROUPED, "bf16")
+    adapter = Adapter(RANK, 8.0, ("q_proj", "v_proj", "o_proj"))
+    types = {"autocast": True, "gradient_dtype": "f32"} if mixed else {}
+    job = job_of("transformers", model, adapter=adapter, method="lora", **types)
+    assert refusal(job) == ""
+    adapt(module, module.model.layers, Part(job, 0), torch.float32 if mixed else torch.bfloat16)
+    kept = layer_kept(Part(job, 0))
+    assert _count(module, layer, autocast=mixed) == sum(each.bytes for each in kept), kept
