@@ -21,8 +21,10 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.facts.expert_facts import experts_text
 from ratrain.ratrainc.fit.bands import Band, band_of
 from ratrain.ratrainc.fit.holdings.adapters import trained
+from ratrain.ratrainc.fit.holdings.experts import CODE, hot_expert
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.part import Part as HeldPart
 from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
@@ -129,6 +131,7 @@ class Fit(Shown):
         """Yield the verdict, the holders of the fullest rank's bytes, ways out, limits, and what was not carried."""
         yield from self._verdict()
         yield self._owners()
+        yield from self._experts()
         if len(self.ranks) > 1:
             rows = [[each.name, str(each.ranks), size_text(each.reserved_bytes), each.moment] for each in self.ranks]
             yield TextTable("kinds of ranks", ("rank", "devices", "peak", "fullest"), rows)
@@ -161,6 +164,17 @@ class Fit(Shown):
             if each.bytes
         ]
         return TextTable(f"holders of the bytes, {rank.moment}", ("holder", "bytes", "share"), rows)
+
+    def _experts(self) -> Iterator[str]:
+        """Say what experts there are, the code that is counted, and what the routers' choices can add."""
+        model = self.job.model
+        if model is None or model.experts is None:
+            return
+        yield f"{experts_text(model)}; counted as {CODE[self.job.experts]}"
+        part = HeldPart(self.job, 0)
+        hot = hot_expert(part)
+        adds = f"an expert that all tokens choose adds up to {size_text(hot)}" if hot else "no choice changes a byte"
+        yield f"routers: {part.rows_of_experts:,} rows a layer and micro-batch, whatever they choose; {adds}"
 
     def _ways(self) -> Iterator[Part]:
         if self.ways:
@@ -207,6 +221,13 @@ class Fit(Shown):
         if idle:
             yield f"without effect on memory: {', '.join(idle)}"
 
+    def _experts_json(self) -> dict[str, Any] | None:
+        model = self.job.model
+        if model is None or model.experts is None:
+            return None
+        part = HeldPart(self.job, 0)
+        return {"code": self.job.experts.value, "rows": part.rows_of_experts, "hot_expert_bytes": hot_expert(part)}
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `--json` prints it."""
         fits = {Verdict.FITS: True, Verdict.FAILS: False}.get(self.verdict)
@@ -222,6 +243,7 @@ class Fit(Shown):
             "moment": self.fullest.moment,
             "owners": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.owners],
             "overhead": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.overhead],
+            "experts": self._experts_json(),
             "trained_parameters": sum(trained(HeldPart(self.job, stage)) for stage in range(self.job.pp)),
             "ranks": [
                 {"name": each.name, "ranks": each.ranks, "peak_bytes": each.reserved_bytes, "moment": each.moment}

@@ -26,6 +26,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     TrainingDefaults,
     put_adapter,
     put_attention,
+    put_experts,
     put_model,
     put_optimizer,
     put_training,
@@ -119,7 +120,10 @@ _UNCOUNTED: Mapping[str, str] = {
     "tiled_mlp_num_shards": "the MLP in pieces is not counted",
     "flash_attn_fuse_mlp": "a fused MLP is not counted",
     "auto_find_batch_size": "the batch is made smaller until it fits; counted as it is said",
-    "expert_parallel_size": "experts are not counted",
+    "expert_parallel_size": "experts are counted on every rank",
+    "quantize_moe_experts": "experts in 4 or 8 bits are not counted",
+    "use_scattermoe": "what ScatterMoE's kernels keep is not known here",
+    "use_sonicmoe": "what SonicMoE's kernels keep is not known here",
     "qat": "quantisation-aware training is not counted",
     "trl": "settings of other trainers are not counted",
     "optim_target_modules": "an optimizer for some modules alone is counted for all",
@@ -159,6 +163,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _put_checkpointing(reader)
     _put_sharding(reader, Arguments(micro, times, Said(reader.training["max_grad_norm"], "max_grad_norm"), mixed))
     _put_attention(reader)
+    put_experts(reader, "experts_implementation", "overrides_of_model_config.output_router_logits")
     _put_loss(reader)
     compiled = reader.first("torch_compile", "torch_compile_backend")
     if reader.has(compiled) and str(reader.settings[compiled].value).lower() not in ("false", "auto"):

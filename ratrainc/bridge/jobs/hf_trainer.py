@@ -21,6 +21,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_adapter,
     put_asked_model,
     put_attention,
+    put_experts,
     put_model,
     put_types,
     targets_of,
@@ -119,6 +120,7 @@ def _read_trl(path: Path, text: str, asked: Asked) -> Job:
     arguments = take_arguments(reader, _TRL_DEFAULTS)
     _put_trl_loss(reader)
     put_attention(reader, reader.said("attn_implementation", str, None, ""))
+    put_experts(reader, "model_init_kwargs.experts_implementation", "model_init_kwargs.output_router_logits")
     reader.put("packing", reader.take("packing", bool), "packing")
     if (offload := reader.take("activation_offloading", bool)) is not None:
         reader.put("offload_activations", offload, "activation_offloading")
@@ -221,6 +223,7 @@ def _read_arguments(path: Path, text: str, asked: Asked) -> Job:
     arguments = take_arguments(reader)
     put_loss(reader)
     put_attention(reader, Said(None, "attn_implementation"))
+    put_experts(reader)
     loaded = Said("bf16", "dtype", f"{LOADING}: as published (auto); assumed bf16")
     if not reader.engine:
         reader.doubt("dtype", None, "the training script loads the model, and its type; counted as bf16")

@@ -20,6 +20,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     OPTIMIZERS,
     put_adapter,
     put_attention,
+    put_experts,
     put_model,
     put_types,
     targets_of,
@@ -60,7 +61,7 @@ _INERT = {
     r"(galore|apollo|badam|kt|ppo|pref|kto|simpo|eaft|asft|hyper_parallel|dpo|oft|reward_model|ref_model)_.*": "no "
     "switch that is read turns it on",
     r"(use_rslora|pissa_.*|loraplus_.*|create_new_adapter|adapter_name_or_path|use_reentrant_gc|use_cache"
-    r"|gradient_checkpointing(_kwargs.*)?|activation_checkpointing(_kwargs.*)?|moe_aux_loss_coef"
+    r"|gradient_checkpointing(_kwargs.*)?|activation_checkpointing(_kwargs.*)?"
     r"|quantization_(type|device_map)|freeze_(vision_tower|multi_modal_projector|language_model))": "it holds nothing",
 }
 
@@ -89,6 +90,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     arguments = take_arguments(reader, Defaults(reads_checkpointing=False))
     _put_optimizer(reader)
     _put_attention(reader)
+    put_experts(reader, losses="moe_aux_loss_coef")
     put_loss(reader, reader.first("enable_liger_kernel", "use_liger_kernel"))
     packing, neat = reader.take("packing", bool), reader.take("neat_packing", bool)
     if packing is None and not neat:

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 ROUTER = "activations: router"
 EXPERTS = "activations: experts"
+CODE = {
+    Experts.GROUPED: "transformers 5 runs them (grouped_mm)",
+    Experts.EAGER: "transformers 5 runs them in a loop (eager)",
+    Experts.MODULES: "transformers 4 runs them, a module each",
+}
+"""Code of experts in words, by what a job has."""
 READ = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"})
 """Families whose blocks were read."""
 _F32 = 4
