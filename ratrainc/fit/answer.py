@@ -114,9 +114,14 @@ class Fit(Shown):
             return Verdict.OPEN
         if peak * (1 - self.band.error) > self.capacity:
             return Verdict.FAILS
-        if peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
+        if self._fits(peak) and not self.job.not_understood:
             return Verdict.FITS
         return Verdict.CLOSE
+
+    def _fits(self, peak: int) -> bool:
+        """Tell whether a peak fits whatever the error, and whatever the routers of experts choose."""
+        assert self.capacity is not None
+        return (peak + hot_expert(HeldPart(self.job, 0))) * (1 + self.band.error) <= self.capacity
 
     def write_snapshot(self, path: str) -> int:
         """Write the predicted allocations of a step, a device for each kind of rank; return the file's bytes.
@@ -150,7 +155,7 @@ class Fit(Shown):
         else:
             margin = self.capacity - self.peak
             left = f"{size_text(abs(margin))} {'spare' if margin >= 0 else 'short'}"
-            fits = self.peak * (1 + self.band.error) <= self.capacity
+            fits = self._fits(self.peak)
             unsure = "cannot tell, as the settings named below are not understood"
             said = unsure if fits and self.job.not_understood else self.verdict.value
             yield f"{said}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
@@ -298,7 +303,7 @@ def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machi
         band,
         machine.name,
         ways,
-        limits(job, int(capacity / (1 + band.error)), phrase),
+        limits(job, int(capacity / (1 + band.error)) - hot_expert(HeldPart(job, 0)), phrase),
     )
 
 

@@ -151,7 +151,9 @@ def gradients_inside(part: Part, rows: int | None = None) -> int:
     """
     model, item, weighted = part.model, part.expert_item, _weighted_item(part)
     width, inner = model.hidden_size, model.expert_width
-    count = (part.rows_of_experts if part.job.experts is Experts.GROUPED else rows_of_one(part)) if rows is None else rows
+    count = (
+        (part.rows_of_experts if part.job.experts is Experts.GROUPED else rows_of_one(part)) if rows is None else rows
+    )
     stream = part.stream_item * part.tokens * width
     weights = count * width * (3 * weighted + (item if weighted > item else 0))
     product = 4 * item * count * inner
@@ -232,6 +234,10 @@ def _of_adapter(job: Job) -> str:
         return "adapter: bitsandbytes quantises linears, and the types of experts in stacks were not read"
     known = "q_proj, k_proj, v_proj, o_proj"
     if ALL_LINEAR in adapter.targets:
-        return f"adapter: {ALL_LINEAR} means experts too where each is a module: name the linears of attention ({known})"
+        return (
+            f"adapter: {ALL_LINEAR} means experts too where each is a module: name the linears of attention ({known})"
+        )
     touched = next((each for each in adapter.targets if _TOUCHES_EXPERTS.search(each)), "")
-    return f"adapter: the target {touched!r} touches experts, whose adapters are not counted ({known} are)" * bool(touched)
+    return f"adapter: the target {touched!r} touches experts, whose adapters are not counted ({known} are)" * bool(
+        touched
+    )
