@@ -48,7 +48,7 @@ READ = frozenset({*TRANSFORMERS, "torchtune"})
 _SEPARATE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
 """Families whose linears are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj."""
 _WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
-"""Families of which the linears of attention alone are counted: experts are stacks, which are no linears, or modules."""
+"""Families of which the linears of attention alone are counted: experts are stacks, not linears, or modules."""
 
 
 @frozen

@@ -7,14 +7,14 @@ A layer of Qwen3-30B-A3B in bf16: h = 2048, E = 128 experts of I = 768, k = 8, s
     router     input 2 T h, probabilities 4 T E, choices 8 T k, order of the rows 3 * 8 T k          4.9 KiB a token
     experts    rows 2 T k h, gate and up 4 T k I, silu and product 2 T k I each, output 2 T k h     112 KiB a token
 
-**Routing is data, and no saved byte depends on it.** Each token goes to k experts, so all experts together have T k rows
-whatever the routers choose; a hot expert moves rows from one expert to another. Only a loop over experts makes tensors
-of one expert's rows: T k / E if all get as many, T if one is chosen by every token (a token never chooses it twice).
+**Routing is data, and no saved byte depends on it.** Each token goes to k experts, so all experts together have T k
+rows whatever the routers choose; a hot expert has rows that others lack. Only a loop over experts makes tensors of one
+expert's rows: T k / E if all get as many, T if every token chooses it (a token never chooses an expert twice).
 
-Read in transformers 5.24: integrations/moe.py grouped_mm_experts_forward; models/mixtral, qwen2_moe, qwen3_moe, olmoe and
-granitemoe, classes ...TopKRouter, ...Experts and ...SparseMoeBlock; load_balancing_loss_func. Modules for each expert as
-in transformers 4.57. tests/ratrainc/fit/test_saved_by_experts.py counts the storages of these classes against this, and
-what their backward makes.
+Read in transformers 5.24: integrations/moe.py grouped_mm_experts_forward; models/mixtral, qwen2_moe, qwen3_moe, olmoe
+and granitemoe, classes ...TopKRouter, ...Experts and ...SparseMoeBlock; load_balancing_loss_func. A module for each
+expert is that of transformers 4. tests/ratrainc/fit/test_saved_by_experts.py counts the storages of these classes
+against this, and what their backward makes.
 """
 
 from __future__ import annotations
@@ -185,10 +185,10 @@ def hot_expert(part: Part) -> int:
 def stack_gradients(part: Part) -> int:
     """Return the bytes of gradients of experts' weights in addition to those that gradients or buckets hold.
 
-    DeepSpeed's buckets get a copy of a whole parameter's gradient; ZeRO-3 reduces those of a leaf module, which trainers
-    make of a block with experts, when all are there (deepspeed runtime/zero/stage3.py reduce_leaf_module_grads;
-    LLaMA-Factory model/model_utils/moe.py add_z3_leaf_module). A loop over a stack makes a zeroed stack for each expert
-    and adds it to the sum of those before (torch derivatives.yaml select).
+    DeepSpeed's buckets get a copy of a whole parameter's gradient; ZeRO-3 reduces those of a leaf module, which
+    trainers make of a block with experts, when all are there (deepspeed runtime/zero/stage3.py
+    reduce_leaf_module_grads; LLaMA-Factory model/model_utils/moe.py add_z3_leaf_module). A loop over a stack makes a
+    zeroed stack for each expert and adds it to the sum of those before (torch derivatives.yaml select).
     """
     if part.model.experts is None or part.job.adapter is not None:
         return 0

@@ -85,16 +85,16 @@ def state(part: Part) -> Bytes:
     if part.model.experts is None:
         return whole
     if job.adapter:
-        own_frozen = itemsize(job.weight_dtype) * part.expert_parameters if whole[FROZEN] else 0
-        frozen = split(FROZEN, whole.pop(FROZEN), share(own_frozen, part.shards) if part.sharded else own_frozen)
-        return together([frozen, whole])
+        frozen = itemsize(job.weight_dtype) * part.expert_parameters if whole[FROZEN] else 0
+        apart = split(FROZEN, whole.pop(FROZEN), share(frozen, part.shards) if part.sharded else frozen)
+        return together([apart, whole])
     experts = share(part.expert_parameters, part.shards)
-    own = {
+    of_experts = {
         WEIGHTS: itemsize(job.weight_dtype) * (experts if part.sharded else part.expert_parameters),
         MASTERS: itemsize(job.master_dtype) * experts if job.master_dtype else 0,
         OPTIMIZER: moments(part, experts, embeds=False),
     }
-    return together(split(name, nbytes, min(nbytes, own[name])) for name, nbytes in whole.items())
+    return together(split(name, nbytes, min(nbytes, of_experts[name])) for name, nbytes in whole.items())
 
 
 def split(name: str, nbytes: int, of_experts: int) -> Bytes:
@@ -106,7 +106,8 @@ def moments(part: Part, elements: int, *, embeds: bool = True) -> int:
     """Return the bytes of the optimizer's moments of `elements` elements.
 
     An 8-bit AdamW keeps the embedding's moments in f32 under the Trainer (transformers trainer.py,
-    register_module_override); `embeds` says if it is among the elements. Tensors under 4,096 elements stay in f32 too, which is left out: under 0.01 %.
+    register_module_override); `embeds` says if it is among the elements. Tensors under 4,096 elements stay in f32 too,
+    which is left out: under 0.01 %.
     """
     name = part.job.optimizer
     if name == FACTORED:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING
 
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Experts
 from ratrain.ratrainc.fit.holdings.activations import layer_kept
 from ratrain.ratrainc.fit.holdings.experts import gradients_inside, hot_expert
@@ -17,7 +17,11 @@ from tests.ratrainc.fit.jobs import expert_model, job_of
 from tests.ratrainc.fit.test_saved_by_adapters import RANK, adapt
 from tests.ratrainc.fit.test_saved_tensors import _count
 
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+
 torch = pytest.importorskip("torch")
+F = torch.nn.functional
 transformers = pytest.importorskip("transformers", minversion="5.20")
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
 CLASSES = {
@@ -168,3 +172,51 @@ def test_frozen_experts_save_what_the_formulas_say(family, mixed):
     adapt(module, module.model.layers, Part(job, 0), torch.float32 if mixed else torch.bfloat16)
     kept = layer_kept(Part(job, 0))
     assert _count(module, layer, autocast=mixed) == sum(each.bytes for each in kept), kept
+
+
+# Transformers 4
+
+
+class ModuleMlp(torch.nn.Module):
+    def __init__(self, hidden, inner):
+        super().__init__()
+        self.gate = torch.nn.Linear(hidden, inner, bias=False)
+        self.up = torch.nn.Linear(hidden, inner, bias=False)
+        self.down = torch.nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class ModuleBlock(torch.nn.Module):
+    """A block with a module for each expert, and a loop over those that got rows."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.chosen, self.normalised = model.experts_per_token, model.router_normalised
+        self.router = torch.nn.Linear(model.hidden_size, model.experts, bias=False)
+        each = [ModuleMlp(model.hidden_size, model.expert_width) for _ in range(model.experts)]
+        self.experts = torch.nn.ModuleList(each)
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        scores = F.softmax(self.router(rows), dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(scores, self.chosen, dim=-1)
+        if self.normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights.to(rows.dtype)
+        total = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            place, token = torch.where(chosen.T == number)
+            total.index_add_(0, token, expert(rows[token]) * weights[token, place, None])
+        return total.reshape(x.shape)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_module_for_each_expert_saves_what_the_formulas_say(family):
+    model = expert_model(family)
+    module, layer = theirs(model, Experts.EAGER, "bf16")
+    layer.mlp = ModuleBlock(model).to(torch.bfloat16)
+    job = job_of("transformers", model, experts=Experts.MODULES)
+    kept = layer_kept(Part(job, 0))
+    assert _count(module, layer) == sum(each.bytes for each in kept), kept
