@@ -301,7 +301,7 @@ def kept_activations(part: Part, layers: int) -> Bytes:
         by_policy = min(by_policy, 2)
     others = {
         MASKS: share(layers, part.layers) * embedding_mask(part),
-        ROUTER: layers * router_logits_kept(part),  # an auxiliary loss reads those of all layers, recomputed or not
+        ROUTER: layers * router_logits_kept(part),  # an auxiliary loss reads the logits of all layers
     }
     return together([account(kept_by_policy(part), by_policy), account(layer_kept(part), whole), others])
 
@@ -334,7 +334,7 @@ def backward_gradients(part: Part) -> int:
     """Return the bytes of gradients inside the backward of one layer, at its fullest.
 
     The stream's gradient stays; in addition those of the MLP's product, and of its two factors (one without a gate), or
-    those inside experts; or of query, key and value; or of softmax's result and its input where scores are kept.
+    all inside experts; or of query, key and value; or of softmax's result and its input where scores are kept.
     """
     model, item, tokens = part.model, part.item, part.tokens
     stream = part.stream_item * part.rows * model.hidden_size

@@ -124,6 +124,13 @@ def _matches(target: str, part: Part, linear: Linear) -> bool:
     return all(re.fullmatch(target, path) for path in paths)
 
 
+def names_path(target: str, path: str) -> bool:
+    """Tell whether a target names a path of a LLaMA-like model's first layer, by the same rules."""
+    if not _EXPRESSION.search(target):
+        return f".{path}".endswith(f".{target}")
+    return _compiles(target) and re.fullmatch(target, f"model.layers.0.{path}") is not None
+
+
 def _root(part: Part) -> str:
     return {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}.get(part.model.family, "model.layers")
 

@@ -231,7 +231,7 @@ def _casts(part: Part, phase: Phase) -> Bytes:
     quantised = part.job.adapter is not None and part.job.adapter.base_bits is not None
     layer = 0 if quantised else part.layer_parameters - part.layer_vectors
     if part.model.experts is not None:  # autocast does not know grouped products
-        layer -= part.expert_parameters // part.layers
+        layer -= part.layer_experts
     head = part.head_matrix
     # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
     saved = part.layers - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)

@@ -4,12 +4,13 @@
 
 A layer of Qwen3-30B-A3B in bf16: h = 2048, E = 128 experts of I = 768, k = 8, so 8 rows a token:
 
-    router     input 2 T h, probabilities 4 T E, choices 8 T k, order of the rows 3 * 8 T k          4.9 KiB a token
+    router     input 2 T h, probabilities 4 T E, choices 8 T k, order of the rows 3 * 8 T k          4.8 KiB a token
     experts    rows 2 T k h, gate and up 4 T k I, silu and product 2 T k I each, output 2 T k h     112 KiB a token
 
 **Routing is data, and no saved byte depends on it.** Each token goes to k experts, so all experts together have T k
 rows whatever the routers choose; a hot expert has rows that others lack. Only a loop over experts makes tensors of one
-expert's rows: T k / E if all get as many, T if every token chooses it (a token never chooses an expert twice).
+expert's rows: T k / E if all get as many, T if every token chooses it (top-k never chooses an expert twice, so one
+expert never has all T k rows).
 
 Read in transformers 5.24: integrations/moe.py grouped_mm_experts_forward; models/mixtral, qwen2_moe, qwen3_moe, olmoe
 and granitemoe, classes ...TopKRouter, ...Experts and ...SparseMoeBlock; load_balancing_loss_func. A module for each
@@ -19,11 +20,10 @@ against this, and what their backward makes.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
-from ratrain.ratrainc.fit.holdings.adapters import ALL_LINEAR
+from ratrain.ratrainc.fit.holdings.adapters import ALL_LINEAR, names_path
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 
@@ -45,8 +45,14 @@ READ = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"})
 _F32 = 4
 _INDEX = 8
 """Bytes of a number of a token or an expert: int64."""
-_TOUCHES_EXPERTS = re.compile(r"(gate|up|down)_proj|experts?|mlp|block_sparse_moe|router|\bw[123]\b|\bgate\b")
-"""Names of modules and parameters inside a block with experts; all else that a target names is matched by adapters."""
+_INSIDE = (
+    *(f"mlp.experts.0.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
+    *(f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
+    *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
+    *(f"block_sparse_moe.{name}" for name in ("input_linear", "output_linear", "router.layer", "gate", "experts")),
+    *("mlp.gate", "mlp.experts", "mlp.shared_expert", "mlp.shared_expert_gate", "mlp", "block_sparse_moe"),
+)
+"""Paths in a layer of what a block with experts consists of, in transformers 4 or 5."""
 _ZERO = (Sharding.ZERO1, Sharding.ZERO2)
 
 Saved = tuple[str, str, int]
@@ -56,8 +62,8 @@ Saved = tuple[str, str, int]
 def weight_item(part: Part) -> int:
     """Return the bytes of the weight by which a row of an expert is multiplied.
 
-    Mixtral's router returns f32; transformers 4 cast it. Granite's has the type of the block's input, which autocast
-    leaves in f32; others that of their logits.
+    Mixtral's router returns f32, which transformers 4 cast; Granite's has the type of the block's input, which autocast
+    leaves in f32; others have the type of their logits.
     """
     if part.model.family == "mixtral" and part.job.experts is not Experts.MODULES:
         return _F32
@@ -97,7 +103,7 @@ def _router(part: Part) -> Iterator[Saved]:
 
 
 def _rows(part: Part) -> Iterator[Saved]:
-    """Yield what the experts save: the same of each row, to whichever expert it goes."""
+    """Yield what the experts save, the same for each row, to whichever expert it goes."""
     model, item, rows = part.model, part.expert_item, part.rows_of_experts
     assert model.experts is not None
     width, inner = model.hidden_size, model.expert_width
@@ -142,7 +148,8 @@ def router_logits_kept(part: Part) -> int:
 def gradients_inside(part: Part, rows: int | None = None) -> int:
     """Return the bytes that the backward of one block makes at its fullest, without gradients of weights.
 
-    Of grouped products `rows` are all rows; of a loop those of one expert, `rows_of_one` if they are not given.
+    `rows` are computed at once: by grouped products all, in a loop the rows of one expert. Not given, they are all, or
+    as many as each expert has in an even routing. The fullest of:
 
         weights     gradient of the weighted rows, and its products with weights and outputs; a cast, if they are wider
         product     gradients of gate and up, and both in one tensor
@@ -151,31 +158,25 @@ def gradients_inside(part: Part, rows: int | None = None) -> int:
     """
     model, item, weighted = part.model, part.expert_item, _weighted_item(part)
     width, inner = model.hidden_size, model.expert_width
-    count = (
-        (part.rows_of_experts if part.job.experts is Experts.GROUPED else rows_of_one(part)) if rows is None else rows
-    )
+    grouped = part.job.experts is Experts.GROUPED
+    even = part.rows_of_experts if grouped else share(part.rows_of_experts, model.experts or 1)
+    count = even if rows is None else rows
     stream = part.stream_item * part.tokens * width
     weights = count * width * (3 * weighted + (item if weighted > item else 0))
     product = 4 * item * count * inner
     of_rows = item * count * (2 * inner + width)
     tokens = item * count * width + 2 * stream
     own = max(weights, product, of_rows, tokens)
-    if part.job.experts is not Experts.GROUPED:
+    if not grouped:
         own += stream  # gradient of the input, to which each expert adds
     shared = 0 if model.shared_expert_size is None else 2 * part.item * part.tokens * width
     return own + shared
 
 
-def rows_of_one(part: Part) -> int:
-    """Return the rows of one expert if all get as many."""
-    assert part.model.experts is not None
-    return share(part.rows_of_experts, part.model.experts)
-
-
 def hot_expert(part: Part) -> int:
-    """Return the bytes that one expert, chosen by every token, adds to those of an even routing.
+    """Return the bytes that one expert, chosen by every token, adds to an even routing.
 
-    Nothing in grouped products, which make all rows at once. In a loop the tensors of T rows in place of T k / E.
+    Grouped products make all rows at once: nothing. A loop makes tensors of T rows in place of T k / E.
     """
     if part.model.experts is None or part.job.experts is Experts.GROUPED:
         return 0
@@ -185,7 +186,7 @@ def hot_expert(part: Part) -> int:
 def stack_gradients(part: Part) -> int:
     """Return the bytes of gradients of experts' weights in addition to those that gradients or buckets hold.
 
-    DeepSpeed's buckets get a copy of a whole parameter's gradient; ZeRO-3 reduces those of a leaf module, which
+    DeepSpeed's buckets get a copy of a whole parameter's gradient; ZeRO-3 reduces the gradients of a leaf module, which
     trainers make of a block with experts, when all are there (deepspeed runtime/zero/stage3.py
     reduce_leaf_module_grads; LLaMA-Factory model/model_utils/moe.py add_z3_leaf_module). A loop over a stack makes a
     zeroed stack for each expert and adds it to the sum of those before (torch derivatives.yaml select).
@@ -194,7 +195,7 @@ def stack_gradients(part: Part) -> int:
         return 0
     stack = part.expert_item * part.layer_matrix
     level = part.job.sharding
-    waiting = part.expert_item * part.largest_module if level is Sharding.ZERO3 else stack if level in _ZERO else 0
+    waiting = part.expert_item * part.layer_experts if level is Sharding.ZERO3 else stack if level in _ZERO else 0
     return waiting + (stack if part.job.experts is Experts.EAGER else 0)
 
 
@@ -226,18 +227,14 @@ def experts_refusal(job: Job) -> str:
 
 
 def _of_adapter(job: Job) -> str:
-    """Return why adapters on a model with experts are not known; those on linears of attention alone are."""
+    """Return why adapters on a model with experts are not known; empty for some on linears of attention alone."""
     adapter = job.adapter
     if adapter is None:
         return ""
     if adapter.base_bits is not None:
         return "adapter: bitsandbytes quantises linears, and the types of experts in stacks were not read"
-    known = "q_proj, k_proj, v_proj, o_proj"
+    known = "known: q_proj, k_proj, v_proj, o_proj"
     if ALL_LINEAR in adapter.targets:
-        return (
-            f"adapter: {ALL_LINEAR} means experts too where each is a module: name the linears of attention ({known})"
-        )
-    touched = next((each for each in adapter.targets if _TOUCHES_EXPERTS.search(each)), "")
-    return f"adapter: the target {touched!r} touches experts, whose adapters are not counted ({known} are)" * bool(
-        touched
-    )
+        return f"adapter: {ALL_LINEAR} means experts too where each is a module: name linears of attention ({known})"
+    touched = next((each for each in adapter.targets if any(names_path(each, path) for path in _INSIDE)), "")
+    return f"adapter: the target {touched!r} touches experts, which is not counted ({known})" if touched else ""

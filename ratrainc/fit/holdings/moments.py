@@ -60,7 +60,7 @@ def _account(part: Part, phase: Phase) -> Bytes:
 
 
 def _split_gradients(part: Part, phase: Phase) -> Bytes:
-    """Return the bytes of held gradients, those of experts apart."""
+    """Return the bytes of held gradients, with the gradients of experts apart."""
     held = _gradients(part, phase)
     if part.model.experts is None or part.job.adapter is not None or part.job.optimizer_in_backward:
         return {GRADIENTS: held}

@@ -236,12 +236,17 @@ class Part:
     @property
     def expert_parameters(self) -> int:
         """Elements of the experts that the stage's routers choose from; 0 without."""
-        return self.layers * self.model.expert_parameters // self.model.layers
+        return self.layers * self.layer_experts
+
+    @property
+    def layer_experts(self) -> int:
+        """Elements of one layer's experts; 0 without."""
+        return self.model.expert_parameters // self.model.layers
 
     @property
     def largest_module(self) -> int:
         """Elements of the largest set of parameters that one module computes with: a matrix, or a layer's experts."""
-        return max(self.largest_matrix, self.model.expert_parameters // self.model.layers)
+        return max(self.largest_matrix, self.layer_experts)
 
     @property
     def embedding_parameters(self) -> int:

@@ -43,7 +43,7 @@ OF_EXPERTS = {
     OPTIMIZER: "optimizer of experts",
     MASTERS: "master weights of experts",
 }
-"""Names of what experts hold of an owner's bytes: apart, as most of a model is theirs."""
+"""Names of the experts' part of an owner's bytes, which is apart as most of a model is theirs."""
 _F32 = 4
 _BLOCK_8BIT = 256
 """Elements that share one f32 scale: bitsandbytes optim/optimizer.py blockwise states, torchao optim/adam.py."""
@@ -98,7 +98,7 @@ def state(part: Part) -> Bytes:
 
 
 def split(name: str, nbytes: int, of_experts: int) -> Bytes:
-    """Return the bytes of an owner in two parts: without those of experts, and of experts, in that order."""
+    """Return an owner's bytes in two parts: of all but experts, and of experts."""
     return {name: nbytes - of_experts, OF_EXPERTS[name]: of_experts}
 
 

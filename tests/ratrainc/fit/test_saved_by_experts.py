@@ -207,7 +207,7 @@ class ModuleBlock(torch.nn.Module):
         weights = weights.to(rows.dtype)
         total = torch.zeros_like(rows)
         for number, expert in enumerate(self.experts):
-            place, token = torch.where(chosen.T == number)
+            place, token = torch.where(chosen.T.eq(number))
             total.index_add_(0, token, expert(rows[token]) * weights[token, place, None])
         return total.reshape(x.shape)
 
