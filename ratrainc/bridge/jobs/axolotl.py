@@ -36,7 +36,16 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
-from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import (
+    ALL_LINEAR,
+    OF_TRAINING,
+    Adapter,
+    Attention,
+    Checkpointing,
+    Job,
+    Loss,
+    Sharding,
+)
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -283,7 +292,7 @@ def _put_adapter(reader: HfReader) -> None:
     alpha = reader.take("lora_alpha", float) or 8.0
     targets = targets_of(reader, "lora_target_modules")
     if reader.truth("lora_target_linear"):
-        targets = ("all-linear",)
+        targets = (ALL_LINEAR,)
     targets = targets or usual_targets(reader, "lora_target_modules")
     reader.taken |= {*names}
     bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
@@ -456,7 +465,9 @@ def _adapter_words(value: Adapter, before: Adapter | None) -> Mapping[str, Any]:
         return {"lora_r": value.rank}
     if before is not None:
         return kind
-    return {**kind, "lora_r": value.rank, "lora_alpha": value.alpha, "lora_target_linear": True}
+    every = value.targets == (ALL_LINEAR,)
+    targets = {"lora_target_linear": True} if every else {"lora_target_modules": list(value.targets)}
+    return {**kind, "lora_r": value.rank, "lora_alpha": value.alpha, **targets}
 
 
 WORDS = Words(

@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Experts, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Experts, Origin, Sharding
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         reader.wrong(key, f"{key} is {shown(said)}: names of linears are expected", way_out=f"{key}: all-linear")
         return ()
-    return ("all-linear",) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
+    return (ALL_LINEAR,) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
 
 
 def usual_targets(reader: HfReader, key: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     usual_targets,
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Job, Loss
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"
@@ -247,7 +247,8 @@ def _adapter_words(value: Adapter, before: Adapter | None) -> dict[str, Any]:
     if before is not None:
         return kind
     lora = {"lora_r": value.rank, "lora_alpha": value.alpha, "lora_dropout": value.dropout}
-    return {"use_peft": True, **lora, "lora_target_modules": "all-linear", **(kind if four else {})}
+    targets = ALL_LINEAR if value.targets == (ALL_LINEAR,) else list(value.targets)
+    return {"use_peft": True, **lora, "lora_target_modules": targets, **(kind if four else {})}
 
 
 TRL_WORDS = Words(

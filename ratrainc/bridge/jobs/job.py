@@ -123,6 +123,10 @@ class Note:
     """true if the setting may lower memory, and is counted as if it did not"""
 
 
+ALL_LINEAR = "all-linear"
+"""Target of an adapter: each linear but the head."""
+
+
 @frozen
 class Adapter:
     """A low-rank adapter that trains in place of the weights."""
@@ -130,7 +134,7 @@ class Adapter:
     rank: int
     alpha: float
     targets: tuple[str, ...]
-    """names of linears as the file has them, or ("all-linear",)"""
+    """names of linears as the file has them, or `ALL_LINEAR` alone"""
     dropout: float = 0.0
     base_bits: int | None = None
     """bits a base weight if it is quantised: 4 or 8"""

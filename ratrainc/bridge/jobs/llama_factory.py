@@ -27,7 +27,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 _HPARAMS = "llama-factory src/llamafactory/hparams"
@@ -136,7 +136,7 @@ def _put_method(reader: HfReader) -> None:
 def _put_lora(reader: HfReader, kind: Said) -> None:
     rank = reader.size("lora_rank") or 8
     alpha = reader.take("lora_alpha", float) or 2.0 * rank  # FinetuningArguments.__post_init__
-    targets = targets_of(reader, "lora_target") or ("all-linear",)
+    targets = targets_of(reader, "lora_target") or (ALL_LINEAR,)
     bits = reader.take("quantization_bit", int)
     if bits not in (None, 4, 8):
         reader.wrong("quantization_bit", f"quantization_bit is {bits}: bitsandbytes has 4 and 8", way_out="4 or 8")
@@ -218,7 +218,14 @@ def _adapter_words(value: Adapter, before: Adapter | None) -> Mapping[str, Any]:
     bits = {"quantization_bit": value.base_bits} if value.base_bits else {}
     if before is not None:
         return bits
-    return {"finetuning_type": "lora", "lora_rank": value.rank, "lora_alpha": value.alpha, "lora_target": "all", **bits}
+    targets = "all" if value.targets == (ALL_LINEAR,) else ",".join(value.targets)
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": value.rank,
+        "lora_alpha": value.alpha,
+        "lora_target": targets,
+        **bits,
+    }
 
 
 WORDS = Words(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Sharding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 ADAPTERS = "adapters"
 FROZEN = "frozen weights"
-ALL_LINEAR = "all-linear"
 _HEAD = "lm_head"
 _F32 = 4
 _BLOCK = 64
