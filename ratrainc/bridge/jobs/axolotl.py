@@ -129,7 +129,6 @@ _UNCOUNTED: Mapping[str, str] = {
     "tiled_mlp_num_shards": "the MLP in pieces is not counted",
     "flash_attn_fuse_mlp": "a fused MLP is not counted",
     "auto_find_batch_size": "the batch is made smaller until it fits; counted as it is said",
-    "expert_parallel_size": "experts are counted on every rank",
     "quantize_moe_experts": "experts in 4 or 8 bits are not counted",
     "use_scattermoe": "what ScatterMoE's kernels keep is not known here",
     "use_sonicmoe": "what SonicMoE's kernels keep is not known here",
@@ -173,6 +172,8 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _put_sharding(reader, Arguments(micro, times, Said(reader.training["max_grad_norm"], "max_grad_norm"), mixed))
     _put_attention(reader)
     put_experts(reader, "experts_implementation", "overrides_of_model_config.output_router_logits")
+    peers = reader.size("expert_parallel_size")
+    reader.put("ep", peers if peers != 1 else None, "expert_parallel_size")
     _put_loss(reader)
     compiled = reader.first("torch_compile", "torch_compile_backend")
     if reader.has(compiled) and str(reader.settings[compiled].value).lower() not in ("false", "auto"):

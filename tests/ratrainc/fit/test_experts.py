@@ -213,9 +213,17 @@ def test_a_peak_that_a_hot_expert_lifts_over_the_capacity_is_too_close_to_call(t
     assert api.fit(file, model="mixtral-8x7b", devices=1, memory=just + hot).verdict.value == "fits"
 
 
-def test_a_model_with_experts_of_another_framework_is_sent_to_the_planner(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"adapter": "lora", "lora_r": 8, "lora_target_linear": True}, "adapter: all-linear means experts too"),
+        ({"expert_parallel_size": 4}, "ep: bytes of experts on ranks of their own"),
+        ({"optimizer": "adafactor"}, "optimizer: Adafactor's factors of stacks"),
+    ],
+)
+def test_what_a_file_asks_of_experts_that_is_not_known_is_refused(change, said, tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
-    file.write_text(settings_of({"base_model": "some/model", "adapter": "lora", "lora_target_linear": True}))
-    with pytest.raises(DiagnosticError, match="all-linear means experts too") as caught:
+    file.write_text(settings_of({"base_model": "some/model", **change}))
+    with pytest.raises(DiagnosticError, match=said) as caught:
         api.fit(file, model="mixtral-8x7b", devices=8, memory=79 * GIB)
     assert caught.value.diagnostics[0].help
