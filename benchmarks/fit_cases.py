@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields, frozen
 
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Experts, Job, Loss, Sharding
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 
@@ -35,6 +35,7 @@ ENUMS: Mapping[str, type[Enum]] = {
     "checkpointing": Checkpointing,
     "attention": Attention,
     "loss": Loss,
+    "experts": Experts,
 }
 CONTEXTLESS = 2**30 // 2
 """Bytes of a card that no process gets (driver, ECC): 80 GB cards show 79.2 GiB, 24 GB cards 23.65; about half a GiB."""

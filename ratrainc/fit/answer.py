@@ -21,8 +21,10 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.facts.expert_facts import experts_text
 from ratrain.ratrainc.fit.bands import Band, band_of
 from ratrain.ratrainc.fit.holdings.adapters import trained
+from ratrain.ratrainc.fit.holdings.experts import CODE, hot_expert
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.part import Part as HeldPart
 from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
@@ -112,9 +114,14 @@ class Fit(Shown):
             return Verdict.OPEN
         if peak * (1 - self.band.error) > self.capacity:
             return Verdict.FAILS
-        if peak * (1 + self.band.error) <= self.capacity and not self.job.not_understood:
+        if self._fits(peak) and not self.job.not_understood:
             return Verdict.FITS
         return Verdict.CLOSE
+
+    def _fits(self, peak: int) -> bool:
+        """Tell whether a peak fits whatever the error, and whatever the routers of experts choose."""
+        assert self.capacity is not None
+        return (peak + hot_expert(HeldPart(self.job, 0))) * (1 + self.band.error) <= self.capacity
 
     def write_snapshot(self, path: str) -> int:
         """Write the predicted allocations of a step, a device for each kind of rank; return the file's bytes.
@@ -129,6 +136,7 @@ class Fit(Shown):
         """Yield the verdict, the holders of the fullest rank's bytes, ways out, limits, and what was not carried."""
         yield from self._verdict()
         yield self._owners()
+        yield from self._experts()
         if len(self.ranks) > 1:
             rows = [[each.name, str(each.ranks), size_text(each.reserved_bytes), each.moment] for each in self.ranks]
             yield TextTable("kinds of ranks", ("rank", "devices", "peak", "fullest"), rows)
@@ -147,7 +155,7 @@ class Fit(Shown):
         else:
             margin = self.capacity - self.peak
             left = f"{size_text(abs(margin))} {'spare' if margin >= 0 else 'short'}"
-            fits = self.peak * (1 + self.band.error) <= self.capacity
+            fits = self._fits(self.peak)
             unsure = "cannot tell, as the settings named below are not understood"
             said = unsure if fits and self.job.not_understood else self.verdict.value
             yield f"{said}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
@@ -161,6 +169,17 @@ class Fit(Shown):
             if each.bytes
         ]
         return TextTable(f"holders of the bytes, {rank.moment}", ("holder", "bytes", "share"), rows)
+
+    def _experts(self) -> Iterator[str]:
+        """Say what experts there are, the code that is counted, and what the routers' choices can add."""
+        model = self.job.model
+        if model is None or model.experts is None:
+            return
+        yield f"{experts_text(model)}; counted as {CODE[self.job.experts]}"
+        part = HeldPart(self.job, 0)
+        hot = hot_expert(part)
+        adds = f"an expert that all tokens choose adds up to {size_text(hot)}" if hot else "no choice changes a byte"
+        yield f"routers: {part.rows_of_experts:,} rows a layer and micro-batch, whatever they choose; {adds}"
 
     def _ways(self) -> Iterator[Part]:
         if self.ways:
@@ -207,6 +226,13 @@ class Fit(Shown):
         if idle:
             yield f"without effect on memory: {', '.join(idle)}"
 
+    def _experts_json(self) -> dict[str, Any] | None:
+        model = self.job.model
+        if model is None or model.experts is None:
+            return None
+        part = HeldPart(self.job, 0)
+        return {"code": self.job.experts.value, "rows": part.rows_of_experts, "hot_expert_bytes": hot_expert(part)}
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `--json` prints it."""
         fits = {Verdict.FITS: True, Verdict.FAILS: False}.get(self.verdict)
@@ -222,6 +248,7 @@ class Fit(Shown):
             "moment": self.fullest.moment,
             "owners": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.owners],
             "overhead": [{"name": each.name, "bytes": each.bytes} for each in self.fullest.overhead],
+            "experts": self._experts_json(),
             "trained_parameters": sum(trained(HeldPart(self.job, stage)) for stage in range(self.job.pp)),
             "ranks": [
                 {"name": each.name, "ranks": each.ranks, "peak_bytes": each.reserved_bytes, "moment": each.moment}
@@ -276,7 +303,7 @@ def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machi
         band,
         machine.name,
         ways,
-        limits(job, int(capacity / (1 + band.error)), phrase),
+        limits(job, int(capacity / (1 + band.error)) - hot_expert(HeldPart(job, 0)), phrase),
     )
 
 

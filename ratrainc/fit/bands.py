@@ -29,6 +29,8 @@ HELD: Mapping[str, tuple[int, float]] = {
     "adapters with FSDP 1": (15, 0.359),
 }
 """By framework, or by mechanism for adapters, the published peaks and the error within which they are predicted."""
+EXPERTS = "models with experts"
+"""Name of peaks of such models, of which none is published with all settings that a formula reads."""
 WORST = 0.104
 """Largest error of any of these peaks but those of adapters."""
 
@@ -44,7 +46,9 @@ class Band:
 
 
 def group_of(job: Job) -> str:
-    """Return the name of the peaks by which a job's answer is judged: its framework, or its kind of adapters."""
+    """Return the name of the peaks by which a job is judged: its framework, its kind of adapters, or experts."""
+    if job.model is not None and job.model.experts is not None:
+        return EXPERTS
     if job.adapter is None:
         return job.framework
     return "adapters with FSDP 1" if job.sharding is Sharding.FSDP1 else "adapters"
@@ -55,7 +59,8 @@ def band_of(job: Job) -> Band:
     name = group_of(job)
     held = HELD.get(name)
     if held is None:
-        text = f"no published peak under {job.framework} to check against; the worst error elsewhere is {WORST:.1%}"
+        whose = f"of {name}" if name == EXPERTS else f"under {name}"
+        text = f"no published peak {whose} to check against; the worst error elsewhere is {WORST:.1%}"
         return Band(WORST, text)
     count, error = held
     share = "9 in 10 of" if count >= MANY else "all" if count > 1 else "the"

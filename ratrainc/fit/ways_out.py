@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
@@ -174,6 +174,10 @@ def _adapters(job: Job) -> Iterator[Change]:
     A lower rank is proposed only where it counts: adapters and what trains them are mostly under 2 % of a peak.
     """
     adapter, quantised = job.adapter, "frozen weights in 4 bits"
+    if adapter is None and job.model is not None and job.model.experts is not None:
+        if job.method == "full":  # adapters of experts are not counted
+            yield Change((("adapter", evolve(PROPOSED, targets=OF_ATTENTION)),), f"{INSTEAD}, of attention alone")
+        return
     if adapter is None:
         if job.method == "full":
             yield Change((("adapter", PROPOSED),), INSTEAD)
@@ -189,9 +193,11 @@ def _adapters(job: Job) -> Iterator[Change]:
             yield lower
 
 
-PROPOSED = Adapter(rank=16, alpha=32.0, targets=("all-linear",))
+PROPOSED = Adapter(rank=16, alpha=32.0, targets=(ALL_LINEAR,))
 """Adapter that is proposed: rank and targets of many published recipes (axolotl examples/llama-3/lora-8b.yml has 32 on
 all linears); a default of no framework."""
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Targets that are proposed for a model with experts."""
 INSTEAD = "another training: low-rank adapters in place of the weights"
 _WORTH = 0.98
 """Share of the peak below which a lower rank is worth a proposal."""

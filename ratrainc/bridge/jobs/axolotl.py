@@ -26,6 +26,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     TrainingDefaults,
     put_adapter,
     put_attention,
+    put_experts,
     put_model,
     put_optimizer,
     put_training,
@@ -35,7 +36,16 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
-from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import (
+    ALL_LINEAR,
+    OF_TRAINING,
+    Adapter,
+    Attention,
+    Checkpointing,
+    Job,
+    Loss,
+    Sharding,
+)
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -119,7 +129,9 @@ _UNCOUNTED: Mapping[str, str] = {
     "tiled_mlp_num_shards": "the MLP in pieces is not counted",
     "flash_attn_fuse_mlp": "a fused MLP is not counted",
     "auto_find_batch_size": "the batch is made smaller until it fits; counted as it is said",
-    "expert_parallel_size": "experts are not counted",
+    "quantize_moe_experts": "experts in 4 or 8 bits are not counted",
+    "use_scattermoe": "what ScatterMoE's kernels keep is not known here",
+    "use_sonicmoe": "what SonicMoE's kernels keep is not known here",
     "qat": "quantisation-aware training is not counted",
     "trl": "settings of other trainers are not counted",
     "optim_target_modules": "an optimizer for some modules alone is counted for all",
@@ -159,6 +171,9 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     _put_checkpointing(reader)
     _put_sharding(reader, Arguments(micro, times, Said(reader.training["max_grad_norm"], "max_grad_norm"), mixed))
     _put_attention(reader)
+    put_experts(reader, "experts_implementation", "overrides_of_model_config.output_router_logits")
+    peers = reader.size("expert_parallel_size")
+    reader.put("ep", peers if peers != 1 else None, "expert_parallel_size")
     _put_loss(reader)
     compiled = reader.first("torch_compile", "torch_compile_backend")
     if reader.has(compiled) and str(reader.settings[compiled].value).lower() not in ("false", "auto"):
@@ -278,7 +293,7 @@ def _put_adapter(reader: HfReader) -> None:
     alpha = reader.take("lora_alpha", float) or 8.0
     targets = targets_of(reader, "lora_target_modules")
     if reader.truth("lora_target_linear"):
-        targets = ("all-linear",)
+        targets = (ALL_LINEAR,)
     targets = targets or usual_targets(reader, "lora_target_modules")
     reader.taken |= {*names}
     bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
@@ -451,7 +466,9 @@ def _adapter_words(value: Adapter, before: Adapter | None) -> Mapping[str, Any]:
         return {"lora_r": value.rank}
     if before is not None:
         return kind
-    return {**kind, "lora_r": value.rank, "lora_alpha": value.alpha, "lora_target_linear": True}
+    every = value.targets == (ALL_LINEAR,)
+    targets = {"lora_target_linear": True} if every else {"lora_target_modules": list(value.targets)}
+    return {**kind, "lora_r": value.rank, "lora_alpha": value.alpha, **targets}
 
 
 WORDS = Words(

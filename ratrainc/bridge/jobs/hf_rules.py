@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Experts, Origin, Sharding
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 ARGUMENTS = "transformers src/transformers/training_args.py, TrainingArguments"
 LOADING = "transformers src/transformers/modeling_utils.py, PreTrainedModel.from_pretrained"
 ATTENTION_SOURCE = "transformers src/transformers/modeling_utils.py, PreTrainedModel.get_correct_attn_implementation"
+EXPERTS_SOURCE = "transformers src/transformers/modeling_utils.py, PreTrainedModel.get_correct_experts_implementation"
 PREPARED = "accelerate src/accelerate/accelerator.py, Accelerator.prepare_model"
 UPCAST_FSDP2 = "accelerate src/accelerate/utils/fsdp_utils.py, fsdp2_prepare_model"
 OF_ITS_WEIGHT = "torch: a gradient has its weight's type"
@@ -87,6 +88,7 @@ _ATTENTION: Mapping[str, Attention] = {
     "flash_attention_3": Attention.FLASH,
     "flash_attention_4": Attention.FLASH,
 }
+_EXPERTS = {each.value: each for each in (Experts.GROUPED, Experts.EAGER)}
 ATTENTION_WORDS = {Attention.EAGER: "eager", Attention.SDPA: "sdpa", Attention.FLASH: "flash_attention_2"}
 
 
@@ -199,6 +201,32 @@ def put_attention(reader: HfReader, said: Said) -> None:
         )
 
 
+def put_experts(reader: HfReader, implementation: str = "", losses: str = "") -> None:
+    """Set the code of experts from its name in transformers, and if an auxiliary loss keeps the routers' logits.
+
+    `implementation` and `losses` are the framework's keys, empty where it has none. Nothing happens for a model without
+    experts.
+    """
+    model = reader.values.get("model")
+    keys = [key for key in (implementation, losses) if key]
+    if model is None or model.experts is None:
+        for key in keys:
+            reader.ignore(key, "the model has no experts")
+        return
+    said = reader.take(implementation, str) if implementation else None
+    keeps = reader.take(losses, float if losses.endswith("_coef") else bool) if losses else None
+    if keeps:
+        reader.put("router_logits", True, losses)
+    elif model.inert.get("output_router_logits"):
+        reader.assume("router_logits", True, "output_router_logits", "config.json of the model")
+    if said is None:
+        reader.assume("experts", Experts.GROUPED, "experts_implementation", EXPERTS_SOURCE)
+        return
+    reader.put("experts", _EXPERTS.get(said, Experts.GROUPED), implementation)
+    if said not in _EXPERTS:
+        reader.unknown(implementation, f"what {said} keeps is not known here; counted as grouped_mm")
+
+
 def type_of(reader: HfReader, key: str, said: Any) -> str | None:
     """Return the job's name of a type in the file's words; report one that is none."""
     kind = _TYPES.get(str(said).lower())
@@ -297,7 +325,7 @@ def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         reader.wrong(key, f"{key} is {shown(said)}: names of linears are expected", way_out=f"{key}: all-linear")
         return ()
-    return ("all-linear",) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
+    return (ALL_LINEAR,) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
 
 
 def usual_targets(reader: HfReader, key: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_adapter,
     put_asked_model,
     put_attention,
+    put_experts,
     put_model,
     put_types,
     targets_of,
@@ -28,7 +29,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     usual_targets,
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Job, Loss
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"
@@ -119,6 +120,7 @@ def _read_trl(path: Path, text: str, asked: Asked) -> Job:
     arguments = take_arguments(reader, _TRL_DEFAULTS)
     _put_trl_loss(reader)
     put_attention(reader, reader.said("attn_implementation", str, None, ""))
+    put_experts(reader, "model_init_kwargs.experts_implementation", "model_init_kwargs.output_router_logits")
     reader.put("packing", reader.take("packing", bool), "packing")
     if (offload := reader.take("activation_offloading", bool)) is not None:
         reader.put("offload_activations", offload, "activation_offloading")
@@ -221,6 +223,7 @@ def _read_arguments(path: Path, text: str, asked: Asked) -> Job:
     arguments = take_arguments(reader)
     put_loss(reader)
     put_attention(reader, Said(None, "attn_implementation"))
+    put_experts(reader)
     loaded = Said("bf16", "dtype", f"{LOADING}: as published (auto); assumed bf16")
     if not reader.engine:
         reader.doubt("dtype", None, "the training script loads the model, and its type; counted as bf16")
@@ -244,7 +247,8 @@ def _adapter_words(value: Adapter, before: Adapter | None) -> dict[str, Any]:
     if before is not None:
         return kind
     lora = {"lora_r": value.rank, "lora_alpha": value.alpha, "lora_dropout": value.dropout}
-    return {"use_peft": True, **lora, "lora_target_modules": "all-linear", **(kind if four else {})}
+    targets = ALL_LINEAR if value.targets == (ALL_LINEAR,) else list(value.targets)
+    return {"use_peft": True, **lora, "lora_target_modules": targets, **(kind if four else {})}
 
 
 TRL_WORDS = Words(

@@ -76,6 +76,17 @@ class Loss(Enum):
     """each tensor-parallel rank holds logits of its part of the vocabulary, with a copy in f32"""
 
 
+class Experts(Enum):
+    """Code that runs the experts of a layer, as far as its bytes differ."""
+
+    GROUPED = "grouped_mm"
+    """all rows in order of their experts, one grouped product a stack of weights: transformers' default since 5.0"""
+    EAGER = "eager"
+    """stacks of weights, and a loop over the experts that got rows"""
+    MODULES = "modules"
+    """a module for each expert, and a loop over them: transformers 4"""
+
+
 @frozen
 class Origin:
     """Origin of a field's value: a key of the file, or a default in the framework's source."""
@@ -112,6 +123,10 @@ class Note:
     """true if the setting may lower memory, and is counted as if it did not"""
 
 
+ALL_LINEAR = "all-linear"
+"""Target of an adapter: each linear but the head."""
+
+
 @frozen
 class Adapter:
     """A low-rank adapter that trains in place of the weights."""
@@ -119,7 +134,7 @@ class Adapter:
     rank: int
     alpha: float
     targets: tuple[str, ...]
-    """names of linears as the file has them, or ("all-linear",)"""
+    """names of linears as the file has them, or `ALL_LINEAR` alone"""
     dropout: float = 0.0
     base_bits: int | None = None
     """bits a base weight if it is quantised: 4 or 8"""
@@ -209,6 +224,10 @@ class Job:
     checkpoint_every: int = 1
     """layers a kept input"""
     attention: Attention = Attention.SDPA
+    experts: Experts = Experts.GROUPED
+    """counts only for a model with experts"""
+    router_logits: bool = False
+    """true if the routers' logits of all layers stay for an auxiliary loss"""
     loss: Loss = Loss.UPCAST
     loss_chunks: int | None = None
     dropout: float = 0.0

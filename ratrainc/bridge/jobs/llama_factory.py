@@ -20,13 +20,14 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     OPTIMIZERS,
     put_adapter,
     put_attention,
+    put_experts,
     put_model,
     put_types,
     targets_of,
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 _HPARAMS = "llama-factory src/llamafactory/hparams"
@@ -60,7 +61,7 @@ _INERT = {
     r"(galore|apollo|badam|kt|ppo|pref|kto|simpo|eaft|asft|hyper_parallel|dpo|oft|reward_model|ref_model)_.*": "no "
     "switch that is read turns it on",
     r"(use_rslora|pissa_.*|loraplus_.*|create_new_adapter|adapter_name_or_path|use_reentrant_gc|use_cache"
-    r"|gradient_checkpointing(_kwargs.*)?|activation_checkpointing(_kwargs.*)?|moe_aux_loss_coef"
+    r"|gradient_checkpointing(_kwargs.*)?|activation_checkpointing(_kwargs.*)?"
     r"|quantization_(type|device_map)|freeze_(vision_tower|multi_modal_projector|language_model))": "it holds nothing",
 }
 
@@ -89,6 +90,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     arguments = take_arguments(reader, Defaults(reads_checkpointing=False))
     _put_optimizer(reader)
     _put_attention(reader)
+    put_experts(reader, losses="moe_aux_loss_coef")
     put_loss(reader, reader.first("enable_liger_kernel", "use_liger_kernel"))
     packing, neat = reader.take("packing", bool), reader.take("neat_packing", bool)
     if packing is None and not neat:
@@ -134,7 +136,7 @@ def _put_method(reader: HfReader) -> None:
 def _put_lora(reader: HfReader, kind: Said) -> None:
     rank = reader.size("lora_rank") or 8
     alpha = reader.take("lora_alpha", float) or 2.0 * rank  # FinetuningArguments.__post_init__
-    targets = targets_of(reader, "lora_target") or ("all-linear",)
+    targets = targets_of(reader, "lora_target") or (ALL_LINEAR,)
     bits = reader.take("quantization_bit", int)
     if bits not in (None, 4, 8):
         reader.wrong("quantization_bit", f"quantization_bit is {bits}: bitsandbytes has 4 and 8", way_out="4 or 8")
@@ -216,7 +218,14 @@ def _adapter_words(value: Adapter, before: Adapter | None) -> Mapping[str, Any]:
     bits = {"quantization_bit": value.base_bits} if value.base_bits else {}
     if before is not None:
         return bits
-    return {"finetuning_type": "lora", "lora_rank": value.rank, "lora_alpha": value.alpha, "lora_target": "all", **bits}
+    targets = "all" if value.targets == (ALL_LINEAR,) else ",".join(value.targets)
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": value.rank,
+        "lora_alpha": value.alpha,
+        "lora_target": targets,
+        **bits,
+    }
 
 
 WORDS = Words(

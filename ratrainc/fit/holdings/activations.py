@@ -24,6 +24,13 @@ from attrs import frozen
 
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing
 from ratrain.ratrainc.fit.holdings.adapters import adapts_head, inputs_kept
+from ratrain.ratrainc.fit.holdings.experts import (
+    ROUTER,
+    experts_kept,
+    gradients_inside,
+    router_logits_kept,
+    stack_gradients,
+)
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS, RmsForm
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -192,6 +199,9 @@ def _mlp(part: Part) -> Iterator[Kept]:
     wide = part.item * part.tokens * part.ffn
     # parallel blocks norm the same input, which one storage holds
     yield from (each for each in _block_norms(part) if not (model.parallel_residual and each.name == "input"))
+    if model.experts is not None:
+        yield from (Kept(*each) for each in experts_kept(part))
+        return
     yield from _projection_input(part, MLP, len(model.mlp_matrices) - 1)
     if part.job.compiled:
         names = ("gate", "up")[: len(model.mlp_matrices) - 1]
@@ -289,8 +299,11 @@ def kept_activations(part: Part, layers: int) -> Bytes:
         by_policy = share(by_policy, part.job.checkpoint_every)
     if part.job.offload_activations:
         by_policy = min(by_policy, 2)
-    masks = {MASKS: share(layers, part.layers) * embedding_mask(part)}
-    return together([account(kept_by_policy(part), by_policy), account(layer_kept(part), whole), masks])
+    others = {
+        MASKS: share(layers, part.layers) * embedding_mask(part),
+        ROUTER: layers * router_logits_kept(part),  # an auxiliary loss reads the logits of all layers
+    }
+    return together([account(kept_by_policy(part), by_policy), account(layer_kept(part), whole), others])
 
 
 def recomputed(part: Part) -> Bytes:
@@ -320,12 +333,14 @@ def norm_gradients(part: Part) -> int:
 def backward_gradients(part: Part) -> int:
     """Return the bytes of gradients inside the backward of one layer, at its fullest.
 
-    The stream's gradient stays; in addition those of the MLP's product, and of its two factors (one without a gate);
-    or of query, key and value; or of softmax's result and its input where scores are kept.
+    The stream's gradient stays; in addition those of the MLP's product, and of its two factors (one without a gate), or
+    all inside experts; or of query, key and value; or of softmax's result and its input where scores are kept.
     """
     model, item, tokens = part.model, part.item, part.tokens
     stream = part.stream_item * part.rows * model.hidden_size
     mlp = part.result_item * tokens * part.ffn * (2 if model.gated_mlp else 1)
+    if model.experts is not None:
+        mlp = gradients_inside(part) + stack_gradients(part)
     attention = item * tokens * (2 * part.query + 2 * part.key)
     scores = 2 * item * part.heads * score_rows(part) if part.job.attention is Attention.EAGER else 0
     return stream + max(mlp, attention, scores)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Sharding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 ADAPTERS = "adapters"
 FROZEN = "frozen weights"
-ALL_LINEAR = "all-linear"
 _HEAD = "lm_head"
 _F32 = 4
 _BLOCK = 64
@@ -47,6 +46,8 @@ READ = frozenset({*TRANSFORMERS, "torchtune"})
 """Frameworks whose adapters were read: peft tuners/lora/layer.py, torchtune modules/peft/lora.py."""
 _SEPARATE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
 """Families whose linears are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj."""
+_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
+"""Families of which the linears of attention alone are counted: experts are stacks, not linears, or modules."""
 
 
 @frozen
@@ -86,6 +87,8 @@ def linears(part: Part) -> tuple[Linear, ...]:
     elif family == "gpt_neox" and packed:
         names = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
         widths = (query + 2 * key, hidden, ffn, hidden)
+    elif family in _WITH_EXPERTS:
+        return _separate(hidden, query, key, ffn)[:4]
     elif family in _SEPARATE or (family == "phi3" and not packed):
         return _separate(hidden, query, key, ffn)
     else:
@@ -118,6 +121,13 @@ def _matches(target: str, part: Part, linear: Linear) -> bool:
         return f".{linear.path}".endswith(f".{target}")
     paths = (f"{_root(part)}.{layer}.{linear.path}" for layer in range(part.model.layers))
     return all(re.fullmatch(target, path) for path in paths)
+
+
+def names_path(target: str, path: str) -> bool:
+    """Tell whether a target names a path of a LLaMA-like model's first layer, by the same rules."""
+    if not _EXPRESSION.search(target):
+        return f".{path}".endswith(f".{target}")
+    return _compiles(target) and re.fullmatch(target, f"model.layers.0.{path}") is not None
 
 
 def _root(part: Part) -> str:
@@ -205,6 +215,8 @@ def _stored(linear: Linear, bits: int | None, double: bool, item: int) -> tuple[
 def _layer_stored(part: Part) -> tuple[int, int]:
     adapter, item = part.job.adapter, itemsize(part.job.weight_dtype)
     assert adapter is not None
+    if part.model.experts is not None:
+        return item * part.layer_parameters, 0
     each = [_stored(linear, adapter.base_bits, adapter.double_quantised, item) for linear in linears(part)]
     return sum(codes for codes, _ in each) + item * part.layer_vectors, sum(scales for _, scales in each)
 

@@ -11,7 +11,8 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     nanotron         DDP's buckets in the weights' type; with sums in f32, gradients in it until the backward's end
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
-    ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py)
+    ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py); more
+            if a module alone has more, as experts may (partitioned_param_coordinator.py fetch_sub_module)
     Megatron-LM      placeholders of weight gradients, and one buffer for the gathered input of a sequence-parallel
             product (core/tensor_parallel/layers.py, get_global_memory_buffer)
     autocast         a copy of each weight in the compute type, until the forward's context ends
@@ -193,7 +194,7 @@ def _zero3(part: Part, phase: Phase) -> Bytes:
     if phase is Phase.STEP:
         return {"buffers of DeepSpeed: buckets": bucket}
     live = sizes.get("stage3_max_live_parameters", LIVE) + sizes.get("stage3_prefetch_bucket_size", PREFETCH)
-    gathered = part.item * min(part.parameters, max(live, part.largest_matrix))
+    gathered = part.item * min(part.parameters, max(live, part.largest_module))
     return {"buffers of DeepSpeed: gathered weights": gathered, "buffers of DeepSpeed: buckets": bucket}
 
 
@@ -229,6 +230,8 @@ def _casts(part: Part, phase: Phase) -> Bytes:
         return {}
     quantised = part.job.adapter is not None and part.job.adapter.base_bits is not None
     layer = 0 if quantised else part.layer_parameters - part.layer_vectors
+    if part.model.experts is not None:  # autocast does not know grouped products
+        layer -= part.layer_experts
     head = part.head_matrix
     # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
     saved = part.layers - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)

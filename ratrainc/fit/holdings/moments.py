@@ -28,6 +28,7 @@ from ratrain.ratrainc.fit.holdings.state import (
     all_gradients,
     gradients,
     gradients_stay,
+    split,
     state,
     step_copies,
     sums_apart,
@@ -49,13 +50,22 @@ def _account(part: Part, phase: Phase) -> Bytes:
     return together(
         [
             state(part),
-            {GRADIENTS: _gradients(part, phase)},
+            _split_gradients(part, phase),
             _activations(part, phase),
             buffers(part, phase),
             {"optimizer: copies of the step": step_copies(part) if phase is Phase.STEP else 0},
             {"workspace: cuBLAS": WORKSPACE},
         ]
     )
+
+
+def _split_gradients(part: Part, phase: Phase) -> Bytes:
+    """Return the bytes of held gradients, with the gradients of experts apart."""
+    held = _gradients(part, phase)
+    if part.model.experts is None or part.job.adapter is not None or part.job.optimizer_in_backward:
+        return {GRADIENTS: held}
+    own = gradients(part, part.expert_parameters)
+    return split(GRADIENTS, held, own if own <= held else 0)  # less is of the head alone
 
 
 def _gradients(part: Part, phase: Phase) -> int:
@@ -68,7 +78,7 @@ def _gradients(part: Part, phase: Phase) -> int:
     # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
     adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON and not sums_apart(part)
     table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
-    matrix = largest_trained(part) if part.job.adapter else table or part.model.hidden_size * part.ffn
+    matrix = largest_trained(part) if part.job.adapter else table or part.layer_matrix
     waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0
     if gradients_stay(part) or phase in (Phase.FIRST, Phase.END):
         return everything + waiting

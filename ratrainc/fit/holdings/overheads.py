@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.buffers import FSDP1_GATHERED, Phase, gather_pool
 from ratrain.ratrainc.fit.holdings.logits import freed_logits
-from ratrain.ratrainc.fit.holdings.state import GRADIENTS
+from ratrain.ratrainc.fit.holdings.state import GRADIENTS, OF_EXPERTS
 from ratrain.ratrainc.fit.holdings.terms import Owner
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ FRAGMENTATION = 0.02
 22.27 GiB allocated and 22.76 reserved, when GPT-2 XL ran out of memory on 24 GB: huggingface.co/blog/pytorch-fsdp.
 """
 _STREAMS: Mapping[Sharding, tuple[str, ...]] = {
-    Sharding.FSDP1: (GRADIENTS, FSDP1_GATHERED),
-    Sharding.FSDP2: (GRADIENTS,),
+    Sharding.FSDP1: (GRADIENTS, OF_EXPERTS[GRADIENTS], FSDP1_GATHERED),
+    Sharding.FSDP2: (GRADIENTS, OF_EXPERTS[GRADIENTS]),
 }
 """Owners whose tensors are made on a stream apart (fully_shard/_fsdp_collectives.py foreach_reduce; FSDP1's
 _runtime_utils.py _unshard, _post_backward_hook)."""

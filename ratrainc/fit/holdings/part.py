@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrainc.bridge.jobs.job import Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
 from ratrain.ratrainc.fit.holdings.styles import (
     JOINED_FAMILIES,
     MEGATRON,
@@ -190,6 +190,19 @@ class Part:
         return share(self.model.ffn_size, self.job.tp)
 
     @property
+    def rows_of_experts(self) -> int:
+        """Rows that all experts of a layer get together: each token goes to as many, whatever its router chooses."""
+        return self.tokens * (self.model.experts_per_token or 0)
+
+    @property
+    def expert_item(self) -> int:
+        """Bytes of an element of the experts' products: autocast leaves grouped ones in the weights' type.
+
+        (transformers integrations/moe.py _grouped_mm)
+        """
+        return self.stream_item if self.job.experts is Experts.GROUPED else self.item
+
+    @property
     def vocabulary(self) -> int:
         """Rows of the vocabulary on one tensor-parallel rank; Megatron-LM pads them."""
         if self.job.framework not in MEGATRON:
@@ -203,6 +216,8 @@ class Part:
     def layer_parameters(self) -> int:
         """Elements of one layer's parameters."""
         model = self.model
+        if model.experts is not None:  # whole on each rank: no formula of tensor-parallel experts is known here
+            return model.parameters_per_layer
         matrices = model.hidden_size * (2 * self.query + 2 * self.key + len(model.mlp_matrices) * self.ffn)
         return matrices + self.layer_vectors
 
@@ -217,6 +232,21 @@ class Part:
         blocks = 2 * (model.has_pre_norm + model.has_post_norm) * model.norm_parameters
         normed = {"none": 0, "head": 2 * model.head_dim, "whole": self.query + self.key}[model.qk_norm]
         return wide + narrow + blocks + normed
+
+    @property
+    def expert_parameters(self) -> int:
+        """Elements of the experts that the stage's routers choose from; 0 without."""
+        return self.layers * self.layer_experts
+
+    @property
+    def layer_experts(self) -> int:
+        """Elements of one layer's experts; 0 without."""
+        return self.model.expert_parameters // self.model.layers
+
+    @property
+    def largest_module(self) -> int:
+        """Elements of the largest set of parameters that one module computes with: a matrix, or a layer's experts."""
+        return max(self.largest_matrix, self.layer_experts)
 
     @property
     def embedding_parameters(self) -> int:
@@ -249,7 +279,20 @@ class Part:
     @property
     def largest_matrix(self) -> int:
         """Elements of the largest parameter."""
-        return max(self.model.hidden_size * max(self.ffn, self.query), self.embedding_parameters, self.head_matrix)
+        return max(self.layer_matrix, self.model.hidden_size * self.query, self.embedding_parameters, self.head_matrix)
+
+    @property
+    def layer_matrix(self) -> int:
+        """Elements of the largest parameter of an MLP: of experts in stacks that of gate and up, of all of them.
+
+        (transformers models/mixtral/modeling_mixtral.py MixtralExperts; the other families have the same stacks)
+        """
+        model = self.model
+        if model.experts is None:
+            return model.hidden_size * self.ffn
+        one = model.hidden_size * model.expert_width
+        own = one if self.job.experts is Experts.MODULES else 2 * model.experts * one
+        return max(own, model.hidden_size * (model.shared_expert_size or 0))
 
     # Schedule
 

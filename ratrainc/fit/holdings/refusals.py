@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import adapter_refusal, adapter_unread
+from ratrain.ratrainc.fit.holdings.experts import experts_refusal
 from ratrain.ratrainc.fit.holdings.part import Part, stage_layers
 from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, STYLES
@@ -40,8 +41,8 @@ def _incomplete(job: Job) -> str:
 def _not_built(job: Job) -> str:
     if job.framework not in STYLES:
         return f"framework: the model code of {job.framework} was not read (known: {', '.join(STYLES)})"
-    if job.model is not None and job.model.experts is not None:
-        return f"{EXPERTS}: {job.model.name} has {job.model.experts} in each layer, and formulas are of dense models"
+    if unread := experts_refusal(job):
+        return unread
     if unread := adapter_unread(job):
         return unread
     if job.method not in {"full", "pretrain", "lora"}:

@@ -25,16 +25,25 @@ from ratrain.ratrainc.fit.holdings.adapters import (
     outer_trained,
     trained,
 )
-from ratrain.ratrainc.fit.holdings.part import Part, itemsize, share
+from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
+from ratrain.ratrainc.fit.holdings.terms import Bytes, together
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.fit.holdings.terms import Bytes
+    from ratrain.ratrainc.fit.holdings.part import Part
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer"
 MASTERS = "master weights"
+OF_EXPERTS = {
+    FROZEN: "frozen weights of experts",
+    WEIGHTS: "weights of experts",
+    GRADIENTS: "gradients of experts",
+    OPTIMIZER: "optimizer of experts",
+    MASTERS: "master weights of experts",
+}
+"""Names of the experts' part of an owner's bytes, which is apart as most of a model is theirs."""
 _F32 = 4
 _BLOCK_8BIT = 256
 """Elements that share one f32 scale: bitsandbytes optim/optimizer.py blockwise states, torchao optim/adam.py."""
@@ -67,26 +76,45 @@ def state(part: Part) -> Bytes:
     weights = itemsize(adapter_dtype(job) if job.adapter else job.weight_dtype) * (held if part.sharded else own)
     masters = itemsize(job.master_dtype) * held if job.master_dtype else 0
     on_host = job.offload_optimizer or (job.offload_parameters and part.sharded)
-    return {
+    whole = {
         **({FROZEN: frozen_bytes(part)} if job.adapter else {}),
         ADAPTERS if job.adapter else WEIGHTS: 0 if job.offload_parameters else weights,
         MASTERS: 0 if on_host else masters,
         OPTIMIZER: 0 if on_host else moments(part, held),
     }
+    if part.model.experts is None:
+        return whole
+    if job.adapter:
+        frozen = itemsize(job.weight_dtype) * part.expert_parameters if whole[FROZEN] else 0
+        apart = split(FROZEN, whole.pop(FROZEN), share(frozen, part.shards) if part.sharded else frozen)
+        return together([apart, whole])
+    experts = share(part.expert_parameters, part.shards)
+    of_experts = {
+        WEIGHTS: itemsize(job.weight_dtype) * (experts if part.sharded else part.expert_parameters),
+        MASTERS: itemsize(job.master_dtype) * experts if job.master_dtype else 0,
+        OPTIMIZER: moments(part, experts, embeds=False),
+    }
+    return together(split(name, nbytes, min(nbytes, of_experts[name])) for name, nbytes in whole.items())
 
 
-def moments(part: Part, elements: int) -> int:
+def split(name: str, nbytes: int, of_experts: int) -> Bytes:
+    """Return an owner's bytes in two parts: of all but experts, and of experts."""
+    return {name: nbytes - of_experts, OF_EXPERTS[name]: of_experts}
+
+
+def moments(part: Part, elements: int, *, embeds: bool = True) -> int:
     """Return the bytes of the optimizer's moments of `elements` elements.
 
     An 8-bit AdamW keeps the embedding's moments in f32 under the Trainer (transformers trainer.py,
-    register_module_override). Tensors under 4,096 elements stay in f32 too, which is left out: under 0.01 %.
+    register_module_override); `embeds` says if it is among the elements. Tensors under 4,096 elements stay in f32 too,
+    which is left out: under 0.01 %.
     """
     name = part.job.optimizer
     if name == FACTORED:
         return _F32 * _factors(part)
     count = MOMENTS[name]
     if name in {"adamw-8bit", "lion-8bit"}:
-        embeds = part.job.framework in TRANSFORMERS and part.job.adapter is None
+        embeds = embeds and part.job.framework in TRANSFORMERS and part.job.adapter is None
         wide = share(part.embedding_parameters, part.shards) if embeds else 0
         narrow = elements - wide
         return count * (narrow + _F32 * share(narrow, _BLOCK_8BIT) + _F32 * wide)

@@ -56,3 +56,10 @@ def megatron(model: ModelConfig, **fields) -> Job:
     }
     devices = fields.get("tp", 1) * fields.get("pp", 1)
     return job_of("megatron-lm", model, **{"devices": devices, **usual, **fields})
+
+
+def expert_model(family: str, **sizes) -> ModelConfig:
+    """A model with 8 experts of 48, 2 a token; Qwen2's have a shared one of 80."""
+    own = {"experts": 8, "experts_per_token": 2, "expert_size": 48, "ffn_size": 48}
+    own |= {"shared_expert_size": 80, "qkv_bias": True} if family == "qwen2_moe" else {}
+    return model_of(family, **{**own, **sizes})

@@ -120,12 +120,6 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, change: dict[str, 
     assert caught.value.diagnostics[0].help
 
 
-def test_a_model_with_experts_is_sent_to_the_planner() -> None:
-    with pytest.raises(DiagnosticError, match="experts: mixtral-8x7b has 8 in each layer") as caught:
-        api.fit(model="mixtral-8x7b", devices=8, memory=79 * GIB, seq_len=2048, micro_batch_size=1)
-    assert "ratrainc plan" in (caught.value.diagnostics[0].help or "")
-
-
 def test_json_has_what_scripts_read(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(example())

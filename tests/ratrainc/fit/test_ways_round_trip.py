@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 DDP_AXOLOTL = hf_files.AXOLOTL_PLAIN.replace("fp16: true", "fp16: false").replace("bf16: false", "bf16: true")
 DDP_FACTORY = hf_files.FACTORY_PLAIN.replace("pure_bf16", "bf16")
 ZERO0 = hf_files.ACCELERATE_ZERO3.replace("stage: 3", "stage: 0").replace("device: cpu", "device: none")
+MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
 FAMILY: dict[str, hf_files.Files] = {
     **hf_files.CASES,
     "axolotl, DDP in bf16": {"train.yml": DDP_AXOLOTL},
     "axolotl, DDP by accelerate": {"train.yml": DDP_AXOLOTL, "ddp.yaml": hf_files.ACCELERATE_DDP},
     "LLaMA-Factory, DDP": {"train.yaml": DDP_FACTORY},
     "TRL, ZeRO 0": {"sft.yaml": hf_files.TRL_FULL, "zero0.yaml": ZERO0},
+    "axolotl, experts": {"train.yml": DDP_AXOLOTL.replace("mistralai/Mistral-7B-v0.3", MIXTRAL)},
+    "LLaMA-Factory, experts": {"train.yaml": DDP_FACTORY.replace("Qwen/Qwen2.5-1.5B", MIXTRAL)},
+    "TRL, experts": {"sft.yaml": hf_files.TRL_FULL.replace("Qwen/Qwen3-8B", MIXTRAL), "zero0.yaml": ZERO0},
 }
 
 
