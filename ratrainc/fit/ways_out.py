@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
-from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal

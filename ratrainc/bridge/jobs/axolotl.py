@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.accelerate import INERT as INERT_ACCELERATE
 from ratrain.ratrainc.bridge.jobs.accelerate import bring_accelerate, put_devices
@@ -37,7 +38,6 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
 from ratrain.ratrainc.bridge.jobs.job import (
-    ALL_LINEAR,
     OF_TRAINING,
     Adapter,
     Attention,

@@ -26,11 +26,12 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.hf_keys import DROPOUT
 from ratrain.ratrain_ir.config.hub_names import hub_model
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Experts, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Experts, Origin, Sharding
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.hf_arguments import INERT, Defaults, put_loss, take_arguments
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
@@ -29,7 +30,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     usual_targets,
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Job, Loss
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"

@@ -123,10 +123,6 @@ class Note:
     """true if the setting may lower memory, and is counted as if it did not"""
 
 
-ALL_LINEAR = "all-linear"
-"""Target of an adapter: each linear but the head."""
-
-
 @frozen
 class Adapter:
     """A low-rank adapter that trains in place of the weights."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.hf_arguments import INERT, Defaults, put_loss, take_arguments
@@ -27,7 +28,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Adapter, Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 _HPARAMS = "llama-factory src/llamafactory/hparams"

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Sharding
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 

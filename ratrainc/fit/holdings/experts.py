@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc.bridge.jobs.job import ALL_LINEAR, Experts, Job, Sharding
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import names_path
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
