@@ -372,7 +372,7 @@ class _StageLowering(StageTensors):
                 self.add_branch_backward(block, piece)
             self.backward_heads(block, piece)
             self.emit(self.backward(block, piece))
-            if block.kind != "embed" and not is_parallel_mlp(self.model, self.plan, block):
+            if passes_gradient_on(self.model, self.plan, block) and not is_parallel_mlp(self.model, self.plan, block):
                 around = None if block.kind == "head" else sum_block(self.model, self.plan, block)
                 self.sum_parts(block, piece, around, gradient=True)
             if (

@@ -76,7 +76,15 @@ class Share:
 
 
 def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
-    """Return how a parameter is distributed, by its short name (`blocks.Parameter.weight`)."""
+    """Return how a parameter is distributed, by its short name (`blocks.Parameter.weight`).
+
+    Of an adapter, the matrix on the cut side of its linear layer is cut alike. The other is whole on every peer, and
+    its gradient there is a part of a sum: products with parts of an input, or of a gradient, add up.
+    """
+    stem, _, matrix = weight.rpartition("_lora_")
+    if stem:
+        linear = share_of(model, peers, f"{stem}_proj")
+        return linear if (linear.axis == 1) is (matrix == "a") else Share(None, peers)
     if weight.endswith("_experts"):  # [experts, outputs, inputs]
         return Share(2 if weight == "down_experts" else 1, 1)
     weight = weight.removeprefix("shared_")

@@ -256,13 +256,14 @@ def trained_words(model: ModelConfig) -> str:
 
 
 def parameters_within(
-    model: ModelConfig, block: Block, start: int, elements: int
+    model: ModelConfig, block: Block, start: int, elements: int, held: Held = Held.TRAINED
 ) -> Iterator[tuple[Parameter, int, int]]:
-    """Yield (parameter, start, exclusive end) of those that train in `elements` elements from `start` of a flat tensor.
+    """Yield (parameter, start, exclusive end) of those in `elements` elements from `start` of a block's flat tensor.
 
-    The range is that of the parameter's elements inside this part, counted from `start`.
+    The range is that of the parameter's elements inside this part, counted from `start`. The tensor is that of the
+    parameters that train, or of plain frozen ones.
     """
-    for parameter in trained_parameters(model, block):
+    for parameter in (each for each in parameters(model, block) if each.held is held):
         low = max(parameter.offset - start, 0)
         high = min(parameter.offset + parameter.elements - start, elements)
         if low < high:

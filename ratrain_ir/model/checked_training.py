@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.tensor_ranks import trained_model
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
 from ratrain.ratrain_ir.model.adapters import is_linear, is_target, module_name, packed_in
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
@@ -73,10 +73,10 @@ def _any_trains(model: ModelConfig, plan: Plan, owners: Iterable[Block]) -> bool
 
 
 def _check_layout(model: ModelConfig, plan: Plan) -> None:
-    """Refuse tensor-parallel ranks, and a stage or chunk without a parameter that trains."""
-    if plan.tp > 1:
-        text = f"tp = {plan.tp}: tensor-parallel ranks with frozen parameters or adapters are not built"
-        fail("RT064", text, help="use tp = 1")
+    """Refuse norms over tensor-parallel ranks, and a stage or chunk without a parameter that trains."""
+    if norms_over_ranks(model, plan):
+        text = f"tp = {plan.tp}: frozen parameters or adapters of {model.name}, whose norms of queries and keys tensor-"
+        fail("RT064", f"{text}parallel ranks take together, are not built", help="use tp = 1")
     chunks = plan.pp * plan.chunks
     for chunk in range(chunks) if chunks > 1 else ():
         layers = plan.chunk_layers(chunk, model)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
-from ratrain.ratrain_ir.model.blocks import block, flat_elements, parameters
+from ratrain.ratrain_ir.model.blocks import block, flat_elements, trained_parameters
 from ratrain.ratrain_ir.model.sharded_blocks import shard_count
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int) -> M
     owner = block(kind, 0 if kind in ("attention", "mlp") else None)
     shard = flat_elements(model, plan, owner) // shards
     found: dict[int, SharedElements] = {}
-    for parameter in parameters(rank_model(model, plan), owner):
+    for parameter in trained_parameters(rank_model(model, plan), owner):
         copies = share_of(model, plan.tp, parameter.weight).copies
         if copies == 1:
             continue

@@ -43,7 +43,7 @@ LORA = Training(method="lora", rank=4, alpha=8.0)
 QV = evolve(LORA, rank=3, alpha=2.0, rslora=True, targets="q_proj, v_proj")
 LAYERS = Training(freeze="model.embed_tokens.*, model.layers.0.*, model.layers.*.mlp.down_proj.weight")
 NORM = "model.layers.1.post_attention_layernorm.weight"
-TRAININGS = {"adapters": LORA, "adapters of q and v": QV, "frozen layers": evolve(LAYERS, freeze="*.mlp.*, lm_head.*")}
+TRAININGS = {"adapters": LORA, "adapters of q and v": QV, "frozen layers": evolve(LAYERS, freeze="*.mlp.*, model.norm.*")}
 ONE: dict[str, Any] = {"pp": 1, "dp": 1, "zero": 0, "micro_batches": 6, "view_dtype": "f32"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "three stages": {"pp": 3},
@@ -73,6 +73,35 @@ def test_slices_train_adapters(slices: tuple[int, ...]) -> None:
     keys = {**ONE, "training": LORA, "slices": slices if len(slices) > 1 else ()}
     whole = train(make_program(**{**ONE, "training": LORA}), 2)
     assert losses(train(make_program(**keys), 2, poison=True)) == pytest.approx(losses(whole), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "peers", [{"tp": 2}, {"tp": 4, "sequence_sharding": False}, {"tp": 2, "pp": 2, "dp": 2, "zero": 2}]
+)
+@pytest.mark.parametrize("model", [MODEL, GEMMA3, evolve(MODEL, tied_embeddings=True)], ids=("llama", "gemma3", "tied"))
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.sampled(5)
+def test_tensor_ranks_train_alike(training: str, model: ModelConfig, peers: dict[str, Any]) -> None:
+    """After three steps, so that both matrices of an adapter have had gradients; replicas with as many sequences."""
+    keys = {**ONE, "training": TRAININGS[training]}
+    replicas = {"dp": 2, "micro_batches": 3} if "dp" in peers else {}
+    one = train(make_program(model, **{**keys, **replicas}), 3)
+    other = train(make_program(model, **{**keys, **replicas, **peers}), 3, check_memory=True, poison=True)
+    assert losses(other) == pytest.approx(losses(one), rel=2e-6)
+    mine, theirs = (training_state(run.engine, 3).blocks for run in (one, other))
+    for owner in mine:
+        found = named_parameters_of(other.program.trained_model, owner, theirs[owner].m1)
+        for name, wanted in named_parameters_of(one.program.trained_model, owner, mine[owner].m1).items():
+            np.testing.assert_allclose(found[name], wanted, rtol=0, atol=2e-4 * np.abs(wanted).max(), err_msg=name)
+
+
+def test_a_checkpoint_of_adapters_goes_on_with_other_tensor_ranks(tmp_path: Path) -> None:
+    keys = {**ONE, "training": LORA}
+    whole = train(make_program(**keys), 4)
+    for save_every, folder in ((None, "one"), (1, "series")):
+        train(make_program(**{**keys, "tp": 2}), 2, save=str(tmp_path / folder), save_every=save_every)
+        rest = train(make_program(**{**keys, "pp": 2}), 2, resume=str(tmp_path / folder))
+        assert losses(rest) == pytest.approx(losses(whole)[2:], rel=2e-6)
 
 
 @pytest.mark.parametrize("model", [MODEL, GEMMA3, OLMO2, GRANITE], ids=lambda model: model.family)
@@ -241,7 +270,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
         {"training": Training(freeze="model.embed_tokens.*, model.layers.0.*")},
         "layers 0 to 0",
     ),
-    "tensor ranks": (MODEL, {"training": LORA, "tp": 2}, "tp = 2"),
+    "norms over tensor ranks": (OLMO2, {"training": LORA, "tp": 2}, "tensor-parallel ranks take together"),
 }
 
 

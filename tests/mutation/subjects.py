@@ -170,6 +170,7 @@ SUBJECTS: dict[str, Subject] = {
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
             TIED,
         ),
+        Subject("p2-d1-t2-adapters", {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2, "training": ADAPTERS}, _RATRAIN),
         Subject(
             "p2-d1-packed-base",
             {"dp": 1, "micro_batches": 2, "zero": 0, "training": evolve(ADAPTERS, base="int4-block")},

@@ -78,10 +78,13 @@ def modules_of(program: Any) -> list[str]:
     return sorted({name.partition(".lora_")[0] for name in adapter_parameters(program.trained_model)})
 
 
-@pytest.mark.parametrize(("name", "training"), CASES)
-def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "training", "peers"),
+    [*((*case, 1) for case in CASES), ("llama", PLAIN, 2), ("llama", RSLORA, 4), ("gemma2", PLAIN, 2)],
+)
+def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, peers: int, tmp_path: Path) -> None:
     network = saved(name, tmp_path / "base")
-    program = program_of(load_model(str(tmp_path / "base")), training=training)
+    program = program_of(load_model(str(tmp_path / "base")), training=training, tp=peers)
     network = adapted(network, training, tmp_path / "adapter", modules_of(program))
     run = start(program, 1, init=str(tmp_path / "base"), init_adapter=str(tmp_path / "adapter"), order="sequential")
     (step,) = run.steps()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, rank_part
-from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters, parameters_within
+from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, rank_part, trained_model
+from ratrain.ratrain_ir.model.blocks import Block, Held, Parameter, parameters, parameters_within
 from ratrain.targets.runtime.arena import tensor_file
 
 if TYPE_CHECKING:
@@ -32,12 +32,15 @@ FlatReader: TypeAlias = Callable[[int, int], "FlatPieces"]
 zero."""
 
 
-def rank_pieces(model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader) -> FlatReader:
+def rank_pieces(
+    model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader, held: Held = Held.TRAINED
+) -> FlatReader:
     """Return a reader of a peer's flat tensor of a block, which takes its elements from the whole tensor's reader."""
+    model = trained_model(model, plan)
     wholes = {parameter.weight: parameter for parameter in parameters(model, owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
-        for parameter, low, high in parameters_within(rank_model(model, plan), owner, start, stop - start):
+        for parameter, low, high in parameters_within(rank_model(model, plan), owner, start, stop - start, held):
             for number, first, last in _sheets_within(parameter, start + low, start + high):
                 mine, other = _sheet(parameter, number), _sheet(wholes[parameter.weight], number)
                 part = _sheet_part(model, plan.tp, peer, wholes[parameter.weight])

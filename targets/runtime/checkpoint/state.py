@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import Block, parameters, trains
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
+from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
@@ -23,7 +24,7 @@ from ratrain.targets.runtime.checkpoint.training_state import BlockStates, Train
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
 from ratrain.targets.runtime.engine.rank import RankExecutor
-from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces, frozen_pieces
+from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces
 from ratrain.targets.runtime.weights.weights import block_elements
 
 _LEAST_SCALE = 2.0**-32
@@ -50,34 +51,47 @@ def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
 
 
 def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
-    """Fill the frozen parameters of all ranks from a source, rounded as views are."""
-    model, memory = engine.program.trained_model, engine.kernels.memory
+    """Fill the frozen parameters of all ranks from a source: rounded as views are, or packed."""
+    program, memory = engine.program, engine.kernels.memory
+    model = program.trained_model
+
+    def whole(block: Block) -> FlatReader:
+        return lambda start, stop: flat_pieces(model, block, source, start, stop, Held.PLAIN)
+
     for block, ranks in _owners(engine) if model.training else ():
-        _fill_packed(engine, ranks, block, source)
-        held = [tensor for rank in ranks for tensor in rank.all_carried("f", str(block))]
-        for tensor in held:
-            memory.write(tensor, 0)
-        for at, given in frozen_pieces(model, block, source) if held else ():
-            values = memory.staged(given)
+        for peer in sorted({rank.peer for rank in ranks}):
+            alike = [rank for rank in ranks if rank.peer == peer]
+            _fill_packed(engine, alike, block, source)
+            held = [tensor for rank in alike for tensor in rank.all_carried("f", str(block))]
+            pieces = whole(block)
+            if program.plan.tp > 1:
+                pieces = rank_pieces(program.model, program.plan, peer, block, pieces, Held.PLAIN)
             for tensor in held:
-                engine.scratch.reset()
-                engine.kernels.cast(values, tensor[at : at + given.size], scratch=engine.scratch)
+                memory.write(tensor, 0)
+            for at, given in pieces(0, len(held[0])) if held else ():
+                values = memory.staged(given)
+                for tensor in held:
+                    engine.scratch.reset()
+                    engine.kernels.cast(values, tensor[at : at + given.size], scratch=engine.scratch)
 
 
 def _fill_packed(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, source: WeightSource) -> None:
-    """Fill a block's packed matrices, each from the whole of its values."""
-    kernels = engine.kernels
+    """Fill the packed matrices of ranks of one peer, each from the whole of its values."""
+    kernels, plan, model = engine.kernels, engine.program.plan, engine.program.trained_model
     held = [tensor for rank in ranks for tensor in rank.all_carried("fq", str(block))]
     for tensor in held:
         kernels.memory.write(tensor, 0)
-    for parameter in parameters(engine.program.trained_model, block) if held else ():
+    for parameter in parameters(rank_model(model, plan), block) if held else ():
         if parameter.bits is not None:
-            values = kernels.memory.staged(source(parameter.name).reshape(-1))
+            given = source(parameter.name)
+            part = given[rank_part(model, plan.tp, ranks[0].peer, parameter.weight, given.shape)]
+            mine = np.zeros(parameter.shape, np.float32)  # a peer's part may be padded
+            mine[tuple(map(slice, part.shape))] = part
+            values = kernels.memory.staged(mine.reshape(-1))
             for tensor in held:
                 packed = tensor[parameter.offset : parameter.offset + parameter.stored_shape[0]]
                 needed = kernels.scratch_bytes("quantise", a=values, packed=packed, bits=parameter.bits)
-                scratch = kernels.memory.scratch(needed)
-                kernels.quantise(values, packed, scratch=scratch, bits=parameter.bits)
+                kernels.quantise(values, packed, scratch=kernels.memory.scratch(needed), bits=parameter.bits)
 
 
 def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.model.blocks import Block, Held, Parameter, parameters, parameters_within
+from ratrain.ratrain_ir.model.blocks import Block, Held, Parameter, parameters_within
 from ratrain.targets.runtime.arena.tensor_file import Float32, joined
 
 if TYPE_CHECKING:
@@ -39,19 +39,11 @@ class WeightSource(ABC):
         return joined(self.pieces(name, 0, parameter.elements), parameter.elements).reshape(parameter.shape)
 
 
-def frozen_pieces(model: ModelConfig, block: Block, source: WeightSource) -> FlatPieces:
-    """Yield a block's flat tensor of frozen parameters from a source."""
-    for parameter in parameters(model, block):
-        if parameter.held is Held.PLAIN:
-            at = parameter.offset
-            for piece in source.pieces(parameter.name, 0, parameter.elements):
-                yield at, piece
-                at += piece.size
-
-
-def flat_pieces(model: ModelConfig, block: Block, source: WeightSource, start: int, stop: int) -> FlatPieces:
-    """Yield elements [start, stop) of a block's flat tensor from a source."""
-    for parameter, low, high in parameters_within(model, block, start, stop - start):
+def flat_pieces(
+    model: ModelConfig, block: Block, source: WeightSource, start: int, stop: int, held: Held = Held.TRAINED
+) -> FlatPieces:
+    """Yield elements [start, stop) of a block's flat tensor from a source: of what trains, or of plain frozen ones."""
+    for parameter, low, high in parameters_within(model, block, start, stop - start, held):
         at = start + low
         for piece in source.pieces(parameter.name, at - parameter.offset, start + high - parameter.offset):
             yield at, piece
