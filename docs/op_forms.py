@@ -31,7 +31,8 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import Block, normed_gradient_slots, pending_slots, saved_slots
+from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.model.slots import normed_gradient_slots, pending_slots, saved_slots
 from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
 from ratrain.ratrain_ir.ops.compute import BlockOp, Forward, Recompute, Release

@@ -31,20 +31,12 @@ from attrs import define
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
-    HEADS_SLOTS,
-    INPUT_HALF_SLOTS,
-    PRODUCTS,
-    SQUARES,
-    WEIGHT_HALF_SLOTS,
     Block,
-    computed_type,
     flat_elements,
-    half_slots,
     has_backward,
     next_block,
     passes_gradient_on,
     previous_block,
-    shares_rows,
     ties_gradients,
     trains,
 )
@@ -56,6 +48,16 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     keeps_view,
     parts_view,
     reduces_each_micro_batch,
+)
+from ratrain.ratrain_ir.model.slots import (
+    HEADS_SLOTS,
+    INPUT_HALF_SLOTS,
+    PRODUCTS,
+    SQUARES,
+    WEIGHT_HALF_SLOTS,
+    computed_type,
+    half_slots,
+    shares_rows,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp, source_block, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage

@@ -16,29 +16,11 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
-    KEY_SLOTS,
-    SQUARES,
     Block,
-    Slot,
-    activation_type,
-    branch_slots,
-    branch_sums,
-    computed_type,
-    exchanged_type,
     flat_elements,
     frozen_elements,
-    last_viewer,
-    normed_gradient_slots,
     packed_frozen_bytes,
     previous_block,
-    projected_slots,
-    reads_documents,
-    row_sum_slots,
-    row_sums_type,
-    saved_slots,
-    seen_slices,
-    sum_slots,
-    token_type,
     trains,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
@@ -49,6 +31,26 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     reduces_each_micro_batch,
     shard_elements,
     view_shard_elements,
+)
+from ratrain.ratrain_ir.model.slots import (
+    KEY_SLOTS,
+    SQUARES,
+    Slot,
+    activation_type,
+    branch_slots,
+    branch_sums,
+    computed_type,
+    exchanged_type,
+    last_viewer,
+    normed_gradient_slots,
+    projected_slots,
+    reads_documents,
+    row_sum_slots,
+    row_sums_type,
+    saved_slots,
+    seen_slices,
+    sum_slots,
+    token_type,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage

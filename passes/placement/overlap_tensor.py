@@ -45,8 +45,9 @@ from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
-from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, block_chain
+from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Backward, Recompute

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.model.blocks import (
+from ratrain.ratrain_ir.model.slots import (
     INPUT_HALF_SLOTS,
     SPLIT_KINDS,
     WEIGHT_HALF_SLOTS,

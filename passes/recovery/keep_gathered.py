@@ -23,7 +23,7 @@ from attrs import define, field, frozen
 
 from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.config.types import aligned
-from ratrain.ratrain_ir.model.blocks import shares_rows
+from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase
 from ratrain.ratrain_ir.ops.collectives import GatherRows
 from ratrain.ratrain_ir.ops.kinds import piece_of

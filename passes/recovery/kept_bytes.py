@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 from ratrain.passes.recovery.rewriting import LAYER, LEAN_SLOTS, LayerChoice
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import aligned
-from ratrain.ratrain_ir.model.blocks import (
-    activation_type,
-    block,
-    branch_slots,
-    exchanged_type,
-    kept_in_forward,
-    saved_slots,
-)
+from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.model.slots import activation_type, branch_slots, exchanged_type, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import STORES, Home
-from ratrain.ratrain_ir.model.blocks import shares_rows
+from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.collectives import why_never_repeated
 from ratrain.ratrain_ir.ops.compute import Recompute

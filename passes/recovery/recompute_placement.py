@@ -26,8 +26,8 @@ from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.unit_run import gradient_waits
 from ratrain.ratrain_ir.config.types import aligned
-from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.model.sharded_blocks import gathers_layers_within_step
+from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.collectives import repeats_sum
 from ratrain.ratrain_ir.ops.compute import InputGradientOp, Recompute

@@ -25,7 +25,8 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model import blocks
-from ratrain.ratrain_ir.model.blocks import SQUARES, Block
+from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.model.slots import SQUARES
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, most_in_flight

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.quantised import FORMATS
-from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, flat_elements
+from ratrain.ratrain_ir.model.blocks import flat_elements
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

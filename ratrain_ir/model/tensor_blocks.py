@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
-from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, next_block, previous_block
+from ratrain.ratrain_ir.model.blocks import next_block, previous_block
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

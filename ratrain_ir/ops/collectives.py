@@ -9,18 +9,9 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import (
-    PRODUCTS,
-    SQUARES,
-    Block,
-    block_chain,
-    branch_slots,
-    computed_type,
-    previous_block,
-    row_sum_slots,
-    shares_rows,
-)
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view
+from ratrain.ratrain_ir.model.slots import PRODUCTS, SQUARES, branch_slots, computed_type, row_sum_slots, shares_rows
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import (

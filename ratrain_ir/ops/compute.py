@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, final, get_args
 from attrs import define
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import (
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, next_block
+from ratrain.ratrain_ir.model.sharded_blocks import keeps_view
+from ratrain.ratrain_ir.model.slots import (
     HEADS_SLOTS,
     INPUT_HALF_SLOTS,
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
-    Block,
-    block_chain,
     half_slots,
     kept_in_forward,
-    next_block,
     normed_gradient_slots,
     projected_slots,
     row_sum_slots,
 )
-from ratrain.ratrain_ir.model.sharded_blocks import keeps_view
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from attrs import define
 
 from ratrain.ratrain_ir.config.types import StateKind, TensorType
-from ratrain.ratrain_ir.model.blocks import exchanged_type
+from ratrain.ratrain_ir.model.slots import exchanged_type
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Direction, Engine, Op, Payload, PayloadOp, PeerTransfer
 from ratrain.ratrain_ir.ops.op_fields import chunk_field, micro_batch_field, peer_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature, SignatureError

@@ -8,25 +8,30 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.plan import Plan, SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
+    Block,
+    Held,
+    flat_elements,
+    frozen_elements,
+    next_block,
+    packed_frozen_bytes,
+    passes_gradient_on,
+    trains,
+)
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, shard_elements, view_shard_elements
+from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
     SPLIT_KINDS,
     SQUARES,
-    Block,
-    Held,
     Slot,
     activation_type,
     branch_slots,
     branch_sums,
     computed_type,
-    flat_elements,
-    frozen_elements,
     half_slots,
     last_viewer,
-    next_block,
     normed_gradient_slots,
-    packed_frozen_bytes,
-    passes_gradient_on,
     pending_slots,
     projected_slots,
     reads_documents,
@@ -37,10 +42,7 @@ from ratrain.ratrain_ir.model.blocks import (
     stream_type,
     sum_slots,
     token_type,
-    trains,
 )
-from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
-from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, shard_elements, view_shard_elements
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
 

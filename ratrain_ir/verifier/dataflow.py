@@ -31,24 +31,21 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.model.blocks import (
+from ratrain.ratrain_ir.model.blocks import Block, has_backward, next_block, previous_block
+from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
+from ratrain.ratrain_ir.model.slots import (
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
-    Block,
     branch_slots,
     branch_sums,
     half_slots,
-    has_backward,
-    next_block,
     normed_gradient_slots,
     pending_slots,
-    previous_block,
     projected_slots,
     saved_slots,
     shares_rows,
 )
-from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, piece_text

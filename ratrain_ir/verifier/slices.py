@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, Block, last_viewer, seen_slices, sum_slots
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, last_viewer, seen_slices, sum_slots
 from ratrain.ratrain_ir.ops.base import Piece, Slice
 from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.model.blocks import Block
 
 Value = tuple[object, ...]
 """Symbolic value of a tensor in the symbolic run."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import Home, StateKind
-from ratrain.ratrain_ir.model.blocks import Block, has_backward, reads_documents, ties_gradients, trains
+from ratrain.ratrain_ir.model.blocks import Block, has_backward, ties_gradients, trains
 from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     parts_view,
     zero_level,
 )
+from ratrain.ratrain_ir.model.slots import reads_documents
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import Engine, Group, Op, Part, Quantity
 from ratrain.ratrain_ir.ops.collectives import (

@@ -12,9 +12,7 @@ from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.model.blocks import (
-        Block,
-    )
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter
     from ratrain.ratrain_ir.ops.compute import ScaleUpdate, Update
     from ratrain.ratrain_ir.ops.tensor import Tensor

@@ -17,7 +17,8 @@ from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Dtype, tensor_type
-from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, Block, block_chain, parameters, stream_type
+from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, Block, block_chain, parameters
+from ratrain.ratrain_ir.model.slots import stream_type
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.facts.expert_facts import experts_json, experts_text

@@ -13,6 +13,7 @@ KIND_COLOURS = {
     StateKind.MASTER: "#6a5fd8",
     StateKind.MOMENT: "#a9a3f2",
     StateKind.VIEW: "#2a7bd0",
+    StateKind.FROZEN: "#1c4f8f",
     StateKind.VIEW_SHARD: "#79c8f2",
     StateKind.GRAD: "#d1394f",
     StateKind.GRAD_SHARD: "#f0a0a0",

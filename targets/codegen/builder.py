@@ -13,29 +13,31 @@ from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, SECOND
 from ratrain.ratrain_ir.model.blocks import (
+    Block,
+    flat_elements,
+    frozen_elements,
+    next_block,
+    packed_frozen_bytes,
+    parameters,
+    trained_parameters,
+)
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
-    Block,
     branch_slots,
     branch_sums,
     computed_type,
     exchanged_type,
-    flat_elements,
     forward_slots,
-    frozen_elements,
-    next_block,
     normed_gradient_slots,
-    packed_frozen_bytes,
-    parameters,
     pending_slots,
     row_sum_slots,
     saved_slots,
     seen_slices,
     sum_slots,
     takes_pair,
-    trained_parameters,
 )
-from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice, of_slice
 from ratrain.targets.program.kernels import KERNELS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.tensor_ranks import copies_of_keys
-from ratrain.ratrain_ir.model.blocks import PRODUCTS, SQUARES, exchanged_type, norm_sums
+from ratrain.ratrain_ir.model.slots import PRODUCTS, SQUARES, exchanged_type, norm_sums
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
 
 if TYPE_CHECKING:

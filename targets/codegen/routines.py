@@ -15,16 +15,9 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import (
-    Block,
-    block,
-    has_backward,
-    parameters,
-    passes_gradient_on,
-    saved_slots,
-    scores_type,
-)
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.slots import saved_slots, scores_type
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, SUM_SLOTS, last_viewer, seen_slices
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SUM_SLOTS, last_viewer, seen_slices
 from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:

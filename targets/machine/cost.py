@@ -119,8 +119,8 @@ def _head(products: int) -> _Arithmetic:
     def flops(routine: Routine, step: Step) -> float:
         rows, hidden = routine.shape_of(step.operands["xn"])
         vocab = routine.shape_of(step.operands["table"])[0]
-        made = products - (products > 1 and "dtable" not in step.operands)
-        return 2.0 * rows * hidden * vocab * made
+        frozen = "dxn" in step.operands and "dtable" not in step.operands
+        return 2.0 * rows * hidden * vocab * (products - frozen)
 
     return _Arithmetic(flops, lambda _routine, _step, machine: machine.head_efficiency)
 

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import shares_rows
+from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import (
     TENSOR_OPS,

@@ -13,7 +13,8 @@ from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE, packed_bytes
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements, saved_slots
+from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements
+from ratrain.ratrain_ir.model.slots import saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
@@ -43,7 +44,11 @@ LORA = Training(method="lora", rank=4, alpha=8.0)
 QV = evolve(LORA, rank=3, alpha=2.0, rslora=True, targets="q_proj, v_proj")
 LAYERS = Training(freeze="model.embed_tokens.*, model.layers.0.*, model.layers.*.mlp.down_proj.weight")
 NORM = "model.layers.1.post_attention_layernorm.weight"
-TRAININGS = {"adapters": LORA, "adapters of q and v": QV, "frozen layers": evolve(LAYERS, freeze="*.mlp.*, model.norm.*")}
+TRAININGS = {
+    "adapters": LORA,
+    "adapters of q and v": QV,
+    "frozen layers": evolve(LAYERS, freeze="*.mlp.*, model.norm.*"),
+}
 ONE: dict[str, Any] = {"pp": 1, "dp": 1, "zero": 0, "micro_batches": 6, "view_dtype": "f32"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "three stages": {"pp": 3},

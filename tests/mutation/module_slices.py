@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, SUM_SLOTS
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SUM_SLOTS
 from ratrain.ratrain_ir.ops.base import Op, Payload
 from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,

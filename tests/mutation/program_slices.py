@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, SUM_SLOTS
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SUM_SLOTS
 from ratrain.targets.program.instruction import Access, Instruction
 from tests.mutation.plan_shapes import other_lengths
 from tests.mutation.program_parts import (

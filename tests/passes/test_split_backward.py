@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, pending_slots, saved_slots
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS, pending_slots, saved_slots
 from ratrain.ratrain_ir.ops.compute import Backward, BackwardInput, BackwardWeight, Forward
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

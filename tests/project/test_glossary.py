@@ -11,7 +11,8 @@ from attrs import fields
 from ratrain.passes.registry import PASSES
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
+from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.ops.kinds import OP_CLASSES

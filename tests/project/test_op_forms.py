@@ -11,7 +11,8 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
+from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS
+from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 from ratrain.ratrain_ir.ops.base import Engine, Group, Phase
 from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar, ReduceRows, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import (

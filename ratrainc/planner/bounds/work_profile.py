@@ -16,9 +16,8 @@ from ratrain.passes.recovery.rewriting import LayerChoice, rewritten, same_for_a
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import (
-    Block,
-    block,
+from ratrain.ratrain_ir.model.blocks import Block, block
+from ratrain.ratrain_ir.model.slots import (
     computed_type,
     exchanged_type,
     kept_in_forward,

@@ -15,7 +15,8 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.model.blocks import Block, activation_type, block_chain, flat_elements
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, flat_elements
+from ratrain.ratrain_ir.model.slots import activation_type
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.kernel_memory import HOST

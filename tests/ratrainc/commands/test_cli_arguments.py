@@ -94,7 +94,7 @@ def test_the_only_machine_that_begins_so_is_suggested(capsys: pytest.CaptureFixt
 
 
 INPUTS = {
-    *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--resume"),
+    *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--init-adapter", "--resume"),
     *("--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),
     *(
         "fit --beside",

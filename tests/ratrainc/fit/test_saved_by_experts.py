@@ -14,15 +14,17 @@ from ratrain.ratrainc.fit.holdings.experts import gradients_inside, hot_expert
 from ratrain.ratrainc.fit.holdings.part import Part
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from tests.ratrainc.fit.jobs import expert_model, job_of
-from tests.ratrainc.fit.test_saved_by_adapters import RANK, adapt
-from tests.ratrainc.fit.test_saved_tensors import _count
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.20")
+# after these: the modules skip too, and a module that has skipped has no names
+from tests.ratrainc.fit.test_saved_by_adapters import RANK, adapt  # noqa: E402
+from tests.ratrainc.fit.test_saved_tensors import _count  # noqa: E402
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
-transformers = pytest.importorskip("transformers", minversion="5.20")
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
 CLASSES = {
     "mixtral": "MixtralConfig",

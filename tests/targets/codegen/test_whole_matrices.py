@@ -10,7 +10,8 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
-from ratrain.ratrain_ir.model.blocks import block, saved_slots, scores_type
+from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.model.slots import saved_slots, scores_type
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.levers import CompileSetting, levers_of
 from ratrain.ratrainc.choices.machine_changes import with_constants
