@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.cli import main
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.weight_files import write_weights
 from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
@@ -344,3 +345,12 @@ def test_operations_of_a_token_are_those_that_are_needed() -> None:
     ):
         plan = make_plan(**{**ONE, "training": training})
         assert trained_flops_per_token(MODEL, plan) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_no_plan_is_searched_for_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bounds count operations of full training, so they would not be bounds."""
+    place = tmp_path / "lora.toml"
+    place.write_text(plan_to_toml(make_plan(pp=1, training=LORA)))
+    words = ["plan", "--model", "tinyllama-1.1b", "--clusters", "2", "--global-batch", "8", "--seq-len", "64"]
+    assert main([*words, "--like", str(place)]) == 1
+    assert "plans are searched for full training alone" in " ".join(capsys.readouterr().err.split())

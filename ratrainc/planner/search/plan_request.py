@@ -162,6 +162,9 @@ def planning_request(
     template = None
     if plans.like is not None:
         template = load_plan(plans.like, model)
+        if template.training:
+            text = f"'{plans.like}' trains {template.training.words}: plans are searched for full training alone"
+            fail("RT064", text, help="leave [train] out of it, and write it into a plan that is found")
         template = _without_schedule(template, chosen, plans.like, searched)
         template = evolve(template, seq_len=seq_len)
     template = _computing(template, plans, seq_len, target_of(machine).usual_dtype)
