@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
     """Yield (op, action) for each action, with the op that ends it, in list order.
 
-    A forward ends at the chunk's last block. A backward, or the input half of one, ends at its first block
-    that has one. A message
+    A forward ends at the chunk's last block. A backward, or the input half of one, ends at its first block with one. A
+    message
     thus never seems to carry something that is not made yet. A weight half stands at the first block that has one.
     """
     topology = module.topology

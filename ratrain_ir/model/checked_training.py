@@ -27,6 +27,8 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
         _check_targets(model, plan)
     else:
         _check_frozen(model, plan)
+    if plan.training.base_bits is not None:
+        _check_base(model, plan)
     _check_layout(model, plan)
 
 
@@ -65,6 +67,14 @@ def _check_frozen(model: ModelConfig, plan: Plan) -> None:
             fail("RT064", text, help=f'names are like "{names[0]}" or "{names[1]}"; `*` stands for any characters')
     if not _any_trains(model, plan, block_chain(model)):
         fail("RT064", f"freeze: no parameter of {model.name} is left to train", help="freeze fewer of them")
+
+
+def _check_base(model: ModelConfig, plan: Plan) -> None:
+    """Refuse to pack frozen matrices where there is none to pack."""
+    trained = trained_model(model, plan)
+    if not any(each.bits for owner in block_chain(model) for each in parameters(trained, owner)):
+        text = f"base = {shown(plan.training.base)} changes nothing: no matrix of a linear layer is frozen"
+        fail("RT064", text, help="leave base out")
 
 
 def _any_trains(model: ModelConfig, plan: Plan, owners: Iterable[Block]) -> bool:

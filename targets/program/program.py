@@ -210,7 +210,7 @@ class Program(ShownInNotebook):
 
     @property
     def trained_model(self) -> ModelConfig:
-        """Its model, with what the plan trains of it: as checkpoints hold it."""
+        """Return its model with what the plan trains of it: adapters are among its parameters, as in checkpoints."""
         return trained_model(self.model, self.plan)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.running.weight_export import export_adapter
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.weight_files import write_weights
 from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
@@ -276,6 +278,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
         {"training": Training(freeze="model.embed_tokens.*, model.layers.0.*")},
         "layers 0 to 0",
     ),
+    "a base without a matrix": (MODEL, {"training": Training(freeze="*norm*", base="int8-block")}, "no matrix"),
     "norms over tensor ranks": (OLMO2, {"training": LORA, "tp": 2}, "tensor-parallel ranks take together"),
 }
 
@@ -345,6 +348,28 @@ def test_operations_of_a_token_are_those_that_are_needed() -> None:
     ):
         plan = make_plan(**{**ONE, "training": training})
         assert trained_flops_per_token(MODEL, plan) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lora_dropout", 0.05),
+        ("init_lora_weights", "pissa"),
+        ("use_dora", True),
+        ("modules_to_save", ["lm_head"]),
+        ("r", 8),
+        ("peft_type", "IA3"),
+    ],
+)
+def test_a_folder_of_other_adapters_is_refused_by_name(key: str, value: object, tmp_path: Path) -> None:
+    program = make_program(training=LORA)
+    train(program, 1, save=str(tmp_path / "kept"))
+    export_adapter(str(tmp_path / "kept"), str(tmp_path / "peft"))
+    start(program, 1, init_adapter=str(tmp_path / "peft")).close()
+    config = tmp_path / "peft" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
+    with pytest.raises(DiagnosticError, match="LoRA" if key == "peft_type" else key):
+        start(program, 1, init_adapter=str(tmp_path / "peft"))
 
 
 def test_no_plan_is_searched_for_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

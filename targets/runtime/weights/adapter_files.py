@@ -36,6 +36,8 @@ _METADATA = {"format": "pt", "written_by": "ratrain"}
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
+    "lora_dropout": (0, 0.0, None),
+    "init_lora_weights": (True, False, "gaussian", None),  # others change the base's weights too
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
