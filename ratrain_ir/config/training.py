@@ -38,7 +38,11 @@ def _read_names(reader: FieldReader, name: str, default: Any) -> str:
     elif said == default:
         return str(default)
     expected = "names with commas between them"
-    return ", ".join(split_names(reader.text(name, lambda text: all(split_names(text)), expected)))
+    return ", ".join(split_names(reader.text(name, _are_names, expected)))
+
+
+def _are_names(text: str) -> bool:
+    return bool(names := split_names(text)) and all(names)
 
 
 def split_names(text: str) -> tuple[str, ...]:

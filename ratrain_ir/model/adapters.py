@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.parameter_names import PACKED, parameter_name
+from ratrain.ratrain_ir.model.parameter_names import packing, parameter_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,5 @@ def is_target(training: Training, module: str) -> bool:
 
 def packed_in(model: ModelConfig, module: str) -> str | None:
     """Return the matrix of a family's files that holds a layer together with others; None if it stands alone."""
-    for part, packed in PACKED.get(model.family, {}).items():
-        if module.endswith(f".{part}"):
-            return packed.rpartition(".")[2]
-    return None
+    found = packing(model, module)
+    return None if found is None else found[1].rpartition(".")[2]

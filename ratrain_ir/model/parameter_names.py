@@ -150,3 +150,9 @@ PACKED: Mapping[str, Mapping[str, str]] = {
     "granitemoe": {f"experts.{part}_proj": "input_linear" for part in ("gate", "up")},
 }
 """Linear layers that are stored together, each with the tensor that holds it, by family."""
+
+
+def packing(model: ModelConfig, module: str) -> tuple[str, str] | None:
+    """Return the end of a linear layer's name and that of the layer that a family's files pack it in; else None."""
+    packed = PACKED.get(model.family, {})
+    return next((pair for pair in packed.items() if module.endswith(f".{pair[0]}")), None)

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked, is_there, made_directory, replacing, write_text
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_companions, latest_weights
-from ratrain.targets.runtime.checkpoint.whole_weights import whole_weights
+from ratrain.targets.runtime.checkpoint.whole_weights import check_beside, whole_weights
 from ratrain.targets.runtime.weights.adapter_files import ADAPTER_WEIGHTS, write_adapter
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, generation_config
 from ratrain.targets.runtime.weights.weight_files import is_written_here, weight_files, write_weight_files
@@ -70,13 +70,16 @@ def export_weights(
 def export_adapter(checkpoint: str, directory: str, base: str | None = None) -> Export:
     """Write the adapters of a checkpoint as a folder that PEFT loads; `base` is where their model is, if known.
 
-    Raises `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds weights that were not written
-    here) or RT092 (not a sound checkpoint, or one without adapters).
+    The folder names that place, and the run must have trained beside these weights. Raises `DiagnosticError` RT002
+    (cannot be read or written), RT091 (the directory holds weights that were not written here) or RT092: not a sound
+    checkpoint, one without adapters, or one of other weights.
     """
     model, source = latest_weights(checkpoint)
     if not model.training.adapts:
         way_out = "leave --adapter out: the weights are written as a model"
         fail("RT092", f"the checkpoint '{checkpoint}' has no adapters", help=way_out)
+    if base is not None:
+        check_beside(checkpoint, base)
     _check_place(directory, [CONFIG_FILE])
     with _made(directory) as folder:
         _check_adapter_place(folder)

@@ -16,11 +16,12 @@ import attrs
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.blocks import Held
 from ratrain.targets.program.json_values import listed, option, refuse_unknown, whole, word
 
 Shape = tuple[int, ...]
 
-TRAINED, FROZEN, PACKED = "w", "f", "fq"
+TRAINED, FROZEN, PACKED = (held.value for held in Held)
 """Formals whose parts are a block's parameters: those that train, frozen ones, packed ones. Gradients lie in `g` as
 parameters in `w`."""
 
@@ -155,7 +156,7 @@ class Routine:
                 if not named.part:
                     return formal.dtype, formal.shape
                 for parameter in self.parameters:
-                    if parameter.name == named.part and parameter.held == (held_by(formal.name)):
+                    if parameter.name == named.part and parameter.held == held_by(formal.name):
                         return formal.dtype, parameter.shape
         for intermediate in self.intermediates:
             if intermediate.name == named.whole:

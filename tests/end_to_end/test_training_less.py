@@ -1,4 +1,4 @@
-"""Training less than everything: adapters and frozen parameters train the same bits however they are spread, and change nothing else."""
+"""Adapters and frozen parameters train the same bits however they are spread, and change nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.running.weight_export import export_adapter
+from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.weight_files import write_weights
 from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
@@ -309,6 +309,27 @@ def test_a_key_that_would_change_nothing_is_refused(training: Training, message:
         make_plan(training=training)
 
 
+@pytest.mark.parametrize("targets", ["", " , ", "q_proj,,v_proj"])
+def test_targets_without_names_are_refused(targets: str) -> None:
+    with pytest.raises(DiagnosticError, match="names with commas between them"):
+        make_plan(training=evolve(LORA, targets=targets))
+
+
+def test_adapters_are_exported_for_the_model_beside_which_they_trained(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_weights(str(tmp_path / f"{seed}.safetensors"), MODEL, random_weights(MODEL, seed))
+    one, other, kept = (str(tmp_path / name) for name in ("1.safetensors", "2.safetensors", "kept"))
+    train(make_program(training=LORA), 1, init=one, save=kept)
+    export_adapter(kept, str(tmp_path / "peft"), one)
+    assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["base_model_name_or_path"] == one
+    for export in (export_adapter, lambda place, to, init: export_weights(place, to, init=init)):
+        with pytest.raises(DiagnosticError, match="was trained beside weights that are sha256"):
+            export(kept, str(tmp_path / "wrong"), other)
+    with pytest.raises(DiagnosticError, match="holds what trains alone"):
+        export_weights(kept, str(tmp_path / "wrong"))
+    export_weights(kept, str(tmp_path / "whole"), init=one)
+
+
 def test_backwards_in_halves_are_refused() -> None:
     with pytest.raises(DiagnosticError, match="backwards in halves"):
         make_program(name="zb-h1", schedule="zb-h1", training=LORA)
@@ -337,7 +358,7 @@ def test_families_with_packed_queries_train_their_other_layers(model: ModelConfi
 
 
 def test_operations_of_a_token_are_those_that_are_needed() -> None:
-    """All of the model; its head alone; adapters of its last matrix alone, above which everything passes gradients on."""
+    """All of the model; its head alone; adapters of its last matrix alone."""
     head, matrices = MODEL.vocab_size * MODEL.hidden_size, MODEL.layers * MODEL.matrix_elements_per_layer
     scores = MODEL.layers * 4 * 5.5 * MODEL.q_size
     adapter = LORA.rank * (MODEL.hidden_size + MODEL.ffn_size)

@@ -1,4 +1,4 @@
-"""Adapters against PEFT: loss and gradients of tiny models of each family, in f32; folders written there and read here, and back."""
+"""Adapters against PEFT, in f32: loss and gradients of tiny models of each family; folders there and back."""
 
 from __future__ import annotations
 

@@ -56,10 +56,16 @@ def _base(directory: str, model: ModelConfig, init: str | None) -> WeightSource:
     if init is None:
         way_out = "give them: 'ratrainc export-weights CKPT --init W -o DIR' writes the whole model"
         fail("RT092", text, help=way_out)
-    given = base_digest(init, 0)
-    if given != recorded:
-        fail("RT092", f"{text}; '{init}' is {given}", help="give the weights that its run began with")
+    check_beside(directory, init)
     return read_weights(init, model)
+
+
+def check_beside(directory: str, init: str) -> None:
+    """Raise RT092 unless the weights `init` are those beside which the run of a checkpoint trained."""
+    recorded, given = str(latest_run(directory).get("base")), base_digest(init, 0)
+    if given != recorded:
+        text = f"the checkpoint '{directory}' was trained beside weights that are {recorded}; '{init}' is {given}"
+        fail("RT092", text, help="give the weights that its run began with")
 
 
 @frozen(eq=False)

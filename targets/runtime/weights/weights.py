@@ -29,7 +29,7 @@ from ratrain.ratrain_ir.config.hf_keys import PADDING_TOKEN_KEY, keys_of
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.model.blocks import Block, Parameter, block_chain, parameters, trained_parameters
-from ratrain.ratrain_ir.model.parameter_names import PACKED
+from ratrain.ratrain_ir.model.parameter_names import packing
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import is_directory, is_there, read_text
 from ratrain.ratrain_ir.support.text import shown
@@ -159,10 +159,8 @@ _STACKED = ("granitemoe",)
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
     """Return the name of the tensor that holds a parameter."""
     layer, of, kind = parameter.name.rpartition(".")
-    for part, packed in PACKED.get(model.family, {}).items():
-        if layer.endswith(f".{part}"):
-            return f"{layer.removesuffix(part)}{packed}{of}{kind}"
-    return parameter.name
+    found = packing(model, layer)
+    return parameter.name if found is None else f"{layer.removesuffix(found[0])}{found[1]}{of}{kind}"
 
 
 @cache
