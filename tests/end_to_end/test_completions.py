@@ -45,7 +45,7 @@ def stream_of_pairs(count: int = 2000, *, all_counted: bool = False) -> TokenStr
     bounds = np.concatenate([bounds[bounds < count], [count]])
     prompts = np.zeros(len(bounds) - 1) if all_counted else random.random(len(bounds) - 1) * np.diff(bounds)
     counted = bounds[:-1] + np.round(prompts).astype(np.int64)
-    return evolve(stream, documents=Documents(bounds, counted))
+    return evolve(stream, documents=Documents.ending_in_answers(bounds, counted))
 
 
 def trained(stream: TokenStream, steps: int = 4, *, kernels: str = "reference", **keys: Any) -> Any:
@@ -111,7 +111,7 @@ def test_an_evaluation_weighs_batches_by_what_counts() -> None:
 
 def test_a_step_without_a_token_that_counts_is_refused() -> None:
     stream = make_stream(MODEL)
-    prompts = evolve(stream, documents=Documents(np.array([0, 2000]), np.array([1999])))
+    prompts = evolve(stream, documents=Documents.ending_in_answers(np.array([0, 2000]), np.array([1999])))
     with pytest.raises(DiagnosticError, match=r"RT090.*step 0 has no label in the loss"):
         trained(prompts, 1)
     with pytest.raises(DiagnosticError, match=r"RT090.*no label in the loss among the evaluated tokens"):

@@ -124,7 +124,14 @@ def _in_a_row(first: TokenStream, parts: Sequence[Any], documents: Documents | N
 def _joined(documents: Sequence[Documents], starts: Positions) -> Documents:
     pairs = list(zip(documents, starts.tolist(), strict=False))
     bounds = np.concatenate([np.zeros(1, np.int64), *(held.bounds[1:] + start for held, start in pairs)])
-    if all(held.counted_from is None for held in documents):
+    if all(held.answers is None for held in documents):
         return Documents(bounds)
-    counted = [(held.bounds[:-1] if held.counted_from is None else held.counted_from) + start for held, start in pairs]
-    return Documents(bounds, np.concatenate(counted))
+    return Documents(bounds, np.concatenate([_counted(held) + start for held, start in pairs]))
+
+
+def _counted(documents: Documents) -> Positions:
+    """Return the runs of tokens that count: of documents that count whole, themselves."""
+    if documents.answers is not None:
+        return documents.answers
+    whole = np.stack([documents.bounds[:-1], documents.bounds[1:]], axis=1)
+    return whole[whole[:, 0] < whole[:, 1]]

@@ -91,7 +91,7 @@ class TokenStream:
     @property
     def counts_all(self) -> bool:
         """True if every token is a label of the loss."""
-        return self.documents is None or self.documents.counted_from is None
+        return self.documents is None or self.documents.answers is None
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about the data that a checkpoint records, so that a later run can name what it was."""
@@ -199,10 +199,11 @@ def digest_of(tokens: Tokens, documents: Documents | None = None) -> str:
     ends = hashlib.blake2b(tokens[:count].tobytes(), digest_size=16)
     ends.update(tokens[max(count, len(tokens) - count) :].tobytes())
     # One document that counts whole says nothing: the digest is then that of the bare tokens.
-    if documents is not None and (len(documents) > 1 or documents.counted_from is not None):
+    if documents is not None and (len(documents) > 1 or documents.answers is not None):
         ends.update(documents.bounds.tobytes())
-        if documents.counted_from is not None:
-            ends.update(documents.counted_from.tobytes())
+        if documents.answers is not None:
+            firsts = documents.counted_from  # as checkpoints of completions have it
+            ends.update((documents.answers if firsts is None else firsts).tobytes())
     return f"{len(tokens) * size}-{tokens.dtype.name}-{ends.hexdigest()}"
 
 
@@ -468,7 +469,7 @@ class Batches:
                 np.maximum(starts, 0, out=sequence, casting="same_kind")
                 continue
             sequence[:] = held.tokens[start : start + length]
-            if part is Part.LABELS and held.documents is not None and held.documents.counted_from is not None:
+            if part is Part.LABELS and held.documents is not None and held.documents.answers is not None:
                 sequence[~held.documents.is_counted(start, start + length)] = IGNORED_LABEL
 
     def _epoch_of(self, step: int, index: int) -> int:

@@ -67,9 +67,27 @@ class Documents:
 
     bounds: Positions
     """[documents + 1]: start of each document, and the end of the last"""
-    counted_from: Positions | None = None
-    """[documents]: first token of each that counts as a label, as do all after it in the document; None: every token
-    counts"""
+    answers: Positions | None = None
+    """[ranges, 2]: first and last + 1 of each run of tokens that count as labels, ascending, none empty or across the
+    end of a document; None: every token counts"""
+
+    @classmethod
+    def ending_in_answers(cls, bounds: Positions, firsts: Positions) -> Documents:
+        """Make documents of which the tokens from `firsts` on [documents] count as labels."""
+        answers = np.stack([firsts, bounds[1:]], axis=1)
+        return cls(bounds, answers[firsts < bounds[1:]])
+
+    @property
+    def counted_from(self) -> Positions | None:
+        """Return the first token of each document that counts, where all after it do; else None."""
+        if self.answers is None:
+            return None
+        numbers = self._holding(self.answers[:, 0])
+        if len(np.unique(numbers)) < len(numbers) or (self.answers[:, 1] != self.bounds[numbers + 1]).any():
+            return None
+        firsts = self.bounds[1:].copy()
+        firsts[numbers] = self.answers[:, 0]
+        return firsts
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -79,17 +97,21 @@ class Documents:
         first = int(np.searchsorted(self.bounds, start, "right")) - 1
         end = int(np.searchsorted(self.bounds, stop, "left"))
         # The documents at both ends may reach beyond the part: clipping cuts them.
-        counted = self.counted_from
-        return Documents(
-            np.clip(self.bounds[first : end + 1], start, stop) - start,
-            None if counted is None else np.clip(counted[first:end], start, stop) - start,
-        )
+        bounds = np.clip(self.bounds[first : end + 1], start, stop) - start
+        if self.answers is None:
+            return Documents(bounds)
+        answers = np.clip(self.answers, start, stop) - start
+        return Documents(bounds, answers[answers[:, 0] < answers[:, 1]])
 
     def in_order(self, order: Positions) -> Documents:
         """Return the same documents in another order."""
         bounds = bounds_of(np.diff(self.bounds)[order])
-        counted = self.counted_from
-        return Documents(bounds, None if counted is None else bounds[:-1] + (counted - self.bounds[:-1])[order])
+        if self.answers is None:
+            return Documents(bounds)
+        moved = np.empty(len(self), np.int64)
+        moved[order] = bounds[:-1] - self.bounds[:-1][order]
+        answers = self.answers + moved[self._holding(self.answers[:, 0])][:, None]
+        return Documents(bounds, answers[np.argsort(answers[:, 0], kind="stable")])
 
     def start_before(self, position: int) -> int:
         """Return the start of the document that holds a position."""
@@ -107,10 +129,10 @@ class Documents:
 
     def is_counted(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return, for each token in [start, stop), whether it counts as a label."""
-        positions = np.arange(start, stop)
-        if self.counted_from is None:
+        if self.answers is None:
             return np.ones(stop - start, np.bool_)
-        found: NDArray[np.bool_] = positions >= self.counted_from[self._holding(positions)]
+        below = self._counted_below(np.arange(start, stop + 1))
+        found: NDArray[np.bool_] = below[1:] > below[:-1]
         return found
 
     def _holding(self, positions: Positions) -> Positions:
@@ -120,15 +142,19 @@ class Documents:
 
     def _counted_below(self, positions: Positions) -> Positions:
         """Return the number of labels that count in [0, position), for each position."""
-        if self.counted_from is None:
+        if self.answers is None:
             return positions
-        numbers = self._holding(positions)
-        # All counted tokens of earlier documents, and of this one those from `counted_from` on.
-        found: Positions = self._counted_before[numbers] + np.maximum(0, positions - self.counted_from[numbers])
+        if not len(self.answers):
+            return np.zeros_like(positions)
+        begun = np.searchsorted(self.answers[:, 0], positions, "left")
+        # All tokens of the ranges begun before, less those of the last one that are still to come.
+        last = np.maximum(begun - 1, 0)
+        rest = np.where(begun > 0, np.maximum(0, self.answers[last, 1] - positions), 0)
+        found: Positions = self._counted_before[begun] - rest
         return found
 
     @cached_property
     def _counted_before(self) -> Positions:
-        """[documents + 1]: labels that count in all documents before each."""
-        assert self.counted_from is not None
-        return bounds_of(self.bounds[1:] - self.counted_from)
+        """[ranges + 1]: tokens in all ranges before each."""
+        assert self.answers is not None
+        return bounds_of(self.answers[:, 1] - self.answers[:, 0])

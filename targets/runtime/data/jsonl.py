@@ -122,7 +122,7 @@ def _encoded(
 
 
 def _found(bounds: NDArray[np.int64], prompts: NDArray[np.int64], fields: Fields) -> Documents:
-    return Documents(bounds, bounds[:-1] + prompts if fields.is_pair else None)
+    return Documents.ending_in_answers(bounds, bounds[:-1] + prompts) if fields.is_pair else Documents(bounds)
 
 
 @define(eq=False)

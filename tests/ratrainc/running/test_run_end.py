@@ -191,7 +191,9 @@ def streams(draw: st.DrawFn) -> TokenStream:
     counted = np.array(
         [end if prompt else start for start, end, prompt in zip(bounds, bounds[1:], whole, strict=False)]
     )
-    return TokenStream("drawn", np.zeros(bounds[-1], np.uint16), "", documents=Documents(bounds, counted))
+    return TokenStream(
+        "drawn", np.zeros(bounds[-1], np.uint16), "", documents=Documents.ending_in_answers(bounds, counted)
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -224,7 +226,10 @@ def test_the_first_step_without_labels_is_found(
 def test_one_sequence_without_labels_may_stand_on_both_sides_of_a_pass() -> None:
     """Last of one and first of the next: then a step of two sequences has none."""
     stream = TokenStream(
-        "made", np.zeros(13, np.uint16), "", documents=Documents(np.array([0, 5, 13]), np.array([5, 5]))
+        "made",
+        np.zeros(13, np.uint16),
+        "",
+        documents=Documents.ending_in_answers(np.array([0, 5, 13]), np.array([5, 5])),
     )
     plan = make_plan(MODEL, pp=1, dp=1, micro_batches=1, micro_batch_size=2, seq_len=4)
     found = set()

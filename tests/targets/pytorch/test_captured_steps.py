@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError  # noqa: E402
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL  # noqa: E402
+from ratrain.targets.runtime.data.documents import Documents  # noqa: E402
 from ratrain.targets.runtime.engine.evaluation import held_out  # noqa: E402
 from ratrain.targets.runtime.engine.local import WARM_UP_STEPS  # noqa: E402
 from ratrain.targets.runtime.kernels import kernel_set  # noqa: E402
@@ -51,7 +52,7 @@ def completions(stream: TokenStream) -> TokenStream:
     assert found.documents is not None
     bounds = found.documents.bounds
     counted = bounds[:-1] + (np.diff(bounds) * np.random.default_rng(3).random(len(bounds) - 1)).astype(np.int64)
-    return evolve(found, documents=evolve(found.documents, counted_from=counted))
+    return evolve(found, documents=Documents.ending_in_answers(bounds, counted))
 
 
 def begun(kind: str, *, captured: bool, completes: bool = False) -> tuple[Any, RecordingDevice]:

@@ -248,9 +248,27 @@ def streams(draw: st.DrawFn) -> TokenStream:
     lengths = draw(st.lists(st.integers(1, 9), min_size=2, max_size=12))
     bounds = bounds_of(lengths)
     tokens = np.arange(int(bounds[-1]), dtype=np.uint32)
-    prompts = np.array([draw(st.integers(0, length)) for length in lengths])
-    counted = bounds[:-1] + prompts if draw(st.booleans()) else None
-    return TokenStream("drawn", tokens, "", documents=Documents(bounds, counted))
+    kind = draw(st.sampled_from(["all", "completions", "answers"]))
+    if kind == "all":
+        documents = Documents(bounds)
+    elif kind == "completions":
+        prompts = np.array([draw(st.integers(0, length)) for length in lengths])
+        documents = Documents.ending_in_answers(bounds, bounds[:-1] + prompts)
+    else:
+        counts = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+        documents = Documents(bounds, runs_of(counts, bounds))
+    return TokenStream("drawn", tokens, "", documents=documents)
+
+
+def runs_of(counts: list[bool], bounds: Any) -> Any:
+    """Return first and last + 1 of each run of true values, none across a bound."""
+    runs: list[list[int]] = []
+    for place, is_counted in enumerate(counts):
+        if is_counted and runs and runs[-1][1] == place and place not in bounds:
+            runs[-1][1] = place + 1
+        elif is_counted:
+            runs.append([place, place + 1])
+    return np.array(runs, np.int64).reshape(-1, 2)
 
 
 class TestOrder:
@@ -294,10 +312,21 @@ class TestOrder:
         documents = stream.documents
         assert documents is not None
         for label in labels[labels >= 0].tolist():
-            number = int(np.searchsorted(documents.bounds, label, "right")) - 1
-            assert documents.counted_from is None or label >= documents.counted_from[number]
-        if documents.counted_from is None:
+            assert documents.answers is None or any(low <= label < high for low, high in documents.answers)
+        if documents.answers is None:
             assert batches.counted(step) == plan.tokens_per_step
+
+    @settings(max_examples=60, deadline=None)
+    @given(counts=st.lists(st.booleans(), min_size=1, max_size=30), data=st.data())
+    def test_runs_of_answers(self, counts: list[bool], data: st.DataObject) -> None:
+        """Documents in any order count what they counted before."""
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(counts)), max_size=5)) | {0, len(counts)})
+        bounds = np.array(cuts, np.int64)
+        documents = Documents(bounds, runs_of(counts, bounds))
+        assert documents.is_counted(0, len(counts)).tolist() == counts
+        order = np.array(data.draw(st.permutations(range(len(documents)))))
+        expected = [each for item in order for each in counts[bounds[item] : bounds[item + 1]]]
+        assert documents.in_order(order).is_counted(0, len(counts)).tolist() == expected
 
     @settings(max_examples=60, deadline=None)
     @given(stream=streams(), data=st.data())
