@@ -82,6 +82,8 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "optimizer.warmup_steps": {"value": 2, "seen": NUMBERS},
     "optimizer.total_steps": {"value": 3, "seen": NUMBERS},
     "optimizer.min_lr": {"value": 0.0001, "seen": NUMBERS, "given": {"optimizer.total_steps": 3}},
+    "optimizer.decay": {"value": "linear", "seen": NUMBERS, "given": {"optimizer.total_steps": 3}},
+    "optimizer.decay_steps": {"value": 1, "seen": NUMBERS, "given": {"optimizer.total_steps": 3}},
     "optimizer.clip": {"value": "global"},
     "optimizer.max_norm": {"value": 0.001, "seen": NUMBERS, "given": {"optimizer.clip": "global"}},
     "train.method": {"value": "lora"},

@@ -41,6 +41,7 @@ class Command:
 _TRACKERS = "ratrain.ratrainc.running.training:check_trackers"
 _EMPTY = "placed.rtir --passes ''"
 _PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
+_CHATS = "x.rtx --steps 2 --log l.jsonl --data chats.jsonl --train-on answers --chat-template chatml"
 _GENERATION = "ratrain.ratrainc.running.generation:generate"
 _WATCH = "ratrain.ratrainc.watch.watching:watch"
 _JSON = Option("one JSON object on stdout", "--json")
@@ -697,6 +698,21 @@ OPTIONS = {
             "--completion-key": Option(
                 "the field that is its completion", "--completion-key text", _PAIRS, idle=("x.rtx",)
             ),
+            "--chat-key": Option(
+                "the field that is a chat",
+                "--chat-key talk",
+                _CHATS,
+                idle=("x.rtx --data pairs.jsonl --train-on completion",),
+            ),
+            "--chat-template": Option(
+                "the template that makes a text of it", "--chat-template t.jinja", _CHATS, idle=("x.rtx",)
+            ),
+            "--pack": Option(
+                "documents whole in sequences, or cut",
+                "--pack whole",
+                "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --text-key prompt",
+                idle=("x.rtx --order documents",),
+            ),
             "--eos": Option("the token at the end of documents", "--eos 7"),
             "--data-dtype": Option(
                 "the type of a token file's elements",
@@ -713,6 +729,12 @@ OPTIONS = {
             "--total-steps": Option("when it has come down to `--min-lr`", "--total-steps 2"),
             "--min-lr": Option(
                 "the learning rate from then on", "--min-lr 1e-4", "x.rtx --steps 3 --log l.jsonl --total-steps 2"
+            ),
+            "--decay": Option(
+                "the curve along which it comes down", "--decay linear", "x.rtx --steps 3 --log l.jsonl --total-steps 3"
+            ),
+            "--decay-steps": Option(
+                "the last steps, in which it does", "--decay-steps 1", "x.rtx --steps 3 --log l.jsonl --total-steps 3"
             ),
             "--max-norm": Option(
                 "the largest norm; refused where the plan does not clip",
@@ -772,6 +794,13 @@ OPTIONS = {
             "--save-every": Option(
                 "a series of them", "--save-every 1", "x.rtx --steps 2 --log l.jsonl --save saved", idle=("x.rtx",)
             ),
+            "--save-best": Option(
+                "the state of the lowest held-out loss, in place of the last one",
+                "--save-best",
+                "x.rtx --steps 1 --eval-every 1 --save saved",
+                SETTINGS,
+                ("x.rtx", "x.rtx --save saved", "x.rtx --eval-every 1 --save saved --save-every 1"),
+            ),
             "--keep-last": Option(
                 "how many of these stay",
                 "--keep-last 1",
@@ -821,6 +850,12 @@ OPTIONS = {
                 "how much of it",
                 "--eval-batches 1",
                 "x.rtx --data book.txt --eval-fraction 0.5 --steps 2 --log l.jsonl --eval-every 1",
+                idle=("x.rtx",),
+            ),
+            "--patience": Option(
+                "ends a run whose held-out loss does not fall",
+                "--patience 1",
+                "x.rtx --data book.txt --steps 6 --log l.jsonl --eval-every 1 --lr 0.9",
                 idle=("x.rtx",),
             ),
             "--live": Option("a dashboard, on a terminal", "--live", None, SETTINGS),

@@ -7,22 +7,20 @@ A field is declared once, here: its type and default, its section in a plan's fi
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS, F32_SUMS, HALF_RUN, HALF_RUNS
+from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan_keys import (
     flag,
     integer,
     integer_or_none,
     integers,
     key,
-    number,
     number_or_none,
-    numbers,
     part,
     table_of,
     word,
@@ -44,7 +42,6 @@ from ratrain.ratrain_ir.support.limits import (
     MAX_PARALLEL,
     MAX_SEED,
     MAX_SEQ_LEN,
-    MAX_STEPS,
 )
 from ratrain.ratrain_ir.support.plugins import WAY_OUT
 from ratrain.ratrain_ir.support.text import shown
@@ -64,91 +61,17 @@ _OTHER_DTYPE_NAMES = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "brai
 DTYPE_KEYS = ("view_dtype", "grad_dtype", "grad_shard_dtype")
 """Keys of the types in which parameters and gradients are stored."""
 REDUCTIONS = ("last", "each-micro-batch")
-CLIPS = ("none", "global")
 ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
 
 _MAX_LOSS_SCALE = 2.0**32  # f32 represents it and its inverse exactly
-_MAX_RATE = 1000
 DEFAULT_HEAD_CHUNK = 256
 
-_RATE = number(lambda value: 0 <= value <= _MAX_RATE, f"a number from 0 to {_MAX_RATE}")
 _LOSS_SCALE = number_or_none(
     lambda value: 1 / _MAX_LOSS_SCALE <= value <= _MAX_LOSS_SCALE,
     f'a number from 2**-32 to {_MAX_LOSS_SCALE:.0f} (1.0: no scaling), or "dynamic"',
 )
-
-
-@frozen
-class Optimizer:
-    """AdamW with decoupled weight decay, and its learning rate over the steps."""
-
-    lr: float = field(default=3e-4, metadata=key("optimizer", "the learning rate", _RATE))
-    betas: tuple[float, float] = field(
-        default=(0.9, 0.95),
-        metadata=key(
-            "optimizer",
-            "the memory of Adam's moments",
-            numbers(2, lambda value: 0 <= value < 1, "a list of two numbers, each at least 0 and below 1"),
-        ),
-    )
-    eps: float = field(
-        default=1e-8,
-        # far above the smallest normal f32, 1.2e-38: in f32 a smaller eps could be zero
-        metadata=key(
-            "optimizer",
-            "the least divisor of an update",
-            number(lambda value: 1e-30 <= value <= 1, "a number from 1e-30 to 1"),
-        ),
-    )
-    weight_decay: float = field(default=0.1, metadata=key("optimizer", "how fast weights shrink", _RATE))
-    warmup_steps: int = field(
-        default=0, metadata=key("optimizer", "steps until the learning rate is reached", integer(0, MAX_STEPS))
-    )
-    total_steps: int | None = field(
-        default=None,
-        metadata=key(
-            "optimizer",
-            "the step at which the learning rate has come down to `min_lr`",
-            integer_or_none(1, MAX_STEPS),
-        ),
-    )
-    """Step at which the learning rate has come down to `min_lr`; None: it stays at `lr`."""
-    min_lr: float = field(
-        default=0.0,
-        metadata=key(
-            "optimizer",
-            "the learning rate after `total_steps`; refused without",
-            _RATE,
-            not_in_file=lambda own: own.total_steps is None and own.min_lr == 0,
-        ),
-    )
-    clip: str = field(
-        default="none",
-        metadata=key("optimizer", "whether the norm of the whole gradient is held under `max_norm`", word(CLIPS)),
-    )
-    """`none`, or `global`: the norm of the whole gradient is held under `max_norm`."""
-    max_norm: float = field(
-        default=1.0,
-        metadata=key(
-            "optimizer",
-            "the largest norm; a value other than the default is refused where gradients are not clipped",
-            number(lambda value: 0 < value <= 1e30, "a number above 0"),
-            not_in_file=lambda own: own.clip == "none" and own.max_norm == 1,
-        ),
-    )
-
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0: linear warm-up, then constant or a cosine to `min_lr`."""
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        if self.total_steps is None:
-            return self.lr
-        if step >= self.total_steps:
-            return self.min_lr
-        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:

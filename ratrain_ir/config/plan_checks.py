@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
+from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import problems
@@ -222,6 +223,15 @@ def _check_learning_rate(reader: FieldReader, optimizer: Optimizer) -> None:
             f"min_lr {optimizer.min_lr} is never reached: without total_steps the learning rate stays at lr",
             help="give total_steps, or remove min_lr",
         )
+    for name, default in (("decay", COSINE), ("decay_steps", None)):
+        value = getattr(optimizer, name)
+        if reader.good(name, "total_steps") and value != default and total is None:
+            text = f"{name} {value} changes nothing: without total_steps the learning rate stays at lr"
+            reader.contradiction("RT064", name, text, help=f"give total_steps, or remove {name}")
+    falls, warm = optimizer.decay_steps, optimizer.warmup_steps
+    if reader.good("warmup_steps", "total_steps", "decay_steps") and falls and total and warm < total < warm + falls:
+        text = f"{falls} steps of decay after {warm} of warm-up do not fit into {total} steps in total"
+        reader.contradiction("RT064", "decay_steps", text, help="lower decay_steps, or raise total_steps")
     if reader.good("warmup_steps", "total_steps") and total is not None and optimizer.warmup_steps > total:
         reader.contradiction(
             "RT064",

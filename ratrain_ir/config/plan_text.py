@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.cuts import balance_cuts, with_slices
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.made_for import MadeFor, take_made_for
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_keys import table_of
-from ratrain.ratrain_ir.config.slicing import with_slices
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.text import Place, Places, Source, nowhere, read_text, toml_places

@@ -33,6 +33,7 @@ MOST_BYTES: dict[str, int] = {
     "machine file": 16 * MIB,
     "profile": 512 * MIB,
     "tokenizer": 256 * MIB,
+    "chat template": 16 * MIB,
     "generation config": 1 * MIB,
     "configuration of adapters": 4 * MIB,
     "index of the weights": 64 * MIB,

@@ -15,7 +15,7 @@ from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan

@@ -19,6 +19,8 @@ BYTES = "bytes"
 TEXT_KEY = "text"
 """Default field of a JSONL line that holds its document."""
 PROMPT_KEY, COMPLETION_KEY = "prompt", "completion"
+CHATS = ("answers", "last-answer")
+"""Values of `train_on` of lines that are chats."""
 TOKENIZERS_EOS = "tokenizer"
 """End-of-document value that stands for the tokenizer's `eos_token`."""
 
@@ -38,14 +40,27 @@ class DataChoice:
     """path of a tokenizer.json, or `BYTES`; None: the tokenizer of weights or checkpoint, if any, else bytes"""
     text_key: str | None = None
     """field of a JSONL line that holds its document; None: `TEXT_KEY`"""
-    train_on: Literal["all", "completion"] = "all"
-    """tokens that count in the loss: `all`, or `completion` for the completions of JSONL lines"""
+    train_on: Literal["all", "completion", "answers", "last-answer"] = "all"
+    """tokens that count in the loss: `all`; `completion` for the completions of JSONL lines; of lines with chats the
+    `answers`, or the `last-answer` of each"""
     prompt_key: str | None = None
     """with `completion`, the field of a line that holds its prompt; None: `PROMPT_KEY`"""
     completion_key: str | None = None
     """with `completion`, the field that holds the completion; None: `COMPLETION_KEY`"""
+    chat_key: str | None = None
+    """field of a JSONL line that holds a chat, even if `all` counts; None: `messages`, or `conversations`"""
+    chat_template: str | None = None
+    """file of the template that makes a text of a chat, or `CHATML`; None: the tokenizer's own"""
     eos: str | None = None
     """token that follows each document: its number, or `TOKENIZERS_EOS`; None: no token"""
+
+    pack: Literal["cut", "whole"] = "cut"
+    """documents in sequences: one after the other, cut where a sequence ends; or `whole`, as many as fit in each"""
+
+    @property
+    def of_chats(self) -> bool:
+        """True if lines of JSONL are chats."""
+        return self.train_on in CHATS or self.chat_key is not None
 
 
 @frozen

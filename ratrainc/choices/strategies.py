@@ -18,9 +18,8 @@ from ratrain.passes.placement.place_from_file import PlaceFromFilePass
 from ratrain.passes.placement.place_schedule import PlaceSchedulePass
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.cuts import balance_cuts, even_work_lengths
 from ratrain.ratrain_ir.config.plan_text import check_plan
-from ratrain.ratrain_ir.config.slicing import even_work_lengths
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, nearest

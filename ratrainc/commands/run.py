@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.optimizer import DECAYS
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
@@ -55,6 +56,7 @@ Examples:
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
   ratrainc run 1b.rtx --data pairs.jsonl --train-on completion --prompt-key question --completion-key answer
+  ratrainc run 1b.rtx --data chats.jsonl --train-on answers --init smollm/ --steps 100
   ratrainc run 1b.rtx --data tokens.bin --order sequential --init model.safetensors --steps 20
   ratrainc run tiny.rtx --steps 5 --interleave 7               another legal order, the same losses
   ratrainc run tiny.rtx --steps 100 --device cuda              all ranks on one device of PyTorch
@@ -93,7 +95,10 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "data_train_on",
     "all",
     "completion",
-    text="Which tokens are in the loss: all, or of JSONL lines with a prompt and a completion the completions alone.",
+    "answers",
+    "last-answer",
+    text="Which tokens are in the loss: all; of JSONL lines with a prompt and a completion the completions alone; of "
+    "lines with a chat what the assistant says, or the last of it.",
 )
 @click.option(
     "--prompt-key",
@@ -108,11 +113,33 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="And the one that is its completion. Default: completion.",
 )
 @click.option(
+    "--chat-key",
+    "data_chat_key",
+    metavar="KEY",
+    help="The field of a line that is its chat. Default: messages, or conversations. With --train-on all it says that "
+    "lines are chats.",
+)
+@click.option(
+    "--chat-template",
+    "data_chat_template",
+    type=InputFile("chat template"),
+    metavar="FILE.jinja|chatml",
+    help="What makes a text of a chat. Default: the template beside the tokenizer.",
+)
+@click.option(
     "--eos",
     "data_eos",
     metavar="ID|tokenizer",
     help="End every document (a JSONL line, a text file) with this token, --eos 2, or with the tokenizer's own; "
     "in token numbers (.bin) it ends one already. Default: nothing between documents.",
+)
+@choice_option(
+    "--pack",
+    "data_pack",
+    "cut",
+    "whole",
+    text="How documents fill sequences: one after the other, cut where a sequence ends; or whole, as many in each as "
+    "fit, the rest filled up with tokens that do not count.",
 )
 @click.option(
     "--data-dtype",
@@ -260,6 +287,12 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="How many of these to keep.",
 )
 @click.option(
+    "--save-best",
+    "settings_saving_best",
+    is_flag=True,
+    help="Write the checkpoint of --save after each evaluation with the lowest held-out loss so far, not at the end.",
+)
+@click.option(
     "--resume",
     "settings_start_checkpoint",
     type=InputFile("checkpoint"),
@@ -336,6 +369,13 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="Evaluate on N steps' worth of it at most.",
 )
 @click.option(
+    "--patience",
+    "settings_evaluation_patience",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End the run after N evaluations without a lower held-out loss.",
+)
+@click.option(
     "--live", "display_live", is_flag=True, help="Show a dashboard while the run goes on, where this is a terminal."
 )
 @click.option(
@@ -372,6 +412,13 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     metavar="N",
 )
 @optimizer_option("--min-lr", "the learning rate from then on", type=FiniteRange(min=0), metavar="RATE")
+@optimizer_option("--decay", "the curve along which it comes down", type=click.Choice(DECAYS))
+@optimizer_option(
+    "--decay-steps",
+    "the last steps before --total-steps, in which it comes down",
+    type=click.IntRange(min=1),
+    metavar="N",
+)
 @optimizer_option(
     "--max-norm", "the largest norm of the gradient, of a plan that clips", type=FiniteRange(min=0, min_open=True)
 )
@@ -419,7 +466,7 @@ def command(
     from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
 
     with misuse_of_command():
-        refuse_contradictions(settings, ranks, threads, outputs)
+        refuse_contradictions(settings, data, ranks, threads, outputs)
     _refuse_idle_options(settings, data, ranks)
     from ratrain.ratrainc.compiling.proving import sound_program
     from ratrain.ratrainc.console.console import status
@@ -460,12 +507,15 @@ def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) 
         refuse_idle("cuts --data for --eval-every, which is not given", "settings_evaluation_fraction")
     if settings.evaluation.paths:
         refuse_idle("cuts --data, and --eval-data is held out instead", "settings_evaluation_fraction")
-    if data.train_on == "all":
+    if data.train_on != "completion":
         refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
-    else:
-        refuse_idle(
-            "is for whole texts: --train-on completion takes --prompt-key and --completion-key", "data_text_key"
-        )
+    if data.train_on != "all":
+        keys = "--chat-key" if data.of_chats else "--prompt-key and --completion-key"
+        refuse_idle(f"is for whole texts: --train-on {data.train_on} takes {keys}", "data_text_key")
+    if data.train_on == "completion":
+        refuse_idle("is for chats: --train-on answers", "data_chat_key", "data_chat_template")
+    elif not data.of_chats:
+        refuse_idle("is for chats: --train-on answers, or --chat-key", "data_chat_template")
 
 
 def _report(result: RunResult, *, as_json: bool) -> None:

@@ -51,7 +51,7 @@ def run(
     told = RunSettings(settings) if isinstance(settings, int) else settings
     chosen = DataChoice((data,)) if isinstance(data, str) else data or DataChoice()
     written = outputs or Outputs()
-    refuse_contradictions(told, Ranks(), threads, written)
+    refuse_contradictions(told, chosen, Ranks(), threads, written)
     check_outputs(told, written, 1)
     known = sound_program(program, machine=machine)
     told = for_program(known, told, Ranks(), threads)

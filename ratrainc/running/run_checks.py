@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.targets.runtime.settings import HOST_DEVICE, TENSOR_KERNELS, RunSettings, available_threads
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.choices.run_choices import Outputs, Ranks
+    from ratrain.ratrainc.choices.run_choices import DataChoice, Outputs, Ranks
     from ratrain.targets.program.program import Program
 
 
@@ -55,7 +55,9 @@ def for_program(program: Program, settings: RunSettings, ranks: Ranks, threads: 
     return evolve(settings, execution=evolve(settings.execution, threads=threads or most, sums=sums))
 
 
-def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | None, outputs: Outputs) -> None:
+def refuse_contradictions(
+    settings: RunSettings, data: DataChoice, ranks: Ranks, threads: int | None, outputs: Outputs
+) -> None:
     """Raise `DiagnosticError` for settings that contradict each other, or that would change nothing."""
     start, saving, evaluation = settings.start, settings.saving, settings.evaluation
     if start.adapter is not None and start.checkpoint is not None:
@@ -71,6 +73,14 @@ def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | No
         misuse("--interleave is for the local engine: over processes the order is that of the machine")
     if saving.directory is None and saving.every is not None:
         misuse("--save-every needs a place: add --save DIR")
+    if data.pack == "whole" and settings.order == "documents":
+        misuse("--order documents cuts documents where sequences end, and --pack whole does not: leave one of them out")
+    if evaluation.every is None and evaluation.patience is not None:
+        misuse("--patience counts evaluations: add --eval-every N")
+    if saving.best and (evaluation.every is None or saving.directory is None):
+        misuse("--save-best saves after the best evaluation: add --eval-every N and --save DIR")
+    if saving.best and saving.every is not None:
+        misuse("--save-best and --save-every exclude each other: the newest checkpoint would not be the best")
     if evaluation.every is None and (evaluation.paths or evaluation.batches is not None):
         misuse("--eval-data and --eval-batches need --eval-every N: it says after how many steps to evaluate")
     if ranks.engine == "mpi" and (

@@ -22,6 +22,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, html_of, show
 from ratrain.ratrainc.running.loss_plot import Curves, chart_lines, curve_picture
 from ratrain.targets.runtime.arena.process_memory import MemoryUse
 from ratrain.targets.runtime.data.data import BYTE
+from ratrain.targets.runtime.training.best import Best
 from ratrain.targets.runtime.training.training import TimedStep
 
 
@@ -45,6 +46,8 @@ class RunResult(Shown):
     """outputs other than the state that could not be written, and the error that nothing was trained"""
     token: str = BYTE
     """kind of the data's tokens, such as a byte"""
+    early: Best | None = None
+    """lowest held-out loss of a run that ended since none was lower for long; else None"""
 
     @property
     def interrupted(self) -> bool:
@@ -85,6 +88,7 @@ class RunResult(Shown):
             "token": self.token,
             "held_out": self.held_out,
             "saved": self.saved,
+            "stopped_early": self.early is not None,
             "interrupted": self.interrupted,
             "diagnostics": [problem.to_json() for problem in self.problems],
         }
@@ -161,6 +165,11 @@ def _held_out_line(result: RunResult) -> Iterator[Part]:
     if held:
         words = " -> ".join(f"{loss:.4f}" for _, loss in dict.fromkeys((held[0], held[-1])))
         yield f"held-out loss {words} ({result.held_out}; after step {held[-1][0]})"
+        best = min(held, key=lambda each: each[1])
+        if best != held[-1]:
+            yield f"lowest held-out loss: {best[1]:.4f}, after step {best[0]}"
+    if result.early is not None:
+        yield f"ended early: no lower one than {result.early.loss:.4f} in {result.early.since} evaluations"
 
 
 def curves_of(steps: Sequence[TimedStep]) -> Curves:

@@ -112,6 +112,7 @@ def run_training(
             stop_signal or stop.signal,
             tuple(problems),
             run.stream.token,
+            run.best if run.is_patient_no_more else None,
         )
 
 

@@ -11,8 +11,18 @@ from attrs import define, evolve, field
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.choices.run_choices import BYTES, COMPLETION_KEY, PROMPT_KEY, TEXT_KEY, TOKENIZERS_EOS, DataChoice
+from ratrain.ratrainc.choices.run_choices import (
+    BYTES,
+    CHATS,
+    COMPLETION_KEY,
+    PROMPT_KEY,
+    TEXT_KEY,
+    TOKENIZERS_EOS,
+    DataChoice,
+)
 from ratrain.targets.runtime.checkpoint.checkpoint_series import kept_tokenizer
+from ratrain.targets.runtime.data.chat_template import chat_template
+from ratrain.targets.runtime.data.chats import Chats, open_chats
 from ratrain.targets.runtime.data.corpus import (
     DOCUMENTS,
     TOKENS,
@@ -25,6 +35,7 @@ from ratrain.targets.runtime.data.corpus import (
 )
 from ratrain.targets.runtime.data.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from ratrain.targets.runtime.data.jsonl import Fields, open_jsonl
+from ratrain.targets.runtime.data.packing import packed_whole
 from ratrain.targets.runtime.engine.evaluation import HeldOut, held_out, split_stream
 from ratrain.targets.runtime.settings import Evaluation, Start
 
@@ -45,14 +56,15 @@ def open_data(
     files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
     _refuse_unread(choice, [*files, *held_files])
     _refuse_trained_on(files, held_files)
-    if choice.train_on == "completion":
-        _refuse_without_prompts(files)
-        _refuse_without_prompts(held_files if held_out_of.paths else files)
+    if choice.train_on != "all":
+        _refuse_without_prompts(files, choice.train_on)
+        _refuse_without_prompts(held_files if held_out_of.paths else files, choice.train_on)
     reader = _Reader(choice, start or Start(), program.model.vocab_size)
     # the token type may be meant for the held-out data alone
     stream = reader.stream(choice.paths, files, choice.dtype if files else None)
+    plan, whole = program.plan, choice.pack == "whole"
     if held_out_of.every is None:
-        return stream, None
+        return packed_whole(stream, plan.seq_len) if whole else stream, None
     if not held_out_of.paths:
         stream, held = split_stream(stream, held_out_of.fraction)
     else:
@@ -61,7 +73,10 @@ def open_data(
         trained_on, held_out_parts = reader.read
         for digest in trained_on.keys() & held_out_parts.keys():
             _refuse_known(trained_on[digest], held_out_parts[digest])
-    return stream, held_out(held, program.plan, held_out_of.batches)
+    if whole:
+        stream = packed_whole(stream, plan.seq_len)
+        held = packed_whole(held, plan.seq_len, multiple=plan.global_batch)
+    return stream, held_out(held, plan, held_out_of.batches)
 
 
 def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
@@ -102,16 +117,24 @@ def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
             help=f"only a file whose name ends in {TOKENS} holds token numbers: name one with --data, or leave "
             "out --data-dtype",
         )
-    if choice.train_on == "all":
+    if choice.train_on != "completion":
         _refuse_idle_key(choice, "completion", "prompt_key", "completion_key")
-    else:
+    if choice.train_on != "all":
         _refuse_idle_key(choice, "all", "text_key")
-    if choice.text_key is not None and DOCUMENTS not in _kinds(files):
-        fail(
-            "RT090",
-            f"a text key ({shown(choice.text_key)}) is given, but none of the data is JSONL",
-            help=f"only a file whose name ends in {DOCUMENTS} has keys: rename it, or leave out --text-key",
-        )
+    if choice.train_on == "completion":
+        _refuse_idle_key(choice, "answers", "chat_key", "chat_template")
+    elif not choice.of_chats:
+        _refuse_idle_key(choice, "answers", "chat_template")
+    elif choice.text_key is not None:
+        text = f"text_key = {shown(choice.text_key)} is of texts, and chat_key = {shown(choice.chat_key)} of chats"
+        fail("RT090", text, help="leave one of them out")
+    for words, option, key in (("text", "--text-key", choice.text_key), ("chat", "--chat-key", choice.chat_key)):
+        if key is not None and DOCUMENTS not in _kinds(files):
+            fail(
+                "RT090",
+                f"a {words} key ({shown(key)}) is given, but none of the data is JSONL",
+                help=f"only a file whose name ends in {DOCUMENTS} has keys: rename it, or leave out {option}",
+            )
 
 
 def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
@@ -142,17 +165,16 @@ def _refuse_known(trained_on: str, held: str) -> NoReturn:
     fail("RT090", text, help=way_out)
 
 
-def _refuse_without_prompts(files: Sequence[str]) -> None:
-    """Refuse, with RT090, data without prompts and completions."""
+def _refuse_without_prompts(files: Sequence[str], train_on: str) -> None:
+    """Refuse, with RT090, data of which no part is told from the rest."""
     other = next((file for file in files if _kinds([file]) != {DOCUMENTS}), None)
     if not files or other is not None:
         name = "the built-in text" if other is None else f"'{other}'"
-        text = f"only completions shall be in the loss, but {name} does not say what is one"
-        fail(
-            "RT090",
-            text,
-            help=f"give a JSON object a line, with a prompt and a completion, in files that end in {DOCUMENTS}",
-        )
+        parts, holding = ("completions", "a prompt and a completion")
+        if train_on in CHATS:
+            parts, holding = "answers", "a chat"
+        text = f"only {parts} shall be in the loss, but {name} does not say what is one"
+        fail("RT090", text, help=f"give a JSON object a line, with {holding}, in files that end in {DOCUMENTS}")
 
 
 @define(eq=False, slots=False)
@@ -189,7 +211,9 @@ class _Reader:
     def _reading(self, streams: Sequence[TokenStream], kinds: set[str], whole: TokenStream) -> dict[str, Any]:
         """Return the facts about reading that a checkpoint records."""
         reading: dict[str, Any] = {"files": [[stream.name, stream.digest] for stream in streams]}
-        if DOCUMENTS in kinds:
+        if DOCUMENTS in kinds and self.choice.of_chats:
+            reading |= {"train_on": self.choice.train_on, "chat_template": self._chats.template.name}
+        elif DOCUMENTS in kinds:
             reading |= dict(zip(self._field_keys, self._fields.names, strict=True))
         if whole.documents is not None:
             reading |= {"documents": len(whole.documents), "eos": self._eos}
@@ -215,6 +239,9 @@ class _Reader:
     def _text(self, file: str | None, dtype: str | None) -> TokenStream:
         """Read a text, or the documents of a JSONL file, each followed by the end token if there is one."""
         if file is not None and _kinds([file]) == {DOCUMENTS} and dtype is None:
+            if self.choice.of_chats:
+                size = self.vocab_size
+                return open_chats(file, self._chats, vocab_size=size, eos=self._eos, encoder=self._encoder)
             return open_jsonl(file, self._fields, vocab_size=self.vocab_size, eos=self._eos, encoder=self._encoder)
         # with a tokenizer the bytes are not tokens yet, so any vocabulary can hold them
         smallest = self.vocab_size if self._encoder is None else TEXT_VOCABULARY
@@ -245,6 +272,13 @@ class _Reader:
             text = f"prompt and completion are both the field {shown(prompt)}"
             fail("RT090", text, help="--prompt-key and --completion-key name two fields")
         return Fields((prompt, completion))
+
+    @cached_property
+    def _chats(self) -> Chats:
+        choice, encoder = self.choice, self._encoder
+        template = chat_template(choice.chat_template, None if encoder is None else encoder.tokenizer.path)
+        whole, last = choice.train_on == "all", choice.train_on == "last-answer"
+        return Chats(template, choice.chat_key, counts_all=whole, last_alone=last)
 
     @cached_property
     def _encoder(self) -> Encoder | None:

@@ -38,6 +38,8 @@ class Saving:
     """steps from one checkpoint to the next; None: one at the end"""
     keep_last: int = 2
     """number of checkpoints of a series that are kept"""
+    best: bool = False
+    """save after each evaluation with the lowest held-out loss so far, and not at the end"""
 
     def is_series(self, processes: int) -> bool:
         """Return True if a run of `processes` processes writes a series of checkpoints rather than one."""
@@ -55,6 +57,8 @@ class Evaluation:
     fraction: float = 0.05
     batches: int | None = None
     """batches of one evaluation; None: all of the held-out data"""
+    patience: int | None = None
+    """evaluations without a lower loss after which the run ends; None: it goes on"""
 
 
 HOST_DEVICE = "cpu"
@@ -131,6 +135,8 @@ class OptimizerKeys:
     warmup_steps: int | None = None
     total_steps: int | None = None
     min_lr: float | None = None
+    decay: str | None = None
+    decay_steps: int | None = None
     max_norm: float | None = None
 
 

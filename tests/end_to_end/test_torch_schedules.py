@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.passes.placement.foreign_table import orders_of_table, read_foreign_table, shape_of_table
 from ratrain.ratrain_ir.analysis.actions import COMPUTES, MESSAGES, actions_of_module, read_torch_csv
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.schedules.action import most_in_flight
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.text.parser import parse_module

@@ -42,7 +42,7 @@ from ratrain.passes.manager import PassManager, PassRun
 from ratrain.passes.registry import PASSES
 from ratrain.ratrain_ir.analysis.actions import actions_of_module
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.config.types import STORES, aligned

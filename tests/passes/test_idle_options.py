@@ -22,7 +22,7 @@ from ratrain.passes.pass_base import option_text
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.registry import PASSES, pass_class
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home

@@ -180,7 +180,7 @@ ASKS = {
 """What nobody but the topology works out, and what that looks like."""
 EXCUSED = {
     "ratrain_ir/topology.py",
-    "ratrain_ir/config/balance.py",  # chooses the cuts that make the stages
+    "ratrain_ir/config/cuts.py",  # chooses the cuts that make the stages
     "ratrain_ir/config/plan_checks.py",  # counts the cuts that are given
     "ratrain_ir/testing/strategies.py",  # draws them
     "ratrain_ir/testing/invariants.py",  # works it out again, as a second opinion

@@ -10,9 +10,9 @@ from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice
 from ratrain.passes.state.joint_order import JointOrderPass
+from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.slicing import even_work_lengths
 from ratrain.targets.machine.machine import Machine
 
 

@@ -116,6 +116,13 @@ def in_words(facts: Mapping[str, Any], found: str = "") -> str:
         words += f"; documents: {facts['documents']:,}, {ended}"
     if isinstance(facts.get("completion_key"), str):
         words += f"; only tokens of the field '{facts['completion_key']}' are in the loss"
+    if isinstance(facts.get("chat_template"), str):
+        alone = {"answers": "; only answers are in the loss", "last-answer": "; only last answers are in the loss"}
+        words += f"; chats, by {facts['chat_template']}{alone.get(str(facts.get('train_on')), '')}"
+    if facts.get("pack") == "whole":
+        cut = facts["cut_documents"]
+        words += f"; whole documents in {facts['sequences']:,} sequences, {facts['filling']:,} tokens of filling"
+        words += f", {cut:,} longer ones cut" if cut else ""
     return words
 
 

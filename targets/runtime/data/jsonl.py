@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.data.tokenizer import Encoder
 
 _LINE_FEED = b"\n"
-# Tokenised in one call, unless one document is larger: the package spreads a call over its threads.
-_TOGETHER = 1 << 22  # characters
+TOGETHER = 1 << 22
+"""Characters tokenised in one call, unless one document is larger: the package spreads a call over its threads."""
 _MOST_NAMED = 8
 
 
@@ -45,7 +45,7 @@ class Fields:
 
 
 @frozen
-class _Line:
+class Line:
     """Bytes [start, stop) of a file: a line, possibly blank."""
 
     number: int
@@ -156,21 +156,21 @@ def _batches(path: str, file: FileTokens, fields: Fields) -> Iterator[list[tuple
     for _, texts in _documents(path, file, fields):
         batch.append(texts)
         size += sum(map(len, texts))
-        if size >= _TOGETHER:
+        if size >= TOGETHER:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-def _documents(path: str, file: FileTokens, fields: Fields) -> Iterator[tuple[_Line, tuple[str, ...]]]:
+def _documents(path: str, file: FileTokens, fields: Fields) -> Iterator[tuple[Line, tuple[str, ...]]]:
     """Yield each line that is not blank, with the texts of its fields."""
-    for line in _lines(file):
+    for line in lines_of(file):
         if line.content.strip():
             yield line, _texts(path, line, fields)
 
 
-def _lines(file: FileTokens) -> Iterator[_Line]:
+def lines_of(file: FileTokens) -> Iterator[Line]:
     """Yield all lines of a file; a line that crosses chunks is joined from its parts."""
     number, start = 1, 0
     begun: list[bytes] = []
@@ -178,60 +178,63 @@ def _lines(file: FileTokens) -> Iterator[_Line]:
         data, place = chunk.tobytes(), 0
         while (feed := data.find(_LINE_FEED, place)) >= 0:
             stop = offset + feed
-            yield _Line(number, start, stop, b"".join([*begun, data[place:feed]]))
+            yield Line(number, start, stop, b"".join([*begun, data[place:feed]]))
             begun, place, start, number = [], feed + 1, stop + 1, number + 1
         begun.append(data[place:])
-    yield _Line(number, start, len(file), b"".join(begun))
+    yield Line(number, start, len(file), b"".join(begun))
 
 
-def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
-    """Return the texts in the fields of a line. Raises RT090 with the line."""
+def object_in(path: str, line: Line) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises RT090 with the line."""
     if line.content.startswith(MARK):
         way_out = "delete it: such a mark stands only at a file's start, and 'cat' of several files leaves it within"
-        _refuse(path, line, "begins with a byte order mark", way_out=way_out)
+        refuse_line(path, line, "begins with a byte order mark", way_out=way_out)
     try:
         held = json.loads(line.content.decode())
     except UnicodeDecodeError as error:
-        _refuse(path, line, "is not UTF-8", error.start + 1)
+        refuse_line(path, line, "is not UTF-8", error.start + 1)
     except json.JSONDecodeError as error:
-        _refuse(path, line, f"is no JSON: {error.msg}", error.colno)
+        refuse_line(path, line, f"is no JSON: {error.msg}", error.colno)
     except (ValueError, RecursionError) as error:
-        _refuse(path, line, f"is no JSON that can be read: {error}")
+        refuse_line(path, line, f"is no JSON that can be read: {error}")
     if not isinstance(held, dict):
-        _refuse(path, line, "is no JSON object")
+        refuse_line(path, line, "is no JSON object")
+    return held
+
+
+def _texts(path: str, line: Line, fields: Fields) -> tuple[str, ...]:
+    """Return the texts in the fields of a line. Raises RT090 with the line."""
+    held = object_in(path, line)
     texts = []
     for name in fields.names:
-        messages = name if name in held else next((key for key, value in held.items() if _are_messages(value)), name)
-        if _are_messages(held.get(messages)):
-            what = f"has a list of messages in its field {shown(messages)}: chats are not read as such"
-            _refuse(path, line, what, way_out=_CHATS_AS_TEXT)
+        messages = name if name in held else next((key for key, value in held.items() if are_messages(value)), name)
+        if are_messages(held.get(messages)):
+            what = f"has a list of messages in its field {shown(messages)}, and is read as one text"
+            refuse_line(path, line, what, way_out=_CHATS)
         if name not in held:
             known = ", ".join(shown(key) for key in list(held)[:_MOST_NAMED]) or "none"
             way_out = _way_out(fields)
             if not fields.is_pair and held.keys() >= {"prompt", "completion"}:
                 way_out = "--train-on completion trains on prompts and completions"
-            _refuse(path, line, f"has no field {shown(name)}; it has {known}", way_out=way_out)
+            refuse_line(path, line, f"has no field {shown(name)}; it has {known}", way_out=way_out)
         if not isinstance(held[name], str):
-            _refuse(
+            refuse_line(
                 path, line, f"has no text in its field {shown(name)}: {shown(held[name])}", way_out=_way_out(fields)
             )
         try:
             held[name].encode()
         except UnicodeEncodeError:
-            _refuse(path, line, f"has half of a surrogate pair in its field {shown(name)}, which is no text")
+            refuse_line(path, line, f"has half of a surrogate pair in its field {shown(name)}, which is no text")
         texts.append(held[name])
     return tuple(texts)
 
 
-def _are_messages(value: object) -> bool:
+def are_messages(value: object) -> bool:
     """Tell whether a value is a chat as other programs write it: a list of objects."""
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
-_CHATS_AS_TEXT = (
-    'write each chat as one text in the words of its template, {"text": "..."}; or, to train on the answer '
-    'alone, as {"prompt": "...", "completion": "..."}, with --train-on completion'
-)
+_CHATS = "--train-on answers reads chats, by the template of the tokenizer, with answers alone in the loss"
 
 
 def _way_out(fields: Fields) -> str:
@@ -243,7 +246,8 @@ def _way_out(fields: Fields) -> str:
     return f"{keys}; every line needs them" if fields.is_pair else f"{keys}; every line needs it"
 
 
-def _refuse(path: str, line: _Line, what: str, column: int = 1, way_out: str | None = None) -> NoReturn:
+def refuse_line(path: str, line: Line, what: str, column: int = 1, way_out: str | None = None) -> NoReturn:
+    """Raise RT090 for a line of training data, at its place."""
     usual = "a JSONL file has a JSON object on every line; lines may be empty"
     fail(
         "RT090",

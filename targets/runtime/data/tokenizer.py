@@ -80,11 +80,19 @@ class Encoder:
 
     def __call__(self, source: str, texts: list[str]) -> list[NDArray[np.uint32]]:
         """Return the tokens of each text. Raises `DiagnosticError` RT090, naming `source`, if it cannot take them."""
+        return [np.array(encoding.ids, np.uint32) for encoding in self._encodings(source, texts)]
+
+    def with_starts(self, source: str, texts: list[str]) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
+        """Yield the tokens of each text, and the character that each of them begins at. Raises as `__call__`."""
+        for encoding in self._encodings(source, texts):
+            starts = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 0]
+            yield np.array(encoding.ids, np.uint32), np.maximum.accumulate(starts)
+
+    def _encodings(self, source: str, texts: list[str]) -> Any:
         try:
-            encodings = self.loaded.encode_batch(texts, add_special_tokens=False)
+            return self.loaded.encode_batch(texts, add_special_tokens=False)
         except Exception as error:  # noqa: BLE001 - the package raises no class of its own
             fail("RT090", f"the tokenizer '{self.tokenizer.name}' cannot take '{source}': {error}")
-        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""

@@ -38,6 +38,7 @@ from ratrain.targets.runtime.checkpoint.state import fill_frozen, start_from_sta
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.settings import AUTO_KERNELS
+from ratrain.targets.runtime.training.best import Best
 from ratrain.targets.runtime.training.training import TrainingRun
 from ratrain.targets.runtime.watch.positions import RunFolder
 from ratrain.targets.runtime.weights.adapter_files import read_adapter
@@ -82,6 +83,7 @@ def prepare(
         run.held_out, run.utilisation = held_out, utilisation
         if held_out is not None:
             run.engine.expect_evaluation()
+            run.best = Best.noted(run.notes, held_out.batches.stream.digest)
         run.companions = replaced_companions(run.companions, companions or {})
         run.places.push(places.pop_all())
     return run

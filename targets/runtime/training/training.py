@@ -36,6 +36,7 @@ from ratrain.targets.runtime.engine.engine import ProgramEngine, StepReport
 from ratrain.targets.runtime.engine.evaluation import HeldOut
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.settings import RunSettings
+from ratrain.targets.runtime.training.best import Best
 from ratrain.targets.runtime.training.utilisation import Utilisation
 from ratrain.targets.runtime.watch.positions import RankPhase, RunFolder
 from ratrain.targets.runtime.watch.watchdog import Watchdog, Watched
@@ -140,6 +141,8 @@ class TrainingRun:
     """folder in which the ranks record their positions"""
     folder_is_temporary: bool = False
     done: list[TimedStep] = field(factory=list)
+    best: Best | None = None
+    """lowest held-out loss; None if nothing is evaluated"""
     _saving: _Save | None = None
     """the save that was begun last"""
     places: ExitStack = field(factory=ExitStack)
@@ -170,16 +173,28 @@ class TrainingRun:
             timed = self._timed(report, time.perf_counter() - start)
             self.done.append(timed)  # before the evaluation, which may fail
             held_out = self._evaluated(report)
+            is_best = False
             if held_out is not None:
                 timed = self.done[-1] = evolve(timed, eval_loss=held_out)
+                is_best = self.best is not None and self.best.hear(held_out, step + 1)
             yield timed
             if not isfinite(report.loss):  # before saving: this state must not take the place of a better one
                 text = f"the loss of step {step} is {report.loss}: the weights have diverged"
                 fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
+            if is_best and self.settings.saving.best:
+                self._save_now()
             every = self.settings.saving.every
             if every is not None and self.series is not None and (step + 1) % every == 0:
                 self._save_to(self.series)
             self._keep_promise(report)
+            if self.is_patient_no_more:
+                return
+
+    @property
+    def is_patient_no_more(self) -> bool:
+        """True if the held-out loss has not fallen for as many evaluations as the settings bear."""
+        patience = self.settings.evaluation.patience
+        return patience is not None and self.best is not None and self.best.since >= patience
 
     def _keep_promise(self, report: StepReport) -> None:
         """Raise `DiagnosticError` RT093 if this process has held more memory than `--ram` allows.
@@ -216,8 +231,15 @@ class TrainingRun:
     def save(self) -> str | None:
         """Write the checkpoint that the settings ask for; return its directory, or None if they ask for none.
 
-        Raises `DiagnosticError` RT002 or RT092 when it cannot be written.
+        If only the best is kept, nothing is written here. Raises `DiagnosticError` RT002 or RT092 when it cannot be
+        written.
         """
+        if self.settings.saving.best:
+            newest = self.newest_saved()
+            return None if newest is None else newest[1]
+        return self._save_now()
+
+    def _save_now(self) -> str | None:
         if self.series is not None:
             return self._save_to(self.series)
         directory = self.settings.saving.directory
@@ -236,7 +258,7 @@ class TrainingRun:
         know of the end.
         """
         known = self.first_step if self._saving is None else self._saving.step
-        whole = self.processes.count == 1 and self.engine.has_whole_state
+        whole = self.processes.count == 1 and self.engine.has_whole_state and not self.settings.saving.best
         if not whole or self.steps_done <= known or not isfinite(self.done[-1].report.loss):
             return None
         return self.save()
@@ -300,4 +322,5 @@ class TrainingRun:
         followers.
         """
         run = run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)
-        return {**run, "memory": self.engine.memory_use().to_json(), **({"notes": self.notes} if self.notes else {})}
+        notes = {**self.notes, **(self.best.note() if self.best is not None else {})}
+        return {**run, "memory": self.engine.memory_use().to_json(), **({"notes": notes} if notes else {})}

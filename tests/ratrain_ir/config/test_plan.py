@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
-from ratrain.ratrain_ir.config.balance import balance_cuts, head_flops, layer_flops
+from ratrain.ratrain_ir.config.cuts import balance_cuts, head_flops, layer_flops
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
+from ratrain.ratrain_ir.config.optimizer import CLIPS, DECAYS
 from ratrain.ratrain_ir.config.plan import (
     ATTENTION_MASKS,
     ATTENTIONS,
-    CLIPS,
     DTYPES,
     KEYS,
     LOGITS,
@@ -100,6 +100,8 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "warmup_steps": st.integers(0, 1 << 40),
     "total_steps": st.none() | st.integers(1, 1 << 40),
     "min_lr": RATES,
+    "decay": st.sampled_from(DECAYS),
+    "decay_steps": st.none() | st.integers(1, 1 << 40),
     "clip": st.sampled_from(CLIPS),
     "max_norm": st.floats(0, 1e30, exclude_min=True),
     "mapping": st.none() | st.sampled_from(("chip 1x4, node 2x8", "a 1x1")).map(RankMapping.parse),

@@ -205,6 +205,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "targets",
         "freeze",
         "base",
+        "decay",
+        "decay_steps",
     }
 
 
@@ -213,6 +215,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
     [
         ({"optimizer.max_norm": 1.0}, "optimizer.max_norm"),
         ({"optimizer.min_lr": 1e-5}, "optimizer.min_lr"),
+        ({"optimizer.decay": "linear"}, "optimizer.decay"),
+        ({"optimizer.decay_steps": 2}, "optimizer.decay_steps"),
         ({"batch.head_chunk": 7}, "batch.head_chunk"),
         ({"batch.mlp_chunk": 7}, "batch.mlp_chunk"),
         ({"compute.logits": "whole"}, "batch.head_chunk"),

@@ -106,6 +106,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"prompt": f"what is {n}?", "completion": f"a number, {n}", "text": f"{n}, {n + 1}"} for n in range(40)
         ]
         (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+        says = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a number, 3"}]
+        chats = [{"messages": says, "talk": says[1:]} for _ in range(60)]
+        (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+        (folder / "t.jinja").write_text("{% for message in messages %}{{ message['content'] + '.' }}{% endfor %}")
         np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint16).tofile(folder / "t.bin")
         call(
             "run x.rtx --steps 1 --threads 1 --data book.txt --save ckpt --log log.jsonl --profile prof.json --run-dir where"

@@ -124,7 +124,7 @@ class TestJsonl:
         path.write_text(json.dumps({"id": 1, key: [{"role": "user", "content": "a"}]}) + "\n")
         problem = refusal(program, str(path), **keys)
         assert f'a list of messages in its field "{key}"' in problem.message
-        assert "--train-on completion" in problem.help
+        assert "--train-on answers" in problem.help
         assert "-key" not in problem.help
 
     @pytest.mark.parametrize(
