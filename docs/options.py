@@ -795,11 +795,10 @@ OPTIONS = {
                 "a series of them", "--save-every 1", "x.rtx --steps 2 --log l.jsonl --save saved", idle=("x.rtx",)
             ),
             "--save-best": Option(
-                "the state of the lowest held-out loss, in place of the last one",
-                "--save-best",
-                "x.rtx --steps 1 --eval-every 1 --save saved",
-                SETTINGS,
-                ("x.rtx", "x.rtx --save saved", "x.rtx --eval-every 1 --save saved --save-every 1"),
+                "the state of the lowest held-out loss",
+                "--save-best best",
+                "x.rtx --steps 2 --eval-every 1",
+                idle=("x.rtx", "x.rtx --save best --eval-every 1", "x.rtx --eval-every 1 --engine mpi"),
             ),
             "--keep-last": Option(
                 "how many of these stay",

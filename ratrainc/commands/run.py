@@ -289,8 +289,9 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--save-best",
     "settings_saving_best",
-    is_flag=True,
-    help="Write the checkpoint of --save after each evaluation with the lowest held-out loss so far, not at the end.",
+    type=Result("checkpoint"),
+    metavar="DIR",
+    help="Write a checkpoint here after each evaluation with the lowest held-out loss so far.",
 )
 @click.option(
     "--resume",

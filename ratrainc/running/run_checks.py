@@ -77,10 +77,12 @@ def refuse_contradictions(
         misuse("--order documents cuts documents where sequences end, and --pack whole does not: leave one of them out")
     if evaluation.every is None and evaluation.patience is not None:
         misuse("--patience counts evaluations: add --eval-every N")
-    if saving.best and (evaluation.every is None or saving.directory is None):
-        misuse("--save-best saves after the best evaluation: add --eval-every N and --save DIR")
-    if saving.best and saving.every is not None:
-        misuse("--save-best and --save-every exclude each other: the newest checkpoint would not be the best")
+    if saving.best is not None and evaluation.every is None:
+        misuse("--save-best saves after the best evaluation: add --eval-every N")
+    if saving.best is not None and ranks.engine != "local":
+        misuse("--save-best is for ranks in one process: it does not go with --engine mpi or torch")
+    if saving.best is not None and saving.directory is not None and _same(saving.best, saving.directory):
+        misuse("--save-best and --save are one directory: the last state would replace the best")
     if evaluation.every is None and (evaluation.paths or evaluation.batches is not None):
         misuse("--eval-data and --eval-batches need --eval-every N: it says after how many steps to evaluate")
     if ranks.engine == "mpi" and (
@@ -102,6 +104,10 @@ def refuse_contradictions(
     _refuse_trackers_in_the_way(settings, outputs, ranks)
     if settings.execution.graph:
         _refuse_with_graph(settings, outputs)
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _refuse_with_graph(settings: RunSettings, outputs: Outputs) -> None:

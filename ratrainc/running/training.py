@@ -171,6 +171,9 @@ def check_outputs(settings: RunSettings, outputs: Outputs, processes: int) -> No
         else:
             check_no_series(directory)
             check_checkpoint_place(directory)
+    if settings.saving.best is not None:
+        check_no_series(settings.saving.best)
+        check_checkpoint_place(settings.saving.best)
     if settings.watch.folder is not None:
         check_directory_writable(settings.watch.folder)
 

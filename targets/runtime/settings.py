@@ -38,8 +38,8 @@ class Saving:
     """steps from one checkpoint to the next; None: one at the end"""
     keep_last: int = 2
     """number of checkpoints of a series that are kept"""
-    best: bool = False
-    """save after each evaluation with the lowest held-out loss so far, and not at the end"""
+    best: str | None = None
+    """directory of the state with the lowest held-out loss so far; None: it is not kept"""
 
     def is_series(self, processes: int) -> bool:
         """Return True if a run of `processes` processes writes a series of checkpoints rather than one."""

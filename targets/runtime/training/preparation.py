@@ -37,7 +37,7 @@ from ratrain.targets.runtime.checkpoint.overrides import overridden, overrides_o
 from ratrain.targets.runtime.checkpoint.state import fill_frozen, start_from_state, start_from_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine.processes import Processes
-from ratrain.targets.runtime.settings import AUTO_KERNELS
+from ratrain.targets.runtime.settings import AUTO_KERNELS, Saving
 from ratrain.targets.runtime.training.best import Best
 from ratrain.targets.runtime.training.training import TrainingRun
 from ratrain.targets.runtime.watch.positions import RunFolder
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.engine.engine import ProgramEngine
     from ratrain.targets.runtime.engine.evaluation import HeldOut
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.settings import RunSettings, Saving, Start
+    from ratrain.targets.runtime.settings import RunSettings, Start
     from ratrain.targets.runtime.training.utilisation import Utilisation
     from ratrain.targets.runtime.weights.weight_source import WeightSource
 
@@ -110,6 +110,10 @@ def _begun(
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
         said += series.clear_leftovers(processes, lock)
     processes.first_only(lambda: check_room(program, settings, first_step, is_series=series is not None))
+    if settings.saving.best is not None:
+        of_best = Saving(settings.saving.best)
+        said += _open_place(of_best, processes, places)[2]
+        check_room(program, evolve(settings, saving=of_best), first_step, is_series=False)
     optimizer = program.plan.optimizer
     if loaded is not None:
         overrides = resumed_overrides(optimizer, settings.optimizer, loaded.run, loaded.directory)

@@ -181,8 +181,8 @@ class TrainingRun:
             if not isfinite(report.loss):  # before saving: this state must not take the place of a better one
                 text = f"the loss of step {step} is {report.loss}: the weights have diverged"
                 fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
-            if is_best and self.settings.saving.best:
-                self._save_now()
+            if is_best and self.settings.saving.best is not None:
+                self._save_whole(self.settings.saving.best)
             every = self.settings.saving.every
             if every is not None and self.series is not None and (step + 1) % every == 0:
                 self._save_to(self.series)
@@ -231,24 +231,20 @@ class TrainingRun:
     def save(self) -> str | None:
         """Write the checkpoint that the settings ask for; return its directory, or None if they ask for none.
 
-        If only the best is kept, nothing is written here. Raises `DiagnosticError` RT002 or RT092 when it cannot be
-        written.
+        Raises `DiagnosticError` RT002 or RT092 when it cannot be written.
         """
-        if self.settings.saving.best:
-            newest = self.newest_saved()
-            return None if newest is None else newest[1]
-        return self._save_now()
-
-    def _save_now(self) -> str | None:
         if self.series is not None:
             return self._save_to(self.series)
         directory = self.settings.saving.directory
         if directory is not None:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             self._saving = _Save.begun(self.steps_done, directory)
-            state = training_state(self.engine, self.steps_done)
-            save_checkpoint(directory, self.program.trained_model, state, self.manifest(), self.companions)
+            self._save_whole(directory)
         return directory
+
+    def _save_whole(self, directory: str) -> None:
+        state = training_state(self.engine, self.steps_done)
+        save_checkpoint(directory, self.program.trained_model, state, self.manifest(), self.companions)
 
     def save_what_is_done(self) -> str | None:
         """Write the checkpoint that the settings ask for after the run was ended early; return its directory.
@@ -258,7 +254,7 @@ class TrainingRun:
         know of the end.
         """
         known = self.first_step if self._saving is None else self._saving.step
-        whole = self.processes.count == 1 and self.engine.has_whole_state and not self.settings.saving.best
+        whole = self.processes.count == 1 and self.engine.has_whole_state
         if not whole or self.steps_done <= known or not isfinite(self.done[-1].report.loss):
             return None
         return self.save()

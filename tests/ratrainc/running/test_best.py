@@ -54,7 +54,7 @@ def run(program: str, folder: Path, *words: str) -> list[dict[str, Any]]:
 
 def test_a_run_ends_early_and_keeps_its_best(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "best"
-    lines = run(program, tmp_path, "--steps", "60", "--patience", "2", "--save", str(saved), "--save-best")
+    lines = run(program, tmp_path, "--steps", "60", "--patience", "2", "--save-best", str(saved))
     said = capsys.readouterr().out
     losses = [line["eval_loss"] for line in lines]
     lowest = losses.index(min(losses))
