@@ -42,6 +42,8 @@ _TRACKERS = "ratrain.ratrainc.running.training:check_trackers"
 _EMPTY = "placed.rtir --passes ''"
 _PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
 _CHATS = "x.rtx --steps 2 --log l.jsonl --data chats.jsonl --train-on answers --chat-template chatml"
+_TUNE = "--model w --data chats.jsonl -o ft --chat-template chatml"
+_TUNE_PAIRS = "--model w --data pairs.jsonl -o ft --seq-len 64 --steps 2"
 _GENERATION = "ratrain.ratrainc.running.generation:generate"
 _WATCH = "ratrain.ratrainc.watch.watching:watch"
 _JSON = Option("one JSON object on stdout", "--json")
@@ -884,6 +886,60 @@ OPTIONS = {
             ),
             "--json": _JSON,
         },
+    ),
+    "finetune": Command(
+        "--model w --data chats.jsonl -o ft --chat-template chatml --seq-len 64 --steps 2",
+        {
+            "--model": Option("the model", "--model missing", "--data chats.jsonl -o ft --chat-template chatml"),
+            "--data": Option("what it is trained on", "--data d.jsonl"),
+            "-o": Option("the folder", "-o other", "--model w --data d.jsonl --seq-len 64 --steps 2"),
+            "--lora": Option("the rank of adapters", "--lora 3", idle=(f"{_TUNE} --full",)),
+            "--full": Option("the whole model trains", "--full", idle=(f"{_TUNE} --full --merge",)),
+            "--alpha": Option("the scale of adapters", "--alpha 3", idle=(f"{_TUNE} --full",)),
+            "--targets": Option("which layers get one", "--targets q_proj", idle=(f"{_TUNE} --full",)),
+            "--base": Option("how frozen matrices are stored", "--base int8-block", idle=(f"{_TUNE} --full",)),
+            "--dtype": Option("the type of weights and activations", "--dtype f16"),
+            "--ram": Option("the memory that the plan is made for", "--ram 1MiB"),
+            "--seq-len": Option("tokens of a sequence", "--seq-len 32", _TUNE),
+            "--batch": Option("sequences a step", "--batch 2"),
+            "--epochs": Option("passes over the data", "--epochs 1", _TUNE, idle=(f"{_TUNE} --steps 1",)),
+            "--steps": Option("steps, in their place", "--steps 3", _TUNE),
+            "--lr": Option("the learning rate", "--lr 0.01"),
+            "--schedule": Option("how it comes down", "--schedule linear"),
+            "--decay-steps": Option(
+                "in how many last steps", "--decay-steps 1", idle=(f"{_TUNE} --schedule constant",)
+            ),
+            "--warmup-steps": Option("steps until it is reached", "--warmup-steps 2"),
+            "--eval-data": Option("held-out data", "--eval-data pairs.jsonl"),
+            "--eval-fraction": Option(
+                "or the part of the data", "--eval-fraction 0.4", idle=(f"{_TUNE} --eval-data pairs.jsonl",)
+            ),
+            "--eval-every": Option("how often it is evaluated", "--eval-every 1"),
+            "--patience": Option(
+                "ends a run whose held-out loss does not fall",
+                "--patience 1",
+                f"{_TUNE} --seq-len 64 --steps 9 --eval-every 1 --lr 3 --full",
+            ),
+            "--prompt-key": Option("the field that is a prompt", "--prompt-key text", _TUNE_PAIRS),
+            "--completion-key": Option("the field that is its completion", "--completion-key text", _TUNE_PAIRS),
+            "--chat-key": Option("the field that is a chat", "--chat-key talk"),
+            "--chat-template": Option(
+                "the template that makes a text of it",
+                "--chat-template t.jinja",
+                "--model w --data chats.jsonl -o ft --seq-len 64 --steps 2",
+            ),
+            "--tokenizer": Option("the tokens of a text", "--tokenizer missing.json"),
+            "--seed": Option("new adapters and the order of the data", "--seed 5"),
+            "--merge": Option("a model, in place of adapters", "--merge"),
+            "--resume": Option("goes on with the folder's run", "--resume"),
+            "--log-to": Option(
+                "the figures of the log in TensorBoard or Weights & Biases too",
+                "--log-to wandb:tiny",
+                reaches=_TRACKERS,
+            ),
+            "--json": _JSON,
+        },
+        wall=True,
     ),
     "launch": Command(
         "-n 4 --mpirun ./mpirun x.rtx",

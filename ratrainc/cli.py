@@ -41,6 +41,7 @@ _COMMANDS = {
     "validate": "Compare simulated steps with published measurements, by class of table.",
     "compare": "Simulate several strategies on one plan, or each on its best.",
     "run": "Train: execute a program on real text.",
+    "finetune": "Fine-tune a model on chats, completions or texts: plan, compile, train, evaluate, export.",
     "watch": "Draw the logs of runs as one HTML page, again and again while they go on.",
     "launch": "Start a run with a process a rank and watch over it.",
     "postmortem": "Say where the ranks of a run were, and why it ended or makes no progress.",
@@ -56,8 +57,12 @@ _COMMANDS = {
     "completion": "Print what lets bash, zsh or fish complete the words of ratrainc.",
 }
 
-_LISTS = frozenset({"examples", "machines", "model", "passes", "strategies"})
-"""Commands that list things; their files are in `commands/lists`."""
+_ROOMS = {
+    **dict.fromkeys(("examples", "machines", "model", "passes", "strategies"), "lists"),
+    **dict.fromkeys(("quickstart", "run", "finetune", "launch", "watch", "postmortem", "precompile"), "training"),
+    **dict.fromkeys(("generate", "export-weights"), "training"),
+}
+"""Rooms of commands that are not in `commands` itself."""
 
 EXAMPLES = """\b
 Examples:
@@ -100,8 +105,9 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        room = "ratrain.ratrainc.commands.lists" if cmd_name in _LISTS else "ratrain.ratrainc.commands"
-        command: click.Command = import_module(f"{room}.{cmd_name.replace('-', '_')}").command
+        room = f".{_ROOMS[cmd_name]}" if cmd_name in _ROOMS else ""
+        name = f"ratrain.ratrainc.commands{room}.{cmd_name.replace('-', '_')}"
+        command: click.Command = import_module(name).command
         if command.epilog:
             command.epilog = fitted(command.epilog)
         return command

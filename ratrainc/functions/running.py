@@ -19,6 +19,8 @@ from ratrain.ratrainc.facts.machine_facts import MachineFact
 from ratrain.targets.runtime.settings import RunSettings, available_threads
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.choices.finetune_choice import FinetuneChoice
+    from ratrain.ratrainc.running.finetuning import Finetuned
     from ratrain.ratrainc.running.generation import Generated
     from ratrain.ratrainc.running.precompiling import Precompiled
     from ratrain.ratrainc.running.run_result import RunResult
@@ -64,6 +66,19 @@ def run(
             each_step(timed)
 
     return run_training(known, chosen, told, written, Display(quiet=True, each_step=hear))
+
+
+def finetune(choice: FinetuneChoice) -> Finetuned:
+    """Fine-tune a model on data: plan for the memory, compile, train, evaluate, and write the best weights.
+
+    Raises `DiagnosticError` if something cannot be used or does not fit, options contradict each other, or the folder
+    holds another run.
+    """
+    from ratrain.ratrainc.running.finetuning import finetune as tuned
+    from ratrain.ratrainc.running.finetuning import refuse_idle_choices
+
+    refuse_idle_choices(choice)
+    return tuned(choice, Display(quiet=True))
 
 
 def launch(

@@ -53,18 +53,32 @@ def open_data(
     `DiagnosticError` RT002 or RT090 if data or tokenizer cannot be used.
     """
     held_out_of = evaluation or Evaluation()
+    plan, whole = program.plan, choice.pack == "whole"
+    stream, held = open_streams(program.model.vocab_size, choice, held_out_of, start)
+    if whole:
+        stream = packed_whole(stream, plan.seq_len)
+    if held is None:
+        return stream, None
+    if whole:
+        held = packed_whole(held, plan.seq_len, multiple=plan.global_batch)
+    return stream, held_out(held, plan, held_out_of.batches)
+
+
+def open_streams(
+    vocab_size: int, choice: DataChoice, held_out_of: Evaluation, start: Start | None = None
+) -> tuple[TokenStream, TokenStream | None]:
+    """Open the streams of documents to train on and to evaluate on, not yet packed. Raises as `open_data`."""
     files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
     _refuse_unread(choice, [*files, *held_files])
     _refuse_trained_on(files, held_files)
     if choice.train_on != "all":
         _refuse_without_prompts(files, choice.train_on)
         _refuse_without_prompts(held_files if held_out_of.paths else files, choice.train_on)
-    reader = _Reader(choice, start or Start(), program.model.vocab_size)
+    reader = _Reader(choice, start or Start(), vocab_size)
     # the token type may be meant for the held-out data alone
     stream = reader.stream(choice.paths, files, choice.dtype if files else None)
-    plan, whole = program.plan, choice.pack == "whole"
     if held_out_of.every is None:
-        return packed_whole(stream, plan.seq_len) if whole else stream, None
+        return stream, None
     if not held_out_of.paths:
         stream, held = split_stream(stream, held_out_of.fraction)
     else:
@@ -73,10 +87,7 @@ def open_data(
         trained_on, held_out_parts = reader.read
         for digest in trained_on.keys() & held_out_parts.keys():
             _refuse_known(trained_on[digest], held_out_parts[digest])
-    if whole:
-        stream = packed_whole(stream, plan.seq_len)
-        held = packed_whole(held, plan.seq_len, multiple=plan.global_batch)
-    return stream, held_out(held, plan, held_out_of.batches)
+    return stream, held
 
 
 def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
@@ -117,7 +128,7 @@ def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
             help=f"only a file whose name ends in {TOKENS} holds token numbers: name one with --data, or leave "
             "out --data-dtype",
         )
-    if choice.train_on != "completion":
+    if choice.train_on == "all":
         _refuse_idle_key(choice, "completion", "prompt_key", "completion_key")
     if choice.train_on != "all":
         _refuse_idle_key(choice, "all", "text_key")
@@ -278,7 +289,8 @@ class _Reader:
         choice, encoder = self.choice, self._encoder
         template = chat_template(choice.chat_template, None if encoder is None else encoder.tokenizer.path)
         whole, last = choice.train_on == "all", choice.train_on == "last-answer"
-        return Chats(template, choice.chat_key, counts_all=whole, last_alone=last)
+        pair = (choice.prompt_key or PROMPT_KEY, choice.completion_key or COMPLETION_KEY)
+        return Chats(template, choice.chat_key, pair, counts_all=whole, last_alone=last)
 
     @cached_property
     def _encoder(self) -> Encoder | None:

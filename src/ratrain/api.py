@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.functions.running import (
         doctor,
         export_weights,
+        finetune,
         generate,
         launch,
         postmortem,
@@ -101,7 +102,8 @@ _ROOMS = {
     "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale "
     "smallest what_if",
     "ratrain.ratrainc.compiling.proving": "verify",
-    "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
+    "ratrain.ratrainc.functions.running": "doctor export_weights finetune generate launch postmortem precompile run "
+    "watch",
     "ratrain.ratrainc.compiling.soundness": "check",
     "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given simulate_on_cores",
     "ratrain.ratrainc.report.trace": "write_trace",
@@ -141,6 +143,7 @@ __all__ = [
     "explain_time",
     "export",
     "export_weights",
+    "finetune",
     "fit",
     "generate",
     "import_plan",

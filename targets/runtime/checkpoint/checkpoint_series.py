@@ -343,6 +343,12 @@ def latest_run(directory: str) -> Mapping[str, Any]:
     return run if isinstance(run, dict) else {}
 
 
+def latest_step(directory: str) -> int:
+    """Return the steps done of the checkpoint that `latest_weights` reads. Raises RT002 (cannot be read) and RT092."""
+    step = _latest(directory)[1].get("step")
+    return step if isinstance(step, int) else 0
+
+
 def latest_companions(directory: str) -> dict[str, bytes]:
     """Return the companions of the weights that `latest_weights` returns, by file name.
 

@@ -122,6 +122,13 @@ class ChatTemplate:
         return str(text)
 
 
+def has_template(tokenizer: str) -> bool:
+    """Tell whether there is a template beside a tokenizer.json."""
+    if is_regular(Path(tokenizer).with_name(TEMPLATE_FILE)):
+        return True
+    return isinstance(_config(Path(tokenizer).with_name(_CONFIG)).get("chat_template"), str | list)
+
+
 def chat_template(named: str | None, tokenizer: str | None) -> ChatTemplate:
     """Load a template: of a file, `CHATML`, or the one beside a tokenizer.json.
 

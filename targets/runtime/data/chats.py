@@ -2,6 +2,7 @@
 
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
     {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}
+    {"prompt": "Hello", "completion": "Hi"}
 
 The whole text is tokenised at once, as a model that is used sees it; a token is in the loss if its first character is
 in an answer. A field `tools` is given to the template.
@@ -37,6 +38,7 @@ _ROLE_FORMS = (("role", "content"), ("from", "value"))
 _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 """Roles of ShareGPT under their other names."""
 _KNOWN_FROM = ("user", "system", ASSISTANT, "tool")
+_PAIR = ("user", ASSISTANT)
 _FORMS = (
     'a chat is like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}; '
     "--chat-key names another field"
@@ -50,6 +52,8 @@ class Chats:
     template: ChatTemplate
     key: str | None = None
     """field with the messages; None: the one of `MESSAGES_KEYS` that a line has"""
+    pair: tuple[str, str] = ("prompt", "completion")
+    """fields that hold question and answer, of a line without messages"""
     counts_all: bool = False
     """True if every token is in the loss"""
     last_alone: bool = False
@@ -75,6 +79,11 @@ class Chats:
     def _messages(self, path: str, line: Line, held: Mapping[str, Any]) -> Chat:
         keys = MESSAGES_KEYS if self.key is None else (self.key,)
         name = next((key for key in keys if key in held), None)
+        if name is None and self.key is None and all(isinstance(held.get(each), str) for each in self.pair):
+            held = {
+                "messages": [{"role": role, "content": held[each]} for role, each in zip(_PAIR, self.pair, strict=True)]
+            }
+            name = "messages"
         if name is None or not are_messages(held[name]):
             has = f"; its fields are {', '.join(map(shown, held)) or 'none'}" if name is None else ""
             refuse_line(path, line, f"has no messages in {' or '.join(map(shown, keys))}{has}", way_out=_FORMS)

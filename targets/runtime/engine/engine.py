@@ -17,7 +17,7 @@ abstract ones always, the others if their default does not fit. In addition they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
@@ -33,7 +33,6 @@ from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
-from ratrain.ratrain_ir.support.loops import compiled_anew
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.process_memory import (
     MemoryUse,
@@ -47,7 +46,7 @@ from ratrain.targets.runtime.engine.certificate import constants_of, scratch_byt
 from ratrain.targets.runtime.engine.compute_time import ComputeTimes, StageCompute
 from ratrain.targets.runtime.engine.evaluation import serves_the_loss
 from ratrain.targets.runtime.engine.expert_loads import ExpertLoad, ExpertLoads
-from ratrain.targets.runtime.engine.first_use import first_use
+from ratrain.targets.runtime.engine.first_use import compiles, first_use
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.engine.optimizer import Updater
 from ratrain.targets.runtime.engine.profile import StepSpan
@@ -139,9 +138,7 @@ class ProgramEngine(ABC):
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _check_homes(program, kernels)
         _load_kernels(program, kernels)
-        needed = {step.kernel for routine in program.routines for step in routine.steps}
-        lacks: Callable[[Collection[str]], bool] = getattr(kernels, "compiles_for", lambda _: False)
-        self.compiles = compiled_anew() > 0 or lacks(needed)
+        self.compiles = compiles(program, kernels)
         """True if loops that the program runs are not on disk: they have been compiled, or will be."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.loops import compiled_anew
 from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.kernels import KernelSet
 
@@ -72,6 +75,13 @@ def first_use(
     if name == "torch" and Dtype(program.plan.view_dtype) is Dtype.BF16:
         found["forms of products"] = len(_forms_of_products(program)) * _FORM_OF_PRODUCT
     return {what: count for what, count in found.items() if count}
+
+
+def compiles(program: Program, kernels: KernelSet) -> bool:
+    """Tell whether loops that a program runs are not on disk: they have been compiled, or will be."""
+    needed = {step.kernel for routine in program.routines for step in routine.steps}
+    lacks: Callable[[Collection[str]], bool] = getattr(kernels, "compiles_for", lambda _: False)
+    return compiled_anew() > 0 or lacks(needed)
 
 
 def _forms_of_products(program: Program) -> set[object]:

@@ -11,7 +11,7 @@ from attrs import frozen
 from click.testing import CliRunner
 
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
-from ratrain.ratrainc.commands.run import command as run_command
+from ratrain.ratrainc.commands.training.run import command as run_command
 from ratrain.ratrainc.commands.words.options import in_groups
 from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.commands.run import command as run_command
+from ratrain.ratrainc.commands.training.run import command as run_command
 from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrainc.cli import _COMMANDS, _LISTS, main
+from ratrain.ratrainc.cli import _COMMANDS, _ROOMS, main
 from ratrain.ratrainc.console.help_text import HELP_WIDTH, fitted
 from ratrain.ratrainc.running.examples import copy_examples
 from tests.project.test_site import lines_of_commands
@@ -43,7 +43,7 @@ def joined(text: str) -> str:
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_a_broken_example_is_the_command_that_it_was(name: str) -> None:
-    room = "commands.lists" if name in _LISTS else "commands"
+    room = f"commands.{_ROOMS[name]}" if name in _ROOMS else "commands"
     epilog = importlib.import_module(f"ratrain.ratrainc.{room}.{name.replace('-', '_')}")._EPILOG
     assert commands_in(joined(fitted(epilog))) == commands_in(joined(epilog))
 

@@ -88,6 +88,8 @@ def test_forms_of_chats_are_alike(tmp_path: Path) -> None:
     assert text_of(mine) == text_of(theirs)
     assert counted(mine) == counted(theirs)
     assert counted(opened(tmp_path, [{"talk": CHAT, "messages": 3}], key="talk")) == counted(mine)
+    pair = {"prompt": CHAT[1]["content"], "completion": CHAT[2]["content"], "id": 3}
+    assert text_of(opened(tmp_path, [pair])) == text_of(opened(tmp_path, [CHAT[1:3]]))
 
 
 def test_a_token_at_the_end_is_in_the_loss_with_the_last_answer(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from attrs import evolve
 from click.testing import CliRunner
 
 from ratrain.ratrain_ir.config.hf_export import hugging_face_config
-from ratrain.ratrainc.commands.run import command as run_command
+from ratrain.ratrainc.commands.training.run import command as run_command
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.tiny_runs import MODEL, make_program, train

@@ -23,8 +23,8 @@ from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
-from ratrain.ratrainc.commands.launch import command as launch_command
-from ratrain.ratrainc.commands.postmortem import command as postmortem_command
+from ratrain.ratrainc.commands.training.launch import command as launch_command
+from ratrain.ratrainc.commands.training.postmortem import command as postmortem_command
 from ratrain.ratrainc.running.supervisor import Supervisor, examine, mpi_command
 from ratrain.ratrainc.running.training import run_training
 from ratrain.targets.runtime.settings import RunSettings, Saving

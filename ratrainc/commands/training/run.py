@@ -508,8 +508,8 @@ def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) 
         refuse_idle("cuts --data for --eval-every, which is not given", "settings_evaluation_fraction")
     if settings.evaluation.paths:
         refuse_idle("cuts --data, and --eval-data is held out instead", "settings_evaluation_fraction")
-    if data.train_on != "completion":
-        refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
+    if data.train_on == "all":
+        refuse_idle("goes with --train-on completion or answers", "data_prompt_key", "data_completion_key")
     if data.train_on != "all":
         keys = "--chat-key" if data.of_chats else "--prompt-key and --completion-key"
         refuse_idle(f"is for whole texts: --train-on {data.train_on} takes {keys}", "data_text_key")

@@ -96,7 +96,7 @@ def command(
     'ratrainc run'; 1 if ranks were lost.
     """
     from ratrain import api
-    from ratrain.ratrainc.commands.run import command as run_command
+    from ratrain.ratrainc.commands.training.run import command as run_command
     from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
 
     refuse_said_twice(run_command, [file, *words], "run", None)

@@ -1,0 +1,1 @@
+"""Commands that train, watch over training, and use what was trained."""

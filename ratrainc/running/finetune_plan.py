@@ -1,0 +1,219 @@
+"""The plan of a fine-tuning: from its data and the memory there is.
+
+One process, sequences of whole documents, and the first of these forms whose program fits:
+
+    bf16 where PyTorch multiplies it by this processor, else f32       frozen matrices as views
+    bf16                                                               frozen matrices as views
+    bf16                                                               frozen matrices in 4 bits
+
+Defaults are those of published recipes: LoRA at 2e-4 with 3 % of warm-up (Dettmers et al., "QLoRA", 2023), whole models
+at 2e-5 (Taori et al., "Alpaca", 2023, also its 3 epochs and 3 %), gradients clipped at 1 and betas 0.9, 0.999 as in
+transformers' `TrainingArguments`; alpha twice the rank as in LLaMA-Factory's `lora_alpha`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.config.optimizer import Optimizer
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail, misuse
+from ratrain.ratrain_ir.support.quantities import MIB
+from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT
+from ratrain.ratrainc.compiling.building import compile as compiled
+from ratrain.ratrainc.compiling.building import emit
+from ratrain.ratrainc.console.console import status
+from ratrain.ratrainc.console.extras import is_installed
+from ratrain.ratrainc.facts.kernel_choice import host_choice, with_kernels
+from ratrain.targets.runtime.arena.process_memory import resident_bytes, room
+from ratrain.targets.runtime.arena.processor import cpu_flags
+from ratrain.targets.runtime.data.packing import sequences_of
+from ratrain.targets.runtime.engine.certificate import certificate
+from ratrain.targets.runtime.engine.first_use import compiles, first_use
+from ratrain.targets.runtime.kernels import kernel_set
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrainc.choices.finetune_choice import FinetuneChoice
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.data.data import TokenStream
+    from ratrain.targets.runtime.settings import RunSettings
+
+LONGEST = 2048
+"""Most tokens of a sequence, where nobody says how many: longer documents are cut."""
+PACKED = "int4-block"
+"""Storage of frozen matrices where memory asks for 4 bits."""
+MACHINE = "cpu"
+_ROUND = 64
+_OF_LORA, _OF_WHOLE = 2e-4, 2e-5
+_WARM_UP = 0.03
+_SHARE_OF_MEMORY = 0.9
+"""Part of this machine's memory that a run takes at most, if nobody says how much: the rest is for others."""
+_TRIES = 4
+_ENGINES = 8
+"""Threads of engines that one rank has at most: one an engine."""
+
+
+@frozen
+class Amounts:
+    """Sequences and steps of a fine-tuning."""
+
+    seq_len: int
+    sequences: int
+    batch: int
+    steps: int
+    eval_every: int | None
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Steps of one pass over the data."""
+        return ceil(self.sequences / self.batch)
+
+
+def amounts(choice: FinetuneChoice, stream: TokenStream, held: TokenStream | None) -> Amounts:
+    """Return lengths and counts from the documents of the data. Raises `DiagnosticError` RT090 if there are none."""
+    schedule = choice.schedule
+    lengths = _lengths(stream)
+    longest = max(int(lengths.max()), int(_lengths(held).max()) if held is not None else 1)
+    seq_len = schedule.seq_len or min(LONGEST, _ROUND * ceil(longest / _ROUND))
+    sequences = len(sequences_of(np.minimum(lengths, seq_len), seq_len))
+    batch = min(schedule.batch, sequences)
+    an_epoch = ceil(sequences / batch)
+    steps = schedule.steps or max(1, ceil(schedule.epochs * an_epoch))
+    every = choice.judging.every or max(1, an_epoch // 2)
+    return Amounts(seq_len, sequences, batch, steps, min(every, steps) if held is not None else None)
+
+
+def _lengths(stream: TokenStream) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    documents = stream.documents
+    if documents is None:
+        text = f"'{stream.name}' does not say where its documents end"
+        fail("RT090", text, help="fine-tune on JSONL, a document a line, or on texts, a document a file")
+    lengths = np.diff(documents.bounds)
+    return lengths[lengths > 0]
+
+
+def planned(model: ModelConfig, choice: FinetuneChoice, counts: Amounts, settings: RunSettings) -> Program:
+    """Return the program of the first form that fits. Raises `DiagnosticError` with the reason of the last one."""
+    problem: DiagnosticError | None = None
+    for plan in _plans(choice, counts):
+        check_plan(plan, model)
+        words = f"compiling it in {plan.view_dtype}, frozen matrices as {plan.training.base}"
+        with status(words if plan.training else f"compiling it in {plan.view_dtype}"):
+            try:
+                return _fitting(model, plan, choice, settings)
+            except DiagnosticError as error:
+                if any(each.code not in _FOR_MEMORY for each in error.diagnostics):
+                    raise
+                problem = error
+    assert problem is not None
+    (first, *_) = problem.diagnostics
+    ways = ["--ram with more, if this machine has it", "a shorter --seq-len"]
+    if choice.adapting.whole:
+        ways.append("--lora 16, which trains adapters alone")
+    elif choice.adapting.base not in (AUTO, PACKED):
+        ways.append(f"--base {PACKED}")
+    text = f"{model.name} does not fit: {first.message}"
+    raise DiagnosticError([Diagnostic("RT093", text, help=", or ".join(ways))])
+
+
+_FOR_MEMORY = frozenset({"RT052", "RT053", "RT093"})
+"""Codes of what does not fit a memory."""
+
+
+def _plans(choice: FinetuneChoice, counts: Amounts) -> Iterator[Plan]:
+    adapting = choice.adapting
+    fast_bf16 = host_choice(Dtype.BF16, cpu_flags(), has_torch=is_installed("torch"))
+    usual = "bf16" if fast_bf16 is None or fast_bf16.name == "torch" else "f32"
+    dtypes = dict.fromkeys((usual, "bf16")) if choice.dtype == AUTO else (choice.dtype,)
+    bases = (AS_VIEWS, PACKED) if adapting.base == AUTO else (adapting.base,)
+    if adapting.whole:
+        bases = (AS_VIEWS,)
+    forms = [(dtype, base) for base in bases for dtype in dtypes]
+    if adapting.base == AUTO and not adapting.whole:
+        forms = [form for form in forms if form[1] == AS_VIEWS or form[0] == list(dtypes)[-1]]
+    for dtype, base in forms:
+        yield _plan(choice, counts, dtype, base)
+
+
+def _plan(choice: FinetuneChoice, counts: Amounts, dtype: str, base: str) -> Plan:
+    adapting, schedule = choice.adapting, choice.schedule
+    training = Training()
+    if not adapting.whole:
+        targets = adapting.targets
+        training = Training(LORA, rank=adapting.rank, alpha=adapting.scale, targets=targets, base=base)
+    steps = counts.steps
+    warm = min(steps, ceil(_WARM_UP * steps) if schedule.warmup_steps is None else schedule.warmup_steps)
+    optimizer = Optimizer(
+        lr=schedule.lr or (_OF_WHOLE if adapting.whole else _OF_LORA),
+        betas=(0.9, 0.999),
+        weight_decay=0.0,
+        warmup_steps=warm,
+        clip="global",
+    )
+    if schedule.decay != CONSTANT:
+        total = max(steps, warm + 1)
+        optimizer = evolve(optimizer, total_steps=total, decay=schedule.decay, decay_steps=schedule.decay_steps)
+    elif schedule.decay_steps is not None:
+        misuse("--decay-steps is for a rate that comes down: it does not go with --schedule constant")
+    return Plan(
+        pp=1,
+        dp=1,
+        cuts=(),
+        micro_batch_size=1,
+        micro_batches=counts.batch,
+        seq_len=counts.seq_len,
+        zero=0,
+        view_dtype=dtype,
+        grad_dtype="f32",
+        grad_shard_dtype="f32",
+        loss_scale=None if dtype == "f16" else 1.0,
+        attention_mask="document",
+        optimizer=optimizer,
+        training=training,
+        seed=choice.seed or 0,
+    )
+
+
+def _fitting(model: ModelConfig, plan: Plan, choice: FinetuneChoice, settings: RunSettings) -> Program:
+    """Compile for what memory is left beside interpreter and libraries; with less, while a run would hold too much."""
+    most = choice.ram_bytes or int(_SHARE_OF_MEMORY * room()[0])
+    capacity = most - (resident_bytes() or 0)
+    held = 0
+    for _ in range(_TRIES):
+        if capacity <= 0:
+            break
+        program = emit(compiled(model, plan, machine=MACHINE, capacity=capacity), machine=MACHINE)
+        held = held_bytes(program, settings)
+        if held <= most:
+            return program
+        capacity = min(capacity, program.stages[0].arena_bytes) - (held - most)
+    taken = (resident_bytes() or 0) // MIB
+    text = f"it holds {ceil(held / MIB)} MiB" if held else f"interpreter and libraries take {taken} MiB"
+    raise DiagnosticError([Diagnostic("RT093", f"{text}, and may hold {most // MIB} MiB")])
+
+
+def held_bytes(program: Program, settings: RunSettings) -> int:
+    """Return the most bytes that a run of a program, with evaluations, holds in this process."""
+    execution = with_kernels(program, settings, several=False).execution
+    threads = execution.kernel_threads(1)
+    kernels = kernel_set(execution.kernels, threads, execution.device)
+    bound = certificate(program, kernels, evaluates=True, process_pool=execution.threads > 1)
+    loading = first_use(
+        program,
+        kernels,
+        scratch_bytes=bound.scratch_bytes,
+        multiplying=threads,
+        engines=_ENGINES,
+        compiles=compiles(program, kernels),
+        steps=settings.steps,
+    )
+    return bound.total_bytes + (resident_bytes() or 0) + sum(loading.values())
