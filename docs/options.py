@@ -912,7 +912,10 @@ OPTIONS = {
             "--warmup-steps": Option("steps until it is reached", "--warmup-steps 2"),
             "--eval-data": Option("held-out data", "--eval-data pairs.jsonl"),
             "--eval-fraction": Option(
-                "or the part of the data", "--eval-fraction 0.4", idle=(f"{_TUNE} --eval-data pairs.jsonl",)
+                "or the part of the data",
+                "--eval-fraction 0.4",
+                "--model w --data d.jsonl -o ft --seq-len 64 --steps 2",
+                idle=(f"{_TUNE} --eval-data pairs.jsonl",),
             ),
             "--eval-every": Option("how often it is evaluated", "--eval-every 1"),
             "--patience": Option(

@@ -1,0 +1,212 @@
+"""Fine-tuning in one command: what it reads, plans, trains and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.finetune_choice import Adapting, FinetuneChoice, Judging, Schedule
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.running import finetune_plan
+from ratrain.ratrainc.running.finetune_plan import Amounts
+from ratrain.ratrainc.running.finetuning import finetune
+from ratrain.targets.program.rtx import read_program
+from ratrain.targets.runtime.arena.tensor_file import open_tensors
+from ratrain.targets.runtime.settings import RunSettings
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+PLAN = "[parallel]\npp = 1\ndp = 1\n[batch]\nmicro_batch_size = 2\nmicro_batches = 4\nseq_len = 64\n[optimizer]\nlr = 3e-3\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A little model that has seen some text, as a Hugging Face directory with a tokenizer of bytes."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "m.json").write_text(json.dumps(CONFIG))
+    (folder / "p.toml").write_text(PLAN)
+    names = {name: str(folder / name) for name in ("m.json", "p.toml", "m.rtx", "state", "hf")}
+    assert main(["compile", "--model", names["m.json"], "--plan", names["p.toml"], "-o", names["m.rtx"]]) in (0, None)
+    assert main(["run", names["m.rtx"], "--steps", "5", "--save", names["state"], "--threads", "1"]) == 0
+    assert main(["export-weights", names["state"], "-o", names["hf"]]) == 0
+    return names["hf"]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    numbers = np.random.default_rng(0).integers(0, 50, (80, 2)).tolist()
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{a}+{b}?"},
+                {"role": "assistant", "content": f"{a + b}"},
+            ]
+        }
+        for a, b in numbers
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def choice(model: str, data: str, output: Path, **more: Any) -> FinetuneChoice:
+    """A fine-tuning of a few steps at a rate that such a model learns at."""
+    told = FinetuneChoice(
+        model,
+        str(output),
+        DataChoice((data,), chat_template="chatml"),
+        Adapting(rank=4),
+        Schedule(steps=8, lr=0.02),
+        Judging(every=2),
+        dtype="f32",
+    )
+    return evolve(told, **more)
+
+
+def adapters(folder: Path) -> dict[str, bytes]:
+    """Return the adapters that were exported, by name."""
+    held = open_tensors(str(folder / "adapter" / "adapter_model.safetensors"), "RT091")
+    return {name: tensor.values(0, tensor.elements).tobytes() for name, tensor in held.items()}
+
+
+def test_what_a_fine_tuning_writes_is_read(model: str, chats: str, tmp_path: Path) -> None:
+    done = finetune(choice(model, chats, tmp_path / "out"), Display(quiet=True))
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "adapter",
+        "best",
+        "last",
+        "log.jsonl",
+        "plan.toml",
+        "program.rtx",
+    ]
+    losses = [step.eval_loss for step in done.run.steps if step.eval_loss is not None]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    assert json.loads((out / "best" / "manifest.json").read_text())["step"] == 2 * (losses.index(min(losses)) + 1)
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["eval_loss"] for line in log if line["eval_loss"] is not None] == losses
+    # The plan is that of the program, and the program goes on from what was exported.
+    program = read_program(str(out / "program.rtx"))
+    assert load_plan(str(out / "plan.toml"), program.model) == program.plan
+    words = ["--init", model, "--init-adapter", str(out / "adapter"), "--data", chats, "--train-on", "answers"]
+    words += ["--chat-template", "chatml", "--pack", "whole", "--steps", "1"]
+    assert main(["run", str(out / "program.rtx"), *words]) == 0
+
+
+def test_an_interrupted_fine_tuning_goes_on_to_the_same_bits(model: str, chats: str, tmp_path: Path) -> None:
+    finetune(choice(model, chats, tmp_path / "whole"), Display(quiet=True))
+
+    def stop(timed: Any) -> None:
+        if timed.report.step == 4:
+            raise RuntimeError("stopped")
+
+    cut = choice(model, chats, tmp_path / "cut")
+    with pytest.raises(RuntimeError, match="stopped"):
+        finetune(cut, Display(quiet=True, each_step=stop))
+    with pytest.raises(DiagnosticError, match=r"(?s)holds a run already.*--resume"):
+        finetune(cut, Display(quiet=True))
+    with pytest.raises(DiagnosticError, match="is of another model, data, memory or options"):
+        finetune(evolve(cut, resume=True, adapting=Adapting(rank=3)), Display(quiet=True))
+    done = finetune(evolve(cut, resume=True), Display(quiet=True))
+    assert [step.report.step for step in done.run.steps] == [5, 6, 7]
+    whole, resumed = adapters(tmp_path / "whole"), adapters(tmp_path / "cut")
+    assert whole == resumed
+    with pytest.raises(DiagnosticError, match="has done its 8 steps"):
+        finetune(evolve(cut, resume=True), Display(quiet=True))
+
+
+def test_less_memory_takes_another_form(model: str, chats: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """As views while these fit, then packed; and no form holds more than it may."""
+    monkeypatch.setattr(finetune_plan, "held_bytes", lambda program, settings: program.stages[0].arena_bytes)
+    monkeypatch.setattr(finetune_plan, "resident_bytes", lambda: 0)
+    counts = Amounts(seq_len=8, sequences=8, batch=1, steps=1, eval_every=1)
+    wide = evolve(load_model(model), hidden_size=256, ffn_size=512, head_dim=128, layers=6)
+    forms: list[tuple[str, str]] = []
+
+    def shrink(most: int) -> None:
+        while True:
+            told = choice(model, chats, tmp_path, ram_bytes=most, dtype="auto")
+            plan = (program := finetune_plan.planned(wide, told, counts, RunSettings(1))).plan
+            assert program.stages[0].arena_bytes <= most
+            forms.append((plan.view_dtype, plan.training.base))
+            most = int(0.9 * min(most, program.stages[0].arena_bytes))
+
+    with pytest.raises(DiagnosticError, match=r"(?s)does not fit.*a shorter --seq-len"):
+        shrink(64 << 20)
+    assert list(dict.fromkeys(forms))[-2:] == [("bf16", "view"), ("bf16", "int4-block")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([{"text": "one"}, {"text": "two words"}], "documents: 40, nothing between them; whole documents"),
+        ([{"prompt": "a", "completion": "b"}], "only answers are in the loss"),
+        ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}], "only answers are in"),
+    ],
+)
+def test_the_first_line_tells_what_is_trained_on(
+    lines: list[Any], words: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines * (40 // len(lines)))))
+    kind = [] if "text" in lines[0] else ["--chat-template", "chatml"]
+    command = ["finetune", "--model", model, "--data", str(path), "-o", str(tmp_path / "o"), "--steps", "1", *kind]
+    assert main([*command, "--seq-len", "64", "--eval-fraction", "0.2"]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_pairs_without_a_template_are_joined_as_they_are(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join([json.dumps({"prompt": "a", "completion": "b"})] * 40))
+    command = ["finetune", "--model", model, "--data", str(path), "-o", str(tmp_path / "o"), "--steps", "1"]
+    assert main([*command, "--seq-len", "64", "--eval-fraction", "0.2", "--full"]) == 0
+    assert "only tokens of the field 'completion' are in the loss" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "o" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--full", "--merge"], "--merge is for adapters"),
+        (["--full", "--lora", "3"], "is for adapters, and --full"),
+        (["--schedule", "constant", "--decay-steps", "2"], "--decay-steps is for a rate that comes down"),
+        (["--resume"], "holds no run to go on with"),
+        (["--targets", "nonsense"], "no linear layer"),
+        (["--prompt-key", "question"], 'has no fields "question"'),
+        (["--chat-key", "talk"], 'has no messages in "talk"'),
+    ],
+)
+def test_refused(words: list[str], said: str, model: str, chats: str, tmp_path: Path, capsys: Any) -> None:
+    if "--prompt-key" in words:
+        pairs = tmp_path / "pairs.jsonl"
+        pairs.write_text("\n".join([json.dumps({"prompt": "a", "completion": "b"})] * 40))
+        chats = str(pairs)
+    command = ["finetune", "--model", model, "--data", chats, "-o", str(tmp_path / "o"), "--chat-template", "chatml"]
+    assert main([*command, "--steps", "1", *words]) in (1, 2)
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "o").exists()
