@@ -14,7 +14,7 @@ CONSTANT = "constant"
 
 @frozen
 class Adapting:
-    """What trains: adapters, or the whole model."""
+    """Adapters that train, or the whole model."""
 
     rank: int = 16
     alpha: float | None = None
@@ -62,7 +62,7 @@ class Judging:
 
 @frozen
 class FinetuneChoice:
-    """All that a fine-tuning is told."""
+    """Choices of a fine-tuning."""
 
     model: str
     """directory of the model's config.json, weights and tokenizer"""
