@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, read_bytes, write_text
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.choices.run_choices import CHATS, TOKENIZERS_EOS, Display, Outputs, Ranks
+from ratrain.ratrainc.choices.run_choices import BYTES, CHATS, TOKENIZERS_EOS, Display, Outputs, Ranks
 from ratrain.ratrainc.compiling.proving import sound_program
 from ratrain.ratrainc.console.console import say, status
 from ratrain.ratrainc.console.parts import Part, Shown
@@ -41,8 +41,9 @@ from ratrain.targets.runtime.data.chats import MESSAGES_KEYS
 from ratrain.targets.runtime.data.corpus import DOCUMENTS, data_files
 from ratrain.targets.runtime.data.jsonl import lines_of, object_in
 from ratrain.targets.runtime.data.token_file import text_bytes
-from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, encoder_of, names_end, tokenizer_of_weights
+from ratrain.targets.runtime.data.tokenizer import names_end, tokenizer_of_weights
 from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings, Saving, Start
+from ratrain.targets.runtime.weights.companions import is_byte_tokenizer
 from ratrain.targets.runtime.weights.weights import check_weights_place
 
 if TYPE_CHECKING:
@@ -152,9 +153,9 @@ def _data(choice: FinetuneChoice) -> DataChoice:
     tokenizer = data.tokenizer or tokenizer_of_weights(choice.model)
     if data.train_on == "all" and data.chat_key is None and data.text_key is None:
         data = evolve(data, train_on=_kind(data, tokenizer))
-    if data.eos is None and data.train_on not in CHATS and tokenizer is not None:
-        encoder = encoder_of(TokenizerChoice(tokenizer, tokenizer))
-        data = evolve(data, eos=TOKENIZERS_EOS if names_end(encoder) else None)
+    of_bytes = tokenizer is None or tokenizer == BYTES or is_byte_tokenizer(tokenizer)
+    if data.train_on not in CHATS and tokenizer is not None and not of_bytes and names_end(tokenizer):
+        data = evolve(data, eos=TOKENIZERS_EOS)
     return evolve(data, pack="whole")
 
 
@@ -173,7 +174,7 @@ def _kind(data: DataChoice, tokenizer: str | None) -> Any:
             fields = ", ".join(map(shown, held))
             fail("RT090", f"'{file}' has no fields {shown(prompt)} and {shown(completion)}; it has {fields}")
         return "all"
-    templated = data.chat_template is not None or (tokenizer is not None and has_template(tokenizer))
+    templated = data.chat_template is not None or (tokenizer not in (None, BYTES) and has_template(str(tokenizer)))
     return "answers" if templated else "completion"
 
 

@@ -36,6 +36,7 @@ from ratrain.targets.runtime.data.corpus import (
 from ratrain.targets.runtime.data.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
 from ratrain.targets.runtime.data.jsonl import Fields, open_jsonl
 from ratrain.targets.runtime.data.packing import packed_whole
+from ratrain.targets.runtime.data.tokenizer import tokenizer_of_weights
 from ratrain.targets.runtime.engine.evaluation import HeldOut, held_out, split_stream
 from ratrain.targets.runtime.settings import Evaluation, Start
 
@@ -287,7 +288,10 @@ class _Reader:
     @cached_property
     def _chats(self) -> Chats:
         choice, encoder = self.choice, self._encoder
-        template = chat_template(choice.chat_template, None if encoder is None else encoder.tokenizer.path)
+        path = None if encoder is None else encoder.tokenizer.path
+        if path is None and choice.tokenizer is None and self.start.weights is not None:
+            path = tokenizer_of_weights(self.start.weights)  # of bytes, which has no encoder
+        template = chat_template(choice.chat_template, path)
         whole, last = choice.train_on == "all", choice.train_on == "last-answer"
         pair = (choice.prompt_key or PROMPT_KEY, choice.completion_key or COMPLETION_KEY)
         return Chats(template, choice.chat_key, pair, counts_all=whole, last_alone=last)
@@ -336,7 +340,7 @@ def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerCho
 
     Raises `DiagnosticError` RT090 if weights that are not a model of bytes come without a tokenizer.
     """
-    from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, tokenizer_of_weights
+    from ratrain.targets.runtime.data.tokenizer import TokenizerChoice
     from ratrain.targets.runtime.weights.companions import is_byte_tokenizer
 
     if named is not None:

@@ -140,6 +140,15 @@ def for_training() -> None:
     Path("llama/tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
 
 
+def for_finetuning() -> None:
+    shutil.copytree("llama", "smollm")
+    Path("smollm/chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
+    )
+    chat = {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
+    Path("chats.jsonl").write_text("\n".join([json.dumps(chat)] * 60))
+
+
 def for_validation() -> None:
     row = "a,step-time,held-out,m.json,mt3000,p.toml,ratrain,0.006"
     Path("measured.csv").write_text(f"id,class,split,model,machine,plan,strategy,step_seconds\n{row}\n")
@@ -177,6 +186,7 @@ def for_plugins() -> None:
 
 BESIDE: dict[str, Callable[[], None]] = {
     "calibration.md": for_calibration,
+    "finetuning.md": for_finetuning,
     "validation-tables.md": for_validation,
     "strategies.md": for_strategies,
     "coming-from.md": for_coming_from,

@@ -127,9 +127,9 @@ class Encoder:
         return int(number)
 
 
-def names_end(encoder: Encoder) -> bool:
-    """Tell whether a file beside the tokenizer names an `eos_token`."""
-    places = [Path(encoder.tokenizer.path).with_name(name) for name in _SAYING_SPECIAL_TOKENS]
+def names_end(path: str) -> bool:
+    """Tell whether a file beside a tokenizer.json names an `eos_token`."""
+    places = [Path(path).with_name(name) for name in _SAYING_SPECIAL_TOKENS]
     return any(_eos_token(str(place)) is not None for place in places if is_regular(place))
 
 
