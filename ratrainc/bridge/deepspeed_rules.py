@@ -157,7 +157,7 @@ RULES: dict[str, Rule] = {
     UNBIASED: Rule("optimizer", "true; false is refused"),
     SCHEDULER: Rule(
         "lr, warmup_steps, total_steps, min_lr, decay",
-        "WarmupLR, WarmupCosineLR; WarmupDecayLR: linear, a step ahead of DeepSpeed; others are refused",
+        "WarmupLR, WarmupCosineLR; WarmupDecayLR: linear, each rate a step earlier; others are refused",
     ),
     "scheduler.params.warmup_num_steps": Rule("warmup_steps", f"unchanged, at least 2{_AUTO}warmup-steps says it"),
     "scheduler.params.total_num_steps": Rule(

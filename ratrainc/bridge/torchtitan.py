@@ -402,6 +402,9 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
     if said == END:
         reader.leave(STEPS, "'run --steps' sets the length of a run")
     falls = None if ratio is None or steps is None else round(steps * ratio)
+    if steps is not None and warm_up > steps:
+        reader.put("warmup_steps", steps, WARM_UP)
+        reader.differ(WARM_UP, f"it ends at the last step there: the plan has {steps}", trains=False)
     if falls is not None and falls <= 0:
         for name in (STEPS, END):
             reader.leave(name, "'run --steps' sets the length of a run")
@@ -425,11 +428,8 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
 
 
 def _fall(reader: SettingsReader, kind: str, steps: int, warm_up: int, falls: int | None) -> None:
-    """Put end, curve and length of a rate; a longer warm-up or decay than the steps allow is cut as torchtitan does."""
+    """Put end, curve and length of a rate; a longer decay than the warm-up leaves is cut as torchtitan does."""
     reader.put("total_steps", steps, END if reader.has(END) else STEPS)
-    if warm_up > steps:
-        reader.put("warmup_steps", steps, WARM_UP)
-        reader.differ(WARM_UP, f"it ends at the last step there: the plan has {steps}", trains=False)
     if kind != Optimizer().decay:
         reader.put("decay", kind, DECAY)
     if falls is not None and warm_up + falls <= steps:

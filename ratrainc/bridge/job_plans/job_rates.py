@@ -8,8 +8,8 @@ down to `min_lr` in the last `decay_steps` before `total_steps`:
       num_stable_steps: 50, num_decay_steps: 20                decay cosine, total_steps 80, decay_steps 20
     lr_decay_style: 1-sqrt                                     no curve of a plan: named, and the rate stays at lr
 
-After the warm-up these frameworks give step s (from 0) the rate that a plan gives it: their line is (N - s) / (N - W) for
-N steps with W of warm-up. Sources: transformers src/transformers/optimization.py, TYPE_TO_SCHEDULER_FUNCTION and
+After the warm-up these frameworks give step s (from 0) the rate that a plan gives it: their line is (N - s) / (N - W)
+for N steps with W of warm-up. Sources: transformers src/transformers/optimization.py, TYPE_TO_SCHEDULER_FUNCTION and
 _get_wsd_scheduler_lambda; nanotron src/nanotron/helpers.py, lr_scheduler_builder; composer composer/optim/scheduler.py,
 LinearWithWarmupScheduler, under its name in llmfoundry/optim/__init__.py; Megatron-LM
 megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler.get_lr, which Megatron-Bridge calls.

@@ -149,7 +149,7 @@ def put_training(reader: HfReader, names: Names = _NAMES, defaults: TrainingDefa
 
 
 def _put_phases(reader: HfReader) -> None:
-    """Set lengths, curve and end of a rate that stays level before it comes down (optimization.py, get_wsd_schedule)."""
+    """Set lengths, curve and end of a rate that stays level first (transformers optimization.py, get_wsd_schedule)."""
     table = "lr_scheduler_kwargs."
     level = reader.take(f"{table}num_stable_steps", int)
     if level is not None and level < 0:
