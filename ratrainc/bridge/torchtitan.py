@@ -411,7 +411,6 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
         for name in (DECAY, LEAST):
             reader.defaults.pop(name, None)
             reader.leave(name, f"with decay_ratio {ratio:g} the learning rate stays at lr")
-        reader.taken.add(RATIO)
         reader.defaults.pop(STEPS, None)
     elif kind in DECAYS and steps is not None:
         _fall(reader, str(kind), steps, warm_up, falls)

@@ -8,8 +8,8 @@ batch, types and sharded state. Each field of the job takes one of three ways:
     adapter, experts, fp8, ...            refused by name: without them another model or other state is trained
 
 The third way has one exit: state in fewer bits than a plan's (weights without f32 masters, moments in 8 bits) becomes
-f32 if `Asked.f32_state` says so, and is named then. The learning rate's shape, and whatever `job_notes.py` lists, is
-left out with its reason.
+f32 if `Asked.f32_state` says so, and is named then. A learning rate of another shape than a plan's
+(`job_rates.py`), and whatever `job_notes.py` lists, is left out with its reason.
 """
 
 from __future__ import annotations
