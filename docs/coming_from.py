@@ -61,12 +61,16 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
   optimizer without its type.
 - Cuts that a file does not say are `cuts = "auto"`.
 - Warm-up counts the first step as one. Megatron-LM counts it as none; DeepSpeed's first two steps have its least rate.
+- After the warm-up the rates of Megatron-LM and torchtitan are the plan's, step by step. DeepSpeed's WarmupDecayLR is a step
+  behind the plan: a step has the rate that the plan has one step before; its WarmupCosineLR is not. Versions of torchtitan with
+  `lr_min` come down from a step earlier, over a step more. Other curves than a line and half a cosine are named, and the
+  rate stays at lr.
 - What is computed again in the backward is said by passes, not by a plan: they are printed for `--passes`.
 - Numbers differ as kernels differ: logits are computed by rows here (`head_chunk`).
 - `export` writes what the settings can say and names each key that reading them back would give another value. An order of
   actions that has no name there is a table: `export --format torch-csv`. What a schedule computes again in the backward is
   said if it is all layers or nothing, and named otherwise. f16, which torchtitan does not have, is bfloat16 there, and named.
-  How long a run is, no plan says: a cosine's length is written as such, not as the length of the training.
+  How long a run is, no plan says: the end of a rate that comes down is written as such, not as the length of the training.
 - Megatron-LM's arguments have the model too: its sizes, norms, biases, positions, windows and vocabulary. A part of a model
   that no argument says is named with the reason. torchtitan's models are its code: no setting has their sizes. What to add is
   said at the head of the file, and on stderr.
@@ -82,7 +86,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
     ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
 
 - Options fill in what a file leaves open: `--devices` (which is `--clusters`), `--seq-len`, `--micro-batch-size`,
-  `--global-batch`, `--steps` for a cosine or a warm-up that is a share of all steps, `--lr`, `--weight-decay`, `--max-norm`,
+  `--global-batch`, `--steps` for a rate that comes down, or a warm-up that is a share of all steps, `--lr`, `--weight-decay`, `--max-norm`,
   `--warmup-steps`. Each error names the option that mends it. An option that contradicts the file, or that nothing needs,
   is refused.
 - Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
@@ -104,7 +108,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 | mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
 | LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |
-| cosine, constant, warm-up | total_steps, min_lr, warmup_steps | a cosine needs its length; other shapes are named, and the rate stays at lr |
+| constant, cosine, linear; late decay (warmup_stable_decay, WSD, lr_decay_starting_step); warm-up | decay, total_steps, decay_steps, min_lr, warmup_steps | a rate that comes down needs its end; other shapes (1-sqrt, exponential, polynomial) are named, and the rate stays at lr |
 | recomputation of layers | passes | recompute{policy=full}; with activations on the host store=host |
 | offloaded optimizer | passes | offload-state{home=host} |
 | eager attention | attention | scores-kept |

@@ -260,7 +260,12 @@ OPTIONS = {
             "--warmup-steps": Option(
                 "steps of the warm-up", "--warmup-steps 10", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER
             ),
-            "--steps": Option("the end of the cosine", "--steps 100", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER),
+            "--steps": Option(
+                "the step at which the learning rate has come down",
+                "--steps 100",
+                f"{_CALLER} {_SIZES} {_BF16}",
+                idle=_NO_CALLER,
+            ),
             "--f32-state": Option(
                 "makes masters and moments f32 where a file keeps them in fewer bits",
                 "--f32-state",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ratrain.ratrain_ir.config.optimizer import LINEAR
 from ratrain.ratrain_ir.config.plan import Optimizer
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import (
@@ -403,13 +404,11 @@ def _schedule(reader: SettingsReader) -> None:
         _cosine(reader)
         return
     _highest(reader, kind)
-    if kind == "WarmupDecayLR":
-        _need_end(reader, kind)
-        text = (
-            "after the warm-up DeepSpeed lowers the learning rate along a line, and a plan along a cosine: "
-            "it stays at lr"
-        )
-        reader.leave(f"{TIMING}total_num_steps", text, trains=True)
+    if kind == "WarmupDecayLR" and _need_end(reader, kind):
+        name = f"{TIMING}total_num_steps"
+        if (steps := _number(reader, name, "total_steps")) is not None:
+            reader.put("total_steps", steps, name)
+            reader.put("decay", LINEAR, SCHEDULER)
 
 
 def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:

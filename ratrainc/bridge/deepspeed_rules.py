@@ -156,11 +156,13 @@ RULES: dict[str, Rule] = {
     OF_TORCH: Rule("weight_decay", "with it PyTorch's default: 0.01 of AdamW, 0 of L2"),
     UNBIASED: Rule("optimizer", "true; false is refused"),
     SCHEDULER: Rule(
-        "lr, warmup_steps, total_steps, min_lr",
-        "WarmupLR, WarmupCosineLR; of WarmupDecayLR the decay is named; others are refused",
+        "lr, warmup_steps, total_steps, min_lr, decay",
+        "WarmupLR, WarmupCosineLR; WarmupDecayLR: linear, each rate a step earlier; others are refused",
     ),
     "scheduler.params.warmup_num_steps": Rule("warmup_steps", f"unchanged, at least 2{_AUTO}warmup-steps says it"),
-    "scheduler.params.total_num_steps": Rule("total_steps", f"with WarmupCosineLR{_AUTO}steps says it"),
+    "scheduler.params.total_num_steps": Rule(
+        "total_steps", f"with WarmupCosineLR and WarmupDecayLR{_AUTO}steps says it"
+    ),
     "scheduler.params.cos_min_ratio": Rule("min_lr", "with WarmupCosineLR: of lr"),
     "scheduler.params.warmup_max_lr": Rule(
         "lr", f"with WarmupLR and WarmupDecayLR, whatever the optimizer's lr is{_AUTO}lr says it"

@@ -174,11 +174,14 @@ def _megatron_optimizer(plan: Plan) -> list[str]:
         f"weight-decay {own.weight_decay!r}",
         f"clip-grad {own.max_norm if own.clip == 'global' else 0.0!r}",
         f"lr-warmup-iters {own.warmup_steps}",
-        f"lr-decay-style {'constant' if own.total_steps is None else 'cosine'}",
     ]
-    if own.total_steps is not None:
-        flags += [f"lr-decay-iters {own.total_steps}", f"min-lr {own.min_lr!r}"]
-    return flags
+    if own.total_steps is None:
+        return [*flags, "lr-decay-style constant"]
+    if own.decay_steps is None:
+        flags.append(f"lr-decay-style {own.decay}")
+    else:
+        flags += ["lr-decay-style WSD", f"lr-wsd-decay-style {own.decay}", f"lr-wsd-decay-iters {own.decay_steps}"]
+    return [*flags, f"lr-decay-iters {own.total_steps}", f"min-lr {own.min_lr!r}"]
 
 
 def _megatron_attention(plan: Plan, again: Recomputing) -> list[str]:
@@ -247,7 +250,9 @@ def _torchtitan_optimizer(plan: Plan) -> list[str]:
     if own.total_steps is None:
         return [*lines, "decay_ratio = 0.0"]
     lines.append(f"total_steps = {own.total_steps}")
-    return [*lines, 'decay_type = "cosine"', f"min_lr_factor = {_factor(own.min_lr, own.lr)!r}"]
+    if own.decay_steps is not None:  # a share that is rounded to the steps again
+        lines.append(f"decay_ratio = {own.decay_steps / own.total_steps!r}")
+    return [*lines, f'decay_type = "{own.decay}"', f"min_lr_factor = {_factor(own.min_lr, own.lr)!r}"]
 
 
 def _factor(part: float, whole: float) -> float:

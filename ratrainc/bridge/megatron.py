@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
+from ratrain.ratrain_ir.config.optimizer import DECAYS, Optimizer
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
 from ratrain.ratrainc.bridge.megatron_reasons import AGREES, DROPOUT, MODEL, ONE_EXPERT, TRAINS, reason
@@ -337,26 +338,66 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
     _one_unit(reader)
     total = _steps(reader, "lr-decay", batch)
     trained = _steps(reader, "train", batch)
-    style = reader.word("lr-decay-style")
     decay = total if total is not None else trained
     _warm_up(reader, decay, batch)
+    _decay(reader, decay, batch, by_training=total is None)
+
+
+def _decay(reader: SettingsReader, steps: int | None, batch: int, *, by_training: bool) -> None:
+    """Put the curve along which the rate comes down until step `steps`, which is that of the training or its own.
+
+    Step s, counted from 0, has the rate of a plan after the warm-up: the scheduler counts samples from 0 too
+    (megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler.get_lr).
+    """
+    curve, style = _curve(reader), reader.word("lr-decay-style")
     minimum = reader.number("min-lr")
-    if style == "cosine" and decay is not None:
-        reader.put("total_steps", decay, "lr-decay-iters", "lr-decay-samples", "train-iters", "train-samples")
+    if style == "WSD" and curve is not None:
+        _last_steps(reader, batch)
+    if curve is not None and steps is not None:
+        reader.put("total_steps", steps, "lr-decay-iters", "lr-decay-samples", "train-iters", "train-samples")
+        if curve != Optimizer().decay:
+            reader.put("decay", curve, "lr-wsd-decay-style" if style == "WSD" else "lr-decay-style")
         reader.carry("min_lr", minimum, "min-lr")
-        if total is not None:
+        if not by_training:
             _leave_length(reader)
         return
-    if style == "cosine":
-        reader.wrong(
-            "lr-decay-style", "over how many steps the cosine goes is not said: lr-decay-iters, or train-iters"
-        )
+    if curve is not None:
+        text = "over how many steps the learning rate comes down is not said: lr-decay-iters, or train-iters"
+        reader.wrong("lr-decay-style", text)
+    elif style == "WSD":
+        reader.differ("lr-wsd-decay-style", _NO_CURVE)
+        for unit in ("iters", "samples"):
+            reader.leave(f"lr-wsd-decay-{unit}", _NO_CURVE, trains=True)
     elif style != "constant":
-        why = "the learning rate of a plan is constant or a cosine: it stays at lr"
-        reader.differ("lr-decay-style", why)
+        reader.differ("lr-decay-style", _NO_CURVE)
     for name in ("min-lr", "lr-decay-iters", "lr-decay-samples"):
-        reader.leave(name, "without a cosine the learning rate stays at lr")
+        reader.leave(name, "the learning rate of the plan stays at lr")
     _leave_length(reader)
+
+
+_NO_CURVE = "the learning rate of a plan comes down along a line or half a cosine, or stays: it stays at lr"
+
+
+def _curve(reader: SettingsReader) -> str | None:
+    """Return the curve along which the rate comes down; None if it stays level, or no plan follows its curve."""
+    style = reader.word("lr-decay-style")
+    word = reader.word("lr-wsd-decay-style") if style == "WSD" else style
+    return word if word in DECAYS else None
+
+
+def _last_steps(reader: SettingsReader, batch: int) -> None:
+    """Put `decay_steps`; report their lack: Megatron-LM reads them in the unit of the training's length, and stops."""
+    for unit, other in (("iters", "samples"), ("samples", "iters")):
+        name = f"lr-wsd-decay-{other}"
+        if reader.has(f"train-{unit}") and reader.has(name):
+            reader.leave(name, f"with train-{unit} only lr-wsd-decay-{unit} acts")
+            del reader.settings[name]
+    falls = _steps(reader, "lr-wsd-decay", batch)
+    if falls is not None:
+        reader.put("decay_steps", falls, "lr-wsd-decay-iters", "lr-wsd-decay-samples")
+    elif not any(reader.has(f"lr-wsd-decay-{unit}") for unit in ("iters", "samples")):
+        text = "in how many steps the rate of WSD comes down is not said: Megatron-LM stops"
+        reader.wrong("lr-decay-style", text, way_out="say lr-wsd-decay-iters")
 
 
 def _one_unit(reader: SettingsReader) -> None:
@@ -390,7 +431,7 @@ _LENGTHS = ("train-iters", "train-samples")
 def _not_said(reader: SettingsReader) -> None:
     """Report an unknown length of the training if the learning rate depends on it."""
     decays = reader.has("lr-decay-iters") or reader.has("lr-decay-samples")
-    hangs = not decays and (reader.word("lr-decay-style") == "cosine" or reader.has("lr-warmup-fraction"))
+    hangs = not decays and (_curve(reader) is not None or reader.has("lr-warmup-fraction"))
     for name in _LENGTHS:
         value = reader.settings[name].value if reader.has(name) else None
         if hangs and isinstance(value, NotSaid):

@@ -24,7 +24,6 @@ _SUMS = "gradients are summed in grad_dtype, and are the mean over replicas"
 _MOMENTS = "master weights and moments of a plan are f32"
 _SEQUENCES = "sequences are not shared out over ranks"
 _PROCESS = "how this process is run changes no plan"
-_WSD = "no plan follows the learning rate WSD: it stays at lr"
 _DECAY = "matrices decay in a plan, and norms and biases do not"
 _RESUMED = "a resumed run goes on with the learning rate of its plan"
 _GROUPS = "state is sharded within a shard group, and not again over groups"
@@ -160,7 +159,6 @@ _NAMES: dict[str, str] = {
     """,
     _FIRST_RATE: "lr-warmup-init",
     _ONE_DECAY: "weight-decay-incr-style",
-    _WSD: "lr-wsd-decay-iters lr-wsd-decay-samples lr-wsd-decay-style",
     _RESUMED: """
         no-load-lr-state override-lr-scheduler override-opt-param-scheduler use-checkpoint-lr-scheduler
         use-checkpoint-opt-param-scheduler

@@ -92,7 +92,7 @@ RULES: dict[str, Rule] = {
     "loss-scale": Rule("loss_scale", "with fp16; dynamic without it, and where 0"),
     "clip-grad": Rule("clip, max_norm", "global; none where 0", 1.0, f"{_ARGUMENTS}, --clip-grad"),
     "lr": Rule("lr", "unchanged"),
-    "min-lr": Rule("min_lr", "with a cosine", 0.0, f"{_ARGUMENTS}, --min-lr"),
+    "min-lr": Rule("min_lr", "where the rate comes down", 0.0, f"{_ARGUMENTS}, --min-lr"),
     "adam-beta1": Rule("betas", "the first", 0.9, f"{_ARGUMENTS}, --adam-beta1"),
     "adam-beta2": Rule("betas", "the second", 0.999, f"{_ARGUMENTS}, --adam-beta2"),
     "adam-eps": Rule("eps", "unchanged", 1e-8, f"{_ARGUMENTS}, --adam-eps"),
@@ -101,14 +101,24 @@ RULES: dict[str, Rule] = {
     "lr-warmup-samples": Rule("warmup_steps", "by global-batch-size"),
     "lr-warmup-fraction": Rule("warmup_steps", "of the steps of decay"),
     "lr-decay-style": Rule(
-        "total_steps, min_lr",
-        "cosine, or constant: neither; others are named, and the rate stays at lr",
+        "decay, total_steps, min_lr",
+        "cosine, linear; WSD: decay_steps too; constant: none; others are named, and the rate stays at lr",
         "linear",
         f"{_SCHEDULER}.lr_decay_style",
     ),
-    "lr-decay-iters": Rule("total_steps", "with a cosine; train-iters without it (get_optimizer_param_scheduler)"),
-    "lr-decay-samples": Rule("total_steps", "with a cosine, by global-batch-size"),
-    "train-iters": Rule("total_steps", "with a cosine, where no lr-decay-iters are said; else 'run --steps'"),
+    "lr-wsd-decay-style": Rule(
+        "decay",
+        "of WSD: linear, cosine; others are named, and the rate stays at lr",
+        "exponential",
+        f"{_SCHEDULER}.lr_wsd_decay_style",
+    ),
+    "lr-wsd-decay-iters": Rule("decay_steps", "of WSD: unchanged"),
+    "lr-wsd-decay-samples": Rule("decay_steps", "of WSD, by global-batch-size"),
+    "lr-decay-iters": Rule(
+        "total_steps", "where the rate comes down; train-iters without it (get_optimizer_param_scheduler)"
+    ),
+    "lr-decay-samples": Rule("total_steps", "where the rate comes down, by global-batch-size"),
+    "train-iters": Rule("total_steps", "where the rate comes down and no lr-decay-iters are said; else 'run --steps'"),
     "train-samples": Rule("total_steps", "as train-iters, by global-batch-size"),
     "optimizer": Rule(
         "optimizer", "adam, with decoupled weight decay; others are named", "adam", f"{_ARGUMENTS}, --optimizer"
@@ -214,6 +224,7 @@ RULES: dict[str, Rule] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "lr-decay-style": ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+    "lr-wsd-decay-style": ("exponential", "linear", "cosine", "minus_sqrt"),
     "optimizer": ("adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon", "ademamix"),
     "attention-backend": ("flash", "fused", "unfused", "local", "auto"),
     "recompute-granularity": ("full", "selective"),
@@ -230,6 +241,9 @@ IDLE: dict[str, str] = {
     "loss-scale": "a plan scales the loss of f16 alone: --fp16 is not said",
     "sequence-parallel": "only tensor-parallel ranks share sequences out: there is one",
     "recompute-modules": "only recompute-granularity selective reads it",
+    **dict.fromkeys(
+        (f"lr-wsd-decay-{name}" for name in ("style", "iters", "samples")), "only lr-decay-style WSD reads it"
+    ),
     **dict.fromkeys(("recompute-method", "recompute-num-layers"), "only recompute-granularity full reads it"),
 }
 """Reasons why arguments have no effect where nothing reads them."""

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from ratrain.ratrain_ir.config.optimizer import DECAYS, Optimizer
 from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
 from ratrain.ratrain_ir.support.text import Source, toml_places
 from ratrain.ratrain_ir.support.toml_text import toml_data
@@ -387,36 +388,51 @@ def _optimizer(reader: SettingsReader) -> None:
 
 
 def _decay(reader: SettingsReader, warm_up: int) -> None:
-    """Put the cosine of torchtitan if it goes from the warm-up to the last step, as a plan's does; else report it."""
+    """Put the curve along which the rate comes down, its end and its length; report a curve that no plan has.
+
+    Each step has the rate of a plan: torchtitan counts steps from 1, and comes down over one step more than it trains
+    (torchtitan/components/optimizer/lr_scheduler.py, LRSchedulersContainer.Config.build).
+    """
     kind, ratio = reader.word(DECAY), reader.number(RATIO)
-    if kind not in ("linear", "sqrt", "cosine"):
+    if kind not in (*DECAYS, "sqrt"):
         reader.wrong(DECAY, f"{DECAY} is '{kind}': linear, sqrt or cosine is expected", code="RT063")
         return
     said = END if reader.has(END) else STEPS
     steps, factor = reader.size(said), reader.number(LEAST)
     if said == END:
         reader.leave(STEPS, "'run --steps' sets the length of a run")
-    if ratio == 0:
+    falls = None if ratio is None or steps is None else round(steps * ratio)
+    if steps is not None and warm_up > steps:
+        reader.put("warmup_steps", steps, WARM_UP)
+        reader.differ(WARM_UP, f"it ends at the last step there: the plan has {steps}", trains=False)
+    if falls is not None and falls <= 0:
         for name in (STEPS, END):
             reader.leave(name, "'run --steps' sets the length of a run")
         for name in (DECAY, LEAST):
             reader.defaults.pop(name, None)
-            reader.leave(name, "with decay_ratio 0 the learning rate stays at lr")
+            reader.leave(name, f"with decay_ratio {ratio:g} the learning rate stays at lr")
         reader.defaults.pop(STEPS, None)
-        return
-    whole = steps is not None and (ratio is None or warm_up + round(steps * ratio) >= steps)
-    if kind == "cosine" and whole:
-        reader.put("total_steps", steps, said)
+    elif kind in DECAYS and steps is not None:
+        _fall(reader, str(kind), steps, warm_up, falls)
         if factor:
             reader.put("min_lr", product(factor, reader.values.get("lr", 0.0)), LEAST)
-        return
-    reader.leave(said, "'run --steps' sets the length of a run")
-    reader.defaults.pop(STEPS, None)
-    text = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
-    reader.differ(DECAY, text)
-    for name in (RATIO, LEAST):
-        reader.defaults.pop(name, None)
-        reader.leave(name, text, trains=True)
+    else:
+        reader.leave(said, "'run --steps' sets the length of a run")
+        reader.defaults.pop(STEPS, None)
+        text = "the learning rate of a plan comes down along a line or half a cosine, or stays: it stays at lr"
+        reader.differ(DECAY, text)
+        for name in (RATIO, LEAST):
+            reader.defaults.pop(name, None)
+            reader.leave(name, text, trains=True)
+
+
+def _fall(reader: SettingsReader, kind: str, steps: int, warm_up: int, falls: int | None) -> None:
+    """Put end, curve and length of a rate; a longer decay than the warm-up leaves is cut as torchtitan does."""
+    reader.put("total_steps", steps, END if reader.has(END) else STEPS)
+    if kind != Optimizer().decay:
+        reader.put("decay", kind, DECAY)
+    if falls is not None and warm_up + falls <= steps:
+        reader.put("decay_steps", falls, RATIO)
 
 
 def _recompute(reader: SettingsReader) -> None:

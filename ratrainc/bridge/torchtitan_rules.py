@@ -138,7 +138,7 @@ RULES: dict[str, Rule] = {
     "training.max_norm": Rule(
         "clip, max_norm", "global; none where inf, refused where 0", 1.0, f"{_CONFIG}, Training.max_norm"
     ),
-    STEPS: Rule("total_steps", "with a cosine; else 'run --steps'", 10000, f"{_CONFIG}, Training.steps"),
+    STEPS: Rule("total_steps", "where the rate comes down; else 'run --steps'", 10000, f"{_CONFIG}, Training.steps"),
     SEEDS[0]: Rule("seed", "unchanged"),
     SEEDS[1]: Rule("seed", "of older versions: unchanged"),
     VIEW: Rule(
@@ -164,16 +164,16 @@ RULES: dict[str, Rule] = {
     "optimizer.weight_decay": Rule("weight_decay", "unchanged", 0.1, f"{_CONFIG}, Optimizer.weight_decay"),
     WARM_UP: Rule("warmup_steps", "unchanged", 200, f"{_CONFIG}, LRScheduler.warmup_steps"),
     RATIO: Rule(
-        "total_steps",
-        "0: a constant rate; left out, or so much that it begins at the warm-up's end: a cosine; else named",
+        "decay_steps",
+        "of the steps; left out, or too much for the steps after the warm-up: all of these; 0: a constant rate",
     ),
     DECAY: Rule(
-        "total_steps",
-        "cosine; linear and sqrt are named, and the rate stays at lr",
+        "decay, total_steps",
+        "linear, cosine; sqrt is named, and the rate stays at lr",
         "linear",
         f"{_CONFIG}, LRScheduler.decay_type",
     ),
-    LEAST: Rule("min_lr", "with a cosine: of lr", 0.0, f"{_CONFIG}, LRScheduler.min_lr_factor"),
+    LEAST: Rule("min_lr", "of lr, where the rate comes down", 0.0, f"{_CONFIG}, LRScheduler.min_lr_factor"),
     END: Rule("total_steps", "of the rate, in the place of training.steps"),
     "activation_checkpoint.mode": Rule(
         "passes",

@@ -28,7 +28,7 @@ BY_JOBS = tuple(each.name for each in FORMATS if each.name not in _OWN_READERS)
 _SHOWN = (
     *("seq_len", "micro_batch_size", "gradient_accumulation", "sharding", "reshard_after_forward", "compute_dtype"),
     *("gradient_dtype", "reduce_dtype", "checkpointing", "attention", "optimizer", "lr", "betas", "eps"),
-    *("weight_decay", "max_grad_norm", "scheduler", "min_lr", "warmup_steps", "steps", "packing"),
+    *("weight_decay", "max_grad_norm", "scheduler", "decay_style", "min_lr", "warmup_steps", "steps", "packing"),
 )
 """Fields of a job whose defaults decide keys of the plan, or passes."""
 

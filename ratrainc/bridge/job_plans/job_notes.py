@@ -43,7 +43,7 @@ class NoteRule:
     way_out: str = "take it out of the file"
 
 
-_SHAPE = "the learning rate of a plan warms up along a line, and then stays or falls along half a cosine"
+_SHAPE = "the learning rate of a plan warms up along a line, and then stays or falls along a line or half a cosine"
 _MODEL = "of the model: its config.json says it (--model)"
 _KERNELS = "kernels are chosen by 'run --kernels'"
 _CHOICE = "'recompute{policy=auto}' chooses what to recompute"
@@ -87,6 +87,9 @@ IGNORED: Mapping[str, NoteRule] = {
         "a plan decays matrices, no norms and biases", trains=True
     ),
     r"tokens\.sequence_length": NoteRule("a plan has one length of sequences: that of the longest stage", trains=True),
+    r"scheduler\.alpha_i": NoteRule(_SHAPE, trains=True, agrees=(1, 1.0)),
+    r"lr_scheduler_kwargs\.warmup_type": NoteRule(_SHAPE, trains=True, agrees=("linear",)),
+    r"lr_scheduler_kwargs\.num_cycles": NoteRule(_SHAPE, trains=True, agrees=(0.5,)),
     r".*lr_warmup_style": NoteRule(_SHAPE, trains=True, agrees=("linear",)),
     r"(optimizer\.learning_rate_scheduler|lr_scheduler|lr_scheduler_kwargs|scheduler)\..*": NoteRule(
         _SHAPE, trains=True, agrees=("auto",)

@@ -8,8 +8,8 @@ batch, types and sharded state. Each field of the job takes one of three ways:
     adapter, experts, fp8, ...            refused by name: without them another model or other state is trained
 
 The third way has one exit: state in fewer bits than a plan's (weights without f32 masters, moments in 8 bits) becomes
-f32 if `Asked.f32_state` says so, and is named then. The learning rate's shape, and whatever `job_notes.py` lists, is
-left out with its reason.
+f32 if `Asked.f32_state` says so, and is named then. A learning rate of another shape than a plan's
+(`job_rates.py`), and whatever `job_notes.py` lists, is left out with its reason.
 """
 
 from __future__ import annotations
@@ -20,10 +20,19 @@ from typing import Any
 
 from attrs import define, field
 
+from ratrain.ratrain_ir.config.optimizer import LINEAR, Optimizer
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
 from ratrain.ratrainc.bridge.job_plans.job_notes import bare, left_of, rule_of_ignored, rule_of_open
+from ratrain.ratrainc.bridge.job_plans.job_rates import (
+    OTHER_SHAPE,
+    curve_of,
+    fall_of,
+    is_level_first,
+    needs_end,
+    stays_level,
+)
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
 from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
 
@@ -43,17 +52,9 @@ accelerate's no_sync (transformers src/transformers/trainer.py, Trainer._inner_t
 FSDP 2's module lacks (accelerate src/accelerate/accelerator.py, Accelerator.no_sync)."""
 _F32_MOMENTS = ("adamw", "adamw-fused", "adamw-foreach-off", "adamw-paged")
 _NARROW_MOMENTS = {"adamw-8bit": "8 bits", "adamw-8bit-paged": "8 bits", "adamw-4bit": "4 bits"}
-_COSINES = (
-    *("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine_with_warmup"),
-    "get_cosine_schedule_with_warmup",
-)
-"""Words for half a cosine: transformers src/transformers/optimization.py, TYPE_TO_SCHEDULER_FUNCTION; torchtune
-torchtune/training/lr_schedulers.py; nanotron's lr_decay_style."""
 _SCALE = "fp16.loss_scale"
 """Fixed loss scale of DeepSpeed; 0 means that it follows overflows (deepspeed_rules.py, LOSS_SCALE)."""
 _SEEDS = ("seed", "general.seed", "rng.seed")
-_CONSTANTS = ("constant", "constant_with_warmup")
-_ONLY_COSINE = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
 _DECAYS_ALL = ("torchtune", "nanotron", "llm-foundry")
 """Frameworks that decay norms and biases too: torchtune recipes/full_finetune_single_device.py, _setup_optimizer;
 nanotron src/nanotron/config/config.py, OptimizerArgs.weight_decay_exclude_named_params; llm-foundry
@@ -391,33 +392,55 @@ class JobPlan:
     def _rate(self) -> None:
         """Put warm-up and decay of the learning rate."""
         told, asked = self.job.training, self.asked
-        word = (told.scheduler or "").lower().rpartition(".")[2]
         whole = self.job.framework != "torchtune"  # there steps are those of an epoch (max_steps_per_epoch)
         steps = self._told("steps", "--steps", asked.steps) if whole else asked.steps
         warm = self._warm_up(steps)
         if warm is not None:
             self.put("warmup_steps", warm, "warmup_steps", "warmup_ratio")
-        if word in _COSINES:
-            if steps is None:
-                text = f"{self.key('scheduler')} {told.scheduler} ends at the last step, which the file does not say"
-                self.wrong("scheduler", text, "give --steps N", code="RT063")
-            else:
-                self.put("total_steps", steps, "steps", "scheduler")
-                if told.min_lr:
-                    self.put("min_lr", told.min_lr, "min_lr")
-        elif word not in (*_CONSTANTS, "") and told.min_lr != told.lr:
-            self.leave("scheduler", told.scheduler, _ONLY_COSINE, trains=True)
-            if told.min_lr:
-                self.leave("min_lr", told.min_lr, _ONLY_COSINE, trains=True)
-        elif not word and self.job.framework == "accelerate":
-            self.left.append(Left("scheduler", None, f"the training script says it: {_ONLY_COSINE}", trains=True))
-        if asked.steps is not None and "total_steps" not in self.values and not self._share_of_steps:
+        curve = curve_of(told)
+        if curve is not None:
+            self._fall(curve, warm or 0, steps)
+        elif not stays_level(told):
+            self.leave("scheduler", told.scheduler, OTHER_SHAPE, trains=True)
+            for name in ("decay_style", "stable_steps", "decay_steps", "min_lr"):
+                if (value := getattr(told, name)) and self.key(name) not in {each.key for each in self.left}:
+                    self.leave(name, value, OTHER_SHAPE, trains=True)
+        elif not told.scheduler and self.job.framework == "accelerate":
+            why = "the training script says it: without total_steps the rate stays at lr after the warm-up"
+            self.left.append(Left("scheduler", None, why, trains=True))
+        used = self._share_of_steps or (curve is not None and needs_end(self.job))
+        if asked.steps is not None and not used:
             text = f"--steps {asked.steps} changes nothing: the learning rate depends on no number of steps"
             self.report.error("RT064", text, self.top.location, help="leave it out; 'run --steps' sets a run's length")
-        if told.steps is not None and "total_steps" not in self.values:
+        if told.steps is not None and not (curve is not None and needs_end(self.job)):
             self.leave("steps", told.steps, _LENGTH)
         if told.epochs is not None:
             self.leave("epochs", told.epochs, _LENGTH)
+
+    def _fall(self, curve: str, warm: int, steps: int | None) -> None:
+        """Put the end, curve and length of a rate that comes down after `warm` steps; report an open length."""
+        told, fall = self.job.training, fall_of(self.job, curve, warm, steps)
+        said = f"{self.key('scheduler')} {told.scheduler}"
+        if fall is None and steps is None:
+            text = f"{said} ends at the last step, which the file does not say"
+            self.wrong("scheduler", text, "give --steps N", code="RT063")
+            return
+        if fall is None:
+            text = f"{said} needs the number of its last steps, in which the rate comes down: {self.title} stops there"
+            self.wrong("scheduler", text, "say it in the file", code="RT063")
+            return
+        ends_at_0 = fall.decay == LINEAR and self.job.framework in OF_TRAINER and not is_level_first(told)
+        if ends_at_0 and told.min_lr is not None:
+            text = f"{said} comes down to 0: transformers stops at {self.key('min_lr')}"
+            self.wrong("min_lr", text, "take it out of the file")
+            return
+        self.put("total_steps", fall.total_steps, "steps", "scheduler")
+        if fall.decay != Optimizer().decay:
+            self.put("decay", fall.decay, "decay_style", "scheduler")
+        if fall.decay_steps is not None:
+            self.put("decay_steps", fall.decay_steps, "decay_steps", "scheduler")
+        if told.min_lr:
+            self.put("min_lr", told.min_lr, "min_lr")
 
     @property
     def _share_of_steps(self) -> bool:

@@ -144,6 +144,24 @@ def put_training(reader: HfReader, names: Names = _NAMES, defaults: TrainingDefa
         if warm == 0 and not share:
             reader.put("warmup_steps", 0, "warmup_steps")
     _put_least_rate(reader)
+    if reader.training.get("scheduler") == "warmup_stable_decay":
+        _put_phases(reader)
+
+
+def _put_phases(reader: HfReader) -> None:
+    """Set lengths, curve and end of a rate that stays level first (transformers optimization.py, get_wsd_schedule)."""
+    table = "lr_scheduler_kwargs."
+    level = reader.take(f"{table}num_stable_steps", int)
+    if level is not None and level < 0:
+        reader.wrong(f"{table}num_stable_steps", f"{table}num_stable_steps is {level}: at least 0 is expected")
+    else:
+        reader.put("stable_steps", level, f"{table}num_stable_steps")
+    reader.put("decay_steps", reader.size(f"{table}num_decay_steps"), f"{table}num_decay_steps")
+    source = "huggingface/transformers: src/transformers/optimization.py, get_wsd_schedule"
+    reader.choose("decay_style", f"{table}decay_type", str, "cosine", source)
+    lr, share = reader.training.get("lr"), reader.take(f"{table}min_lr_ratio", float)
+    if share is not None and lr is not None:
+        reader.put("min_lr", product(share, lr), f"{table}min_lr_ratio")
 
 
 def _put_least_rate(reader: HfReader) -> None:

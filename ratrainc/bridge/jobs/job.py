@@ -151,6 +151,12 @@ class Training:
     """None: no clipping"""
     scheduler: str | None = None
     """learning-rate schedule, in the file's own words"""
+    decay_style: str | None = None
+    """curve of the last steps of a schedule that stays level first, in the file's own words"""
+    stable_steps: int | None = None
+    """steps at `lr` between warm-up and decay; None: all that the decay leaves"""
+    decay_steps: int | None = None
+    """steps in which the learning rate comes down; None: all after the warm-up"""
     min_lr: float | None = None
     warmup_steps: int | None = None
     warmup_ratio: float | None = None

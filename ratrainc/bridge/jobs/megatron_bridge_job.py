@@ -521,6 +521,11 @@ def _rate(reader: JobReader, base: Recipe | None) -> None:
     for field, key in (("lr", "optimizer.lr"), ("min_lr", "optimizer.min_lr")):
         reader.put(field, reader.take(key, float), key)
     reader.put("scheduler", reader.take("scheduler.lr_decay_style", str), "scheduler.lr_decay_style")
+    if (reader.training.get("scheduler") or "").lower() == "wsd":
+        falls = "scheduler.lr_wsd_decay_iters"
+        reader.put("decay_steps", reader.size(falls), falls)
+        source = "NVIDIA/Megatron-LM: megatron/training/config/training_config.py, SchedulerConfig.lr_wsd_decay_style"
+        reader.choose("decay_style", "scheduler.lr_wsd_decay_style", str, "exponential", source)
     for key in ("train.train_iters", "scheduler.lr_decay_iters", "scheduler.max_steps"):
         reader.put("steps", reader.size(key), key)
     warm, share = reader.take("scheduler.lr_warmup_iters", int), reader.take("scheduler.lr_warmup_fraction", float)

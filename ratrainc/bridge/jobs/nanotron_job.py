@@ -268,6 +268,7 @@ def _optimizer(reader: JobReader) -> None:
         ("min_lr", "min_decay_lr", float),
     ):
         reader.put(field, reader.take(f"{rates}{key}", kind_), f"{rates}{key}")
+    _phases(reader, rates)
     default = f"{_CONFIG}, LRSchedulerArgs.__post_init__"
     if "scheduler" not in reader.training:
         reader.assume("scheduler", "linear", "lr_decay_style", default)
@@ -285,6 +286,27 @@ def _optimizer(reader: JobReader) -> None:
     megabytes = reader.take("model.ddp_bucket_cap_mb", int)
     if megabytes is not None:
         reader.put("sizes", {"ddp_bucket_cap_mb": megabytes}, "model.ddp_bucket_cap_mb")
+
+
+def _phases(reader: JobReader, rates: str) -> None:
+    """Set the steps at the learning rate, and those in which it comes down (helpers.py, lr_scheduler_builder)."""
+    begin, length = f"{rates}lr_decay_starting_step", f"{rates}lr_decay_steps"
+    starts, falls = reader.take(begin, int), reader.size(length)
+    warm, steps = reader.training.get("warmup_steps", 0), reader.training.get("steps")
+    reader.put("decay_steps", falls, length)
+    if falls is not None and starts is None:
+        reader.put("stable_steps", 0, length)
+    elif starts is not None and starts < warm:
+        text = f"{begin} is {starts}: the decay begins before the {warm} steps of warm-up end"
+        reader.wrong(begin, text, code="RT064", way_out=f"say {warm}, or more")
+    elif starts is not None:
+        reader.put("stable_steps", starts - warm, begin)
+        # without a length nanotron takes warm-up and begin off the steps: the rate is down `warm` steps before the last
+        rest = None if steps is None else steps - warm - starts
+        if falls is None and rest is not None and rest < 1:
+            reader.wrong(begin, f"{begin} leaves {rest} of {steps} steps for the decay", code="RT064")
+        elif falls is None:
+            reader.put("decay_steps", rest, begin)
 
 
 def _types(reader: JobReader) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.optimizer import COSINE, DECAYS
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -159,11 +160,13 @@ def test_ranks_are_those_of_the_variable_where_no_launcher_says_them() -> None:
 
 
 def test_settings_without_effect_beside_the_others_are_named() -> None:
-    bare = "WORLD_SIZE=2\n--micro-batch-size 1 --lr 1 --seq-length 8 --pipeline-model-parallel-size 2 --num-layers 4"
+    bare = "WORLD_SIZE=2\n--micro-batch-size 1 --lr 1 --lr-decay-style constant --seq-length 8 --pipeline-model-parallel-size 2 --num-layers 4"
     idle = ["nnodes", "sequence-parallel", "recompute-activations", "recompute-granularity", "loss-scale", "min-lr"]
-    idle += ["lr-decay-style", "attention-dropout", "hidden-dropout"]
+    idle += ["lr-wsd-decay-iters", "attention-dropout", "hidden-dropout"]
     said = "--nnodes 1 --sequence-parallel --recompute-activations --recompute-granularity selective --loss-scale 8"
-    made = read("megatron", f"{bare} {said} --min-lr 0.1 --pipeline-model-parallel-layout 'E(t|)*1tttL'")
+    made = read(
+        "megatron", f"{bare} {said} --min-lr 0.1 --lr-wsd-decay-iters 3 --pipeline-model-parallel-layout 'E(t|)*1tttL'"
+    )
     assert made.plan.cuts == (1,)
     assert {each.key for each in made.left} == {*idle, "num-layers"}
 
@@ -181,7 +184,7 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
     chunks = draw(st.sampled_from([1, 2])) if pp > 1 else 1
     cuts = draw(st.permutations(range(1, LAYERS)))[: pp * chunks - 1]
     dp, tp = draw(st.sampled_from([2, 4, 6])), draw(st.sampled_from([1, 2]))
-    lr, total = draw(st.floats(1e-6, 1)), draw(st.none() | st.integers(100, 10**6))
+    lr, total, warm = draw(st.floats(1e-6, 1)), draw(st.none() | st.integers(101, 10**6)), draw(st.integers(0, 100))
     zero, each, view, whole, shards, group = 0, False, "bf16", "f32", "f32", None
     if framework == "megatron":
         zero = draw(st.integers(0, 3))
@@ -223,8 +226,10 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
             betas=(draw(st.floats(0, 0.99)), draw(st.floats(0, 0.999))),
             eps=draw(st.floats(1e-20, 1e-3)),
             weight_decay=draw(st.floats(0, 1)),
-            warmup_steps=draw(st.integers(0, 100)),
+            warmup_steps=warm,
             total_steps=total,
+            decay=draw(st.sampled_from(DECAYS)) if total else COSINE,
+            decay_steps=draw(st.none() | st.integers(1, total - warm)) if total and total > warm else None,
             min_lr=0.0 if total is None else draw(st.sampled_from([0.0, lr / 8, lr])),
             clip=clip,
             max_norm=draw(st.floats(0.1, 10)) if clip == "global" else 1.0,

@@ -14,7 +14,7 @@ from ratrain.ratrainc.bridge.exporting import export_plan
 
 LAUNCH = (
     "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4"
-    " --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --micro-batch-size 1 {more}\n"
+    " --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --lr-decay-style constant --micro-batch-size 1 {more}\n"
 )
 TORCHTITAN = "[training]\nseq_len = 64\nlocal_batch_size = 1\nmax_norm = {norm}\n[optimizer]\nlr = 1e-4\n"
 
@@ -45,7 +45,7 @@ PLANS = {
         {"dp": 6},
     ),
     "arguments on lines": (
-        "--tensor-model-parallel-size 2\n--micro-batch-size 3\n--lr 1e-3\n--seq-length 64\n",
+        "--tensor-model-parallel-size 2\n--micro-batch-size 3\n--lr 1e-3\n--lr-decay-style constant\n--seq-length 64\n",
         {"clusters": 4},
         {"tp": 2, "dp": 2, "micro_batch_size": 3},
     ),

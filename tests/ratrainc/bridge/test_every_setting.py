@@ -87,7 +87,9 @@ def file_of(framework: str, said: dict[str, Any]) -> str:
     """A file with the settings, and those without which there is no plan."""
     if framework == "megatron":
         words = [f"--{name}" + ("" if name in BARE else f" '{value}'") for name, value in said.items()]
-        return f"WORLD_SIZE=8\n--micro-batch-size 1 --seq-length 64 --lr 1e-3 {' '.join(words)}"
+        return (
+            f"WORLD_SIZE=8\n--micro-batch-size 1 --seq-length 64 --lr 1e-3 --lr-decay-style constant {' '.join(words)}"
+        )
     if framework == "torchtitan":
         tables = defaultdict(list)
         for name, value in said.items():
@@ -308,7 +310,7 @@ TRAINS: dict[str, dict[str, Any]] = {
     "megatron": {
         "hidden-dropout": "0.1",
         "fp8-format": "hybrid",
-        "lr-decay-style": "linear",
+        "lr-decay-style": "inverse-square-root",
         "context-parallel-size": "2",
         "optimizer": "lion",
         "rampup-batch-size": "1' '1' '9",

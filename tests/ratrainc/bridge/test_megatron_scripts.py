@@ -278,18 +278,20 @@ def test_what_is_not_known_names_what_would_say_it() -> None:
 
 
 def test_defaults_stand_in_the_head_with_their_source() -> None:
-    made = read(BARE_RUN)
+    made = read(f"{BARE_RUN} --train-iters 40")
     assert (
         "# Taken from Megatron-LM's defaults: adam-eps = 1e-08 (megatron/training/arguments.py, --adam-eps)"
         in made.text()
     )
     assert made.defaults["lr-decay-style"].value == "linear"
-    assert [each.value for each in made.left if each.key == "lr-decay-style"] == ["linear"]
+    line = made.plan.optimizer
+    assert (line.decay, line.total_steps, line.decay_steps) == ("linear", 40, None)
     assert made.plan.optimizer.betas == (0.9, 0.999)
     assert (made.plan.optimizer.weight_decay, made.plan.optimizer.max_norm) == (0.01, 1.0)
     cosine = read(f"{BARE_RUN} --lr-decay-style cosine --train-iters 40").plan.optimizer
     assert (cosine.total_steps, cosine.min_lr, cosine.warmup_steps) == (40, 0.0, 0)
-    assert "over how many steps" in refused(f"{BARE_RUN} --lr-decay-style cosine")[0][0]
+    for style in ("", " --lr-decay-style cosine", " --lr-decay-style WSD --lr-wsd-decay-style linear"):
+        assert any("over how many steps" in each[0] for each in refused(f"{BARE_RUN}{style}"))
     assert "lr is missing" in refused(RUN.replace("--lr 1e-3", ""))[0][0]
 
 

@@ -22,7 +22,7 @@ from ratrain.targets.runtime.weights.companions import byte_tokenizer_files, fil
 
 MARK = "\ufeff".encode()
 SCRIPT = (
-    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --seq-length 64 --micro-batch-size 1 --lr 1e-3"
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --seq-length 64 --micro-batch-size 1 --lr 1e-3 --train-iters 9"
     " --global-batch-size 8\n"
 )
 JOB = "[parallelism]\npipeline_parallel_degree = 1\n[training]\nlocal_batch_size = 1\nseq_len = 64\n"

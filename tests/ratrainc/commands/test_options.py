@@ -64,7 +64,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "torchrun x.py --micro-batch-size ${BATCH:-1} --seq-length 8 --lr 1e-3 --train-iters 9\n"
         )
         (folder / "trl.yaml").write_text(
-            "model_name_or_path: m.json\ndataset_name: d\nmax_length: 64\nper_device_train_batch_size: 2\n"
+            "model_name_or_path: m.json\ndataset_name: d\nmax_length: 64\nmax_steps: 9\nper_device_train_batch_size: 2\n"
         )
         (folder / "narrow.yaml").write_text((folder / "trl.yaml").read_text() + "optim: adamw_bnb_8bit\n")
         (folder / "acc.yaml").write_text(

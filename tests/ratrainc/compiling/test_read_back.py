@@ -32,7 +32,7 @@ from ratrain.targets.program import rtx
 TINY = ["--model", str(example_path("tiny.json")), "--plan", str(example_path("tiny.toml"))]
 MEGATRON = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --tensor-model-parallel-size {tp} --seq-length 64"
-    " --micro-batch-size 1 --global-batch-size 8 --lr 1e-3 {more}\n"
+    " --micro-batch-size 1 --global-batch-size 8 --lr 1e-3 --lr-decay-style constant {more}\n"
 )
 DEEPSPEED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
 
