@@ -95,7 +95,7 @@ def test_the_only_machine_that_begins_so_is_suggested(capsys: pytest.CaptureFixt
 
 INPUTS = {
     *("--model", "--plan", "--machine", "--data", "--eval-data", "--tokenizer", "--init", "--init-adapter", "--resume"),
-    *("--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),
+    *("--chat-template", "--rows", "--mpirun", "--like", "--times", "--schedule-file", "--links"),
     *(
         "fit --beside",
         "import-plan --beside",
@@ -104,6 +104,7 @@ INPUTS = {
         "run --scratch",
         "report --against",
         "run --log-to",
+        "finetune --log-to",
     ),
 }
 """Options that look as if they named a place to write to and do not, of any command or of one."""
@@ -121,6 +122,7 @@ NEEDED = {
     "validate": ("missing.csv", "--markdown"),
     "import-plan": ("missing.sh", "--from", "megatron"),
     "fit": (),
+    "finetune": ("--model", "missing", "--data", "missing.jsonl"),
 }
 """What a command needs beside the option, where that is not just a file: as little as it refuses at the first look."""
 
@@ -156,7 +158,8 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
         where = str(tmp_path / "file" / "out")
     before = sorted(tmp_path.iterdir())
     suffix = ".rtir" if name == "compile" else ".svg" if option.opts[-1] == "--plot" else ""
-    assert main([name, *NEEDED.get(name, ("missing.rtx",)), option.opts[-1], where + suffix]) == 1
+    more = ("--eval-every", "1") if option.opts[-1] == "--save-best" else ()
+    assert main([name, *NEEDED.get(name, ("missing.rtx",)), *more, option.opts[-1], where + suffix]) == 1
     shown = capsys.readouterr()
     assert "cannot write" in shown.err
     assert where + suffix in shown.err

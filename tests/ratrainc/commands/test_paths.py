@@ -68,6 +68,14 @@ USUAL: dict[str, dict[str, str]] = {
         "settings_steps": "1",
         "settings_execution_kernels": "reference",
     },
+    "finetune": {
+        "model": "hf",
+        "data_paths": "text.txt",
+        "output": "tuned",
+        "schedule_steps": "1",
+        "schedule_seq_len": "64",
+        "dtype": "f32",
+    },
     "generate": {"path": "checkpoint", "prompt_tokens": "1", "asked_tokens": "1", "asked_kernels": "reference"},
     "watch": {"runs": "log.jsonl"},
     "launch": {"ranks": "1", "mpirun": "/bin/true", "file": "a.rtx"},
@@ -92,9 +100,13 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("calibrate", "links"): HERE,
     ("validate", "output"): {"markdown": "given"},
     ("run", "settings_evaluation_paths"): {"settings_evaluation_every": "1"},
+    ("run", "settings_saving_best"): {"settings_evaluation_every": "1"},
 }
 """What goes with a parameter, or does not."""
 NO_PATHS = {
+    "data_chat_key",
+    "adapting_targets",
+    "ram_bytes",
     "settings_execution_ram_bytes",
     "strategy",
     "strategy_name",
@@ -137,8 +149,11 @@ FOLDERS = {
     ("export-weights", "output"),
     ("opt", "dump_dir"),
     ("examples", "folder"),
+    ("finetune", "output"),
+    ("run", "settings_saving_best"),
 }
 FOLDERS |= {
+    ("finetune", "model"),
     ("run", "settings_start_checkpoint"),
     ("run", "settings_start_weights"),
     ("postmortem", "directory"),
@@ -220,6 +235,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             == 0
         )
+        assert main(words("export-weights", output="hf")) == 0
     finally:
         os.chdir(before)
     return folder
@@ -312,17 +328,24 @@ BAD: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "full": lambda _, __: "/dev/full",
     "empty": lambda _, __: "",
 }
-WELL = {(name, parameter, "directory") for name, parameter in FOLDERS} - {
+_READ = {
+    ("finetune", "model"),
     ("run", "settings_start_checkpoint"),
     ("run", "settings_start_weights"),
     ("export-weights", "checkpoint"),
     ("postmortem", "directory"),
 }
+WELL = {(name, parameter, "directory") for name, parameter in FOLDERS - _READ}
 """What is no bad path there: an empty directory for results."""
 WELL |= {(name, parameter, "missing") for name, parameter in (("run", "settings_watch_folder"), ("quickstart", "keep"))}
 WELL |= {
     (name, parameter, "missing")
-    for name, parameter in (("export-weights", "output"), ("opt", "dump_dir"), ("examples", "folder"))
+    for name, parameter in (
+        ("export-weights", "output"),
+        ("opt", "dump_dir"),
+        ("examples", "folder"),
+        ("finetune", "output"),
+    )
 }
 WELL |= {
     (name, str(parameter.name), "pipe")
