@@ -14,6 +14,8 @@ Extremely Efficient Collective Communication for Giant Model Training", 2023, fo
 
 from __future__ import annotations
 
+from ratrain.ratrain_ir.config.nf4 import NF4, nf4_bytes
+
 BLOCK_ELEMENTS = 256
 """Elements that share a scale."""
 
@@ -21,6 +23,9 @@ SCALE_BYTES = 4
 
 FORMATS = {"int8-block": 8, "int4-block": 4}
 """Bits of a code by the name that plans use."""
+
+FROZEN_FORMATS = (*FORMATS, NF4)
+"""Formats of frozen matrices; data travels in `FORMATS` alone."""
 
 LARGEST_CODE = {8: 127, 4: 7}
 """Largest code by bits; codes are in [-largest, largest]."""
@@ -38,6 +43,11 @@ def packed_bytes(elements: int, bits: int) -> int:
     """Return the bytes of packed elements: a multiple of a scale's, so packed tensors can lie one behind the other."""
     codes = -(-elements * bits // (8 * SCALE_BYTES)) * SCALE_BYTES
     return block_count(elements) * SCALE_BYTES + codes
+
+
+def frozen_bytes(elements: int, name: str) -> int:
+    """Return the bytes of a frozen matrix that is packed in one of `FROZEN_FORMATS`."""
+    return nf4_bytes(elements) if name == NF4 else packed_bytes(elements, FORMATS[name])
 
 
 def packed_nbytes(elements: float, bits: int) -> float:
