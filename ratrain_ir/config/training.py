@@ -121,8 +121,8 @@ class Training:
         default=AS_VIEWS,
         metadata=key(
             "train",
-            "how frozen matrices of linear layers are stored: `view`, as blocks compute with them, in blocks of 256 elements "
-            "with one scale, in 8 or 4 bits each, or in `nf4` of bitsandbytes, double-quantised",
+            "how frozen matrices of linear layers are stored: `view`, as blocks compute with them, in blocks of 256 "
+            "elements with one scale, in 8 or 4 bits each, or in `nf4` of bitsandbytes, double-quantised",
             word((AS_VIEWS, *FROZEN_FORMATS)),
             in_header_if_default=False,
             not_in_file=lambda own: own.base == AS_VIEWS,

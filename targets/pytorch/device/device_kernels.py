@@ -15,9 +15,9 @@ from ratrain.targets.pytorch.device import device_activations as activations
 from ratrain.targets.pytorch.device import device_attention_kernels as attention
 from ratrain.targets.pytorch.device import device_experts as experts
 from ratrain.targets.pytorch.device import device_flat as flat
+from ratrain.targets.pytorch.device import device_nf4 as nf4
 from ratrain.targets.pytorch.device import device_norms as norms
 from ratrain.targets.pytorch.device import device_products as products
-from ratrain.targets.pytorch.device import device_nf4 as nf4
 from ratrain.targets.pytorch.device import device_quantised as quantised
 from ratrain.targets.pytorch.device import device_router as router
 from ratrain.targets.pytorch.device import device_scores as scores
@@ -129,6 +129,7 @@ class TorchDevice(
         self.device = torch.device(device)
         _check_device(self.device)
         self.memory = DeviceMemory(self.device)
+        self.nf4_levels = nf4.nf4_levels(self.device)
         # PyTorch multiplies 16-bit factors into float32 on CUDA only
         self.halves = self.device.type == "cuda" and products.stores_float32()
         if self.device.type == "cuda":

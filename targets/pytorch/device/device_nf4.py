@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,15 +32,16 @@ def dequantise_nf4_plan(out: Array, **_: object) -> Plan:
     ]
 
 
+def nf4_levels(device: torch.device) -> tuple[F32, F32]:
+    """Make the tables of levels on a device."""
+    return torch.tensor(NF4_LEVELS, device=device), torch.tensor(NESTED_LEVELS, device=device)
+
+
 class DeviceNf4:
     """The kernel of `TorchDevice` on matrices in nf4."""
 
-    device: torch.device
-
-    @cached_property
-    def nf4_levels(self) -> tuple[F32, F32]:
-        """Levels of elements and of maxima, on the device."""
-        return torch.from_numpy(NF4_LEVELS).to(self.device), torch.from_numpy(NESTED_LEVELS).to(self.device)
+    nf4_levels: tuple[F32, F32]
+    """levels of elements and of maxima, on the device: made with the set, because a step allocates nothing"""
 
     def dequantise_nf4(self, packed, out, *, scratch):
         values, indices, spare, grouped = scratch.take_all(dequantise_nf4_plan(out))

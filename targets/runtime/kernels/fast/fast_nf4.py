@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK
 from ratrain.targets.runtime.kernels.fast.fast_numba import exact, flat, narrow
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS, nf4_parts

@@ -18,9 +18,9 @@ from ratrain.targets.runtime.kernels.reference.reference_common import f32, put,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ratrain.targets.runtime.kernels.interface import F32 as Floats
-    from ratrain.targets.runtime.kernels.interface import U8
+    from ratrain.targets.runtime.kernels.interface import F32, U8
 
+_FEW = 16
 _ONE, _LEAST = np.float32(1), np.float32(LEAST_MAXIMUM)
 
 
@@ -30,13 +30,14 @@ def _nested_levels() -> NDArray[np.float32]:
     Fractions are the middles of equal parts. Source: bitsandbytes functional.py, `create_dynamic_map`, in float32. Its
     `torch.linspace` counts from the nearer end and rounds once a product and a sum; float64 holds the product exactly.
     """
-    found = [np.float32([0, 1])]
+    found = [np.array([0, 1], np.float32)]
     first, last = np.float32(0.1), np.float32(1)
     for exponent in range(7):
         parts = 1 << exponent
         step = float((last - first) / np.float32(parts))
-        ends = [float(first) + step * k if 2 * k < parts else float(last) - step * (parts - k) for k in range(parts + 1)]
-        edges = np.float32(ends)
+        count = np.arange(parts + 1)
+        ends = np.where(2 * count < parts, float(first) + step * count, float(last) - step * (parts - count))
+        edges = ends.astype(np.float32)
         middles = np.float32(10.0 ** (exponent - 6)) * ((edges[:-1] + edges[1:]) / np.float32(2))
         found += [middles, -middles]
     return np.sort(np.concatenate(found))
@@ -51,8 +52,8 @@ NESTED_LEVELS = _nested_levels()
 class Nf4Parts(NamedTuple):
     """Views of the parts of a packed matrix."""
 
-    offset: Floats
-    scales: Floats
+    offset: F32
+    scales: F32
     maxima: U8
     pairs: U8
 
@@ -65,7 +66,7 @@ def nf4_parts(packed: U8, elements: int) -> Nf4Parts:
 
 
 @quiet
-def pack_nf4(values: Floats) -> U8:
+def pack_nf4(values: F32) -> U8:
     """Pack the elements [n] of a matrix. One that is not finite makes all of them NaN."""
     packed = np.zeros(nf4_bytes(values.size), np.uint8)
     offset, scales, maxima, pairs = nf4_parts(packed, values.size)
@@ -82,7 +83,7 @@ def pack_nf4(values: Floats) -> U8:
     return packed
 
 
-def _quantised(values: Floats, block: int, levels: Floats) -> tuple[U8, Floats]:
+def _quantised(values: F32, block: int, levels: F32) -> tuple[U8, F32]:
     """Return the codes of elements, and the largest magnitude of each block."""
     length = values.size - values.size % block
     whole, rest = values[:length].reshape(-1, block), values[length:]
@@ -91,8 +92,14 @@ def _quantised(values: Floats, block: int, levels: Floats) -> tuple[U8, Floats]:
     if rest.size:
         last = np.maximum(np.abs(rest).max(), _LEAST)
         largest, scaled = np.append(largest, last), np.append(scaled, rest / last)
+    np.clip(scaled, -1, 1, out=scaled)
     bounds = (levels[:-1] + levels[1:]) / np.float32(2)
-    return np.searchsorted(bounds, np.clip(scaled, -1, 1)).astype(np.uint8), largest
+    if bounds.size > _FEW:
+        return np.searchsorted(bounds, scaled).astype(np.uint8), largest
+    codes, above = np.zeros(scaled.size, np.uint8), np.empty(scaled.size, np.bool_)
+    for bound in bounds:  # several times faster than a search among few
+        codes += np.greater(scaled, bound, out=above)
+    return codes, largest
 
 
 class ReferenceNf4:
