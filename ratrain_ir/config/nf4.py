@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
         return self.maxima + F32 * self.scales
 
 
-def sizes(elements: int) -> Sizes:
+def nf4_sizes(elements: int) -> Sizes:
     """Return the sizes of the parts of a packed matrix."""
     maxima = -(-elements // BLOCK)
     return Sizes(-(-maxima // NESTED_BLOCK), maxima, -(-elements // 2))
@@ -74,4 +74,4 @@ def sizes(elements: int) -> Sizes:
 
 def nf4_bytes(elements: int) -> int:
     """Return the bytes of a packed matrix: a multiple of a float32's."""
-    return -(-sizes(elements).ends[-1] // F32) * F32
+    return -(-nf4_sizes(elements).ends[-1] // F32) * F32

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK, sizes
+from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK, nf4_sizes
 from ratrain.targets.pytorch.device.device_common import chunk_rows, row_chunks, size
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
@@ -22,7 +22,7 @@ _GROUP = BLOCK * NESTED_BLOCK
 
 def dequantise_nf4_plan(out: Array, **_: object) -> Plan:
     """Plan a chunk of values, their levels' indices, their bytes, and their maxima."""
-    groups = chunk_rows(sizes(size(out)).scales, _GROUP)
+    groups = chunk_rows(nf4_sizes(size(out)).scales, _GROUP)
     elements = groups * _GROUP
     return [
         Buffer((elements,)),
@@ -46,7 +46,7 @@ class DeviceNf4:
     def dequantise_nf4(self, packed, out, *, scratch):
         values, indices, spare, grouped = scratch.take_all(dequantise_nf4_plan(out))
         levels, nested_levels = self.nf4_levels
-        target, count = out.view(-1), sizes(size(out))
+        target, count = out.view(-1), nf4_sizes(size(out))
         head, middle, end = count.ends
         numbers, nested, pairs = packed[:head].view(torch.float32), packed[head:middle], packed[middle:end]
         for groups in row_chunks(count.scales, _GROUP):

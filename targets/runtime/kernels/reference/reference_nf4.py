@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.config.nf4 import BLOCK, LEAST_MAXIMUM, LEVELS, NESTED_BLOCK, nf4_bytes, sizes
+from ratrain.ratrain_ir.config.nf4 import BLOCK, LEAST_MAXIMUM, LEVELS, NESTED_BLOCK, nf4_bytes, nf4_sizes
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Nf4Parts(NamedTuple):
 
 def nf4_parts(packed: U8, elements: int) -> Nf4Parts:
     """Return the parts of a packed matrix, as views."""
-    scales, maxima, pairs = sizes(elements).ends
+    scales, maxima, pairs = nf4_sizes(elements).ends
     head = packed[:scales].view(np.float32)
     return Nf4Parts(head[:1], head[1:], packed[scales:maxima], packed[maxima:pairs])
 

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK, nf4_bytes
 from ratrain.ratrain_ir.config.quantised import packed_bytes
+from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS, nf4_parts, pack_nf4
 from tests.targets.runtime.kernels.kernels_oracle import DTYPES, SETS, call, same_bits
 
@@ -141,12 +142,20 @@ def test_the_error_on_normal_weights_is_below_that_of_int4_blocks() -> None:
         return float(np.sqrt(np.square(found - values).mean()))
 
     assert error(nf4) == pytest.approx(0.092, abs=0.002)
-    assert error(blocks) == pytest.approx(0.115, abs=0.005)
+    assert error(blocks) == pytest.approx(0.126, abs=0.002)
 
 
-@pytest.mark.parametrize(("elements", "wanted"), [(1, 12), (64, 44), (65, 48), (16_384, 8456), (16_385, 8464)])
+@pytest.mark.parametrize(("elements", "wanted"), [(1, 12), (64, 44), (65, 44), (16_384, 8456), (16_385, 8464)])
 def test_bytes_of_a_packed_matrix(elements: int, wanted: int) -> None:
     assert nf4_bytes(elements) == wanted
+
+
+def test_a_routine_that_unpacks_other_bytes_is_refused() -> None:
+    rule = KERNELS["dequantise_nf4"].rule
+    assert rule is not None
+    of = {size: {"packed": ("u8", (size,)), "out": ("f32", (5, 13))} for size in (44, 48)}
+    assert rule({}, of[44]) is None
+    assert rule({}, of[48]) == "48 bytes are not those of 65 elements in nf4"
 
 
 def test_a_large_matrix_takes_4_127_bits_an_element() -> None:
