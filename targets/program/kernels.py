@@ -16,8 +16,7 @@ from typing import Any
 
 import attrs
 
-from ratrain.ratrain_ir.config.nf4 import nf4_bytes
-from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes
+from ratrain.ratrain_ir.config.quantised import FORMATS, nf4_bytes, packed_bytes
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.expert_kernels import EXPERT_KERNELS
@@ -529,8 +528,8 @@ _DECLARED = (
     ),
     Kernel(
         "dequantise_nf4",
-        "out = level * maximum of its block (`ratrain.ratrain_ir.config.nf4`) for each element, rounded once. The "
-        "maximum is nested level * scale + offset, each operation rounded to float32.",
+        "out = level * maximum of its block (`ratrain.ratrain_ir.config.quantised`) for each element, rounded once. "
+        "The maximum is nested level * scale + offset, each operation rounded to float32.",
         "packed:u8[m] out:*[...]=",
         rule=_nf4_rule,
     ),

@@ -10,9 +10,8 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.nf4 import NF4
 from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
-from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_FORMATS, LARGEST_CODE, frozen_bytes
+from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_FORMATS, LARGEST_CODE, NF4, frozen_bytes
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.nf4 import nf4_sizes
+from ratrain.ratrain_ir.config.quantised import nf4_sizes
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share

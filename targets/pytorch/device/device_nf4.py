@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK, nf4_sizes
+from ratrain.ratrain_ir.config.quantised import NESTED_BLOCK, NF4_BLOCK, nf4_sizes
 from ratrain.targets.pytorch.device.device_common import chunk_rows, row_chunks, size
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import F32, Array
     from ratrain.targets.runtime.arena.scratch import Plan
 
-_GROUP = BLOCK * NESTED_BLOCK
+_GROUP = NF4_BLOCK * NESTED_BLOCK
 """Elements whose maxima share a scale."""
 
 
@@ -51,7 +51,7 @@ class DeviceNf4:
         numbers, nested, pairs = packed[:head].view(torch.float32), packed[head:middle], packed[middle:end]
         for groups in row_chunks(count.scales, _GROUP):
             blocks = slice(groups.start * NESTED_BLOCK, min(groups.stop * NESTED_BLOCK, count.maxima))
-            at = slice(blocks.start * BLOCK, min(blocks.stop * BLOCK, len(target)))
+            at = slice(blocks.start * NF4_BLOCK, min(blocks.stop * NF4_BLOCK, len(target)))
             rows, whole = blocks.stop - blocks.start, grouped[: groups.stop - groups.start]
             maxima = whole.view(-1)
             torch.index_select(nested_levels, 0, indices[:rows].copy_(nested[blocks]), out=maxima[:rows])
@@ -63,5 +63,5 @@ class DeviceNf4:
             codes[0::2].copy_(torch.bitwise_right_shift(both, 4, out=half))
             codes[1::2].copy_(torch.bitwise_and(both, 15, out=half))
             torch.index_select(levels, 0, codes, out=values[: len(codes)])
-            values[: rows * BLOCK].view(rows, BLOCK).mul_(maxima[:rows].view(-1, 1))
+            values[: rows * NF4_BLOCK].view(rows, NF4_BLOCK).mul_(maxima[:rows].view(-1, 1))
             target[at].copy_(values[: at.stop - at.start])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK
+from ratrain.ratrain_ir.config.quantised import NESTED_BLOCK, NF4_BLOCK
 from ratrain.targets.runtime.kernels.fast.fast_numba import exact, flat, narrow
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS, nf4_parts
 
@@ -23,8 +23,8 @@ def _store_values(
     for block in range(start, stop):
         # the product is rounded before the sum: `exact` loops are compiled without fused operations
         largest = nested_levels[nested[block]] * scales[block // NESTED_BLOCK] + offset[0]
-        first = block * BLOCK
-        values, both = out[first : min(first + BLOCK, out.size)], pairs[first // 2 :]
+        first = block * NF4_BLOCK
+        values, both = out[first : min(first + NF4_BLOCK, out.size)], pairs[first // 2 :]
         for i in range(values.size // 2):
             values[2 * i] = narrow(levels[both[i] >> 4] * largest, out.dtype)
             values[2 * i + 1] = narrow(levels[both[i] & 15] * largest, out.dtype)

@@ -1,4 +1,4 @@
-"""Matrices in nf4 in plain numpy; `ratrain.ratrain_ir.config.nf4` defines the format.
+"""Matrices in nf4 in plain numpy; `ratrain.ratrain_ir.config.quantised` defines the format.
 
 Packing happens once, on the host, and every kernel set unpacks the same bytes. Codes are of the nearest level, of two
 equally near ones the lower. Elements are scaled as bitsandbytes does (backends/default/ops.py, `quantize_4bit`,
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.config.nf4 import BLOCK, LEAST_MAXIMUM, LEVELS, NESTED_BLOCK, nf4_bytes, nf4_sizes
+from ratrain.ratrain_ir.config.quantised import NESTED_BLOCK, NF4_BLOCK, nf4_bytes, nf4_sizes
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, U8
 
 _FEW = 16
-_ONE, _LEAST = np.float32(1), np.float32(LEAST_MAXIMUM)
+"""Bounds that are compared with all elements one by one, several times faster than a search."""
+_ONE = np.float32(1)
+_LEAST = np.float32(1e-38)
+"""Least divisor of a block: bitsandbytes backends/default/ops.py, `quantize_4bit`."""
 
 
 def _nested_levels() -> NDArray[np.float32]:
@@ -43,8 +46,16 @@ def _nested_levels() -> NDArray[np.float32]:
     return np.sort(np.concatenate(found))
 
 
-NF4_LEVELS = np.array(LEVELS, np.float32)
-"""Levels of elements, by code."""
+NF4_LEVELS = np.array(
+    (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    np.float32,
+)
+"""Levels of elements, by code: bitsandbytes backends/utils.py, `_NF4_QUANT_TABLE`."""
 NESTED_LEVELS = _nested_levels()
 """Levels of maxima less the offset, by code."""
 
@@ -71,12 +82,12 @@ def pack_nf4(values: F32) -> U8:
     packed = np.zeros(nf4_bytes(values.size), np.uint8)
     offset, scales, maxima, pairs = nf4_parts(packed, values.size)
     largest = np.empty(maxima.size, np.float32)
-    for blocks in row_blocks(maxima.size, BLOCK):
-        part = values[blocks.start * BLOCK : blocks.stop * BLOCK]
-        codes, largest[blocks] = _quantised(part, BLOCK, NF4_LEVELS)
+    for blocks in row_blocks(maxima.size, NF4_BLOCK):
+        part = values[blocks.start * NF4_BLOCK : blocks.stop * NF4_BLOCK]
+        codes, largest[blocks] = _quantised(part, NF4_BLOCK, NF4_LEVELS)
         if codes.size % 2:
-            codes = np.append(codes, _quantised(np.zeros(1, np.float32), BLOCK, NF4_LEVELS)[0])
-        pairs[blocks.start * (BLOCK // 2) :][: codes.size // 2] = codes[::2] << 4 | codes[1::2]
+            codes = np.append(codes, _quantised(np.zeros(1, np.float32), NF4_BLOCK, NF4_LEVELS)[0])
+        pairs[blocks.start * (NF4_BLOCK // 2) :][: codes.size // 2] = codes[::2] << 4 | codes[1::2]
     mean = np.float32(largest.mean(dtype=np.float64))
     offset[0] = mean if np.isfinite(mean) else np.nan
     maxima[:], scales[:] = _quantised(largest - offset, NESTED_BLOCK, NESTED_LEVELS)
@@ -97,7 +108,7 @@ def _quantised(values: F32, block: int, levels: F32) -> tuple[U8, F32]:
     if bounds.size > _FEW:
         return np.searchsorted(bounds, scaled).astype(np.uint8), largest
     codes, above = np.zeros(scaled.size, np.uint8), np.empty(scaled.size, np.bool_)
-    for bound in bounds:  # several times faster than a search among few
+    for bound in bounds:
         codes += np.greater(scaled, bound, out=above)
     return codes, largest
 
@@ -109,10 +120,10 @@ class ReferenceNf4:
     def dequantise_nf4(self, packed, out, *, scratch):
         flat = out.reshape(-1)
         offset, scales, nested, pairs = nf4_parts(packed, out.size)
-        for blocks in row_blocks(nested.size, BLOCK):
-            at = slice(blocks.start * BLOCK, min(blocks.stop * BLOCK, out.size))
+        for blocks in row_blocks(nested.size, NF4_BLOCK):
+            at = slice(blocks.start * NF4_BLOCK, min(blocks.stop * NF4_BLOCK, out.size))
             own = scales[np.arange(blocks.start, blocks.stop) // NESTED_BLOCK]
             maxima = f32(NESTED_LEVELS[nested[blocks]]) * own + offset
             both = pairs[at.start // 2 : (at.stop + 1) // 2]
             codes = np.stack([both >> 4, both & 15], axis=1).reshape(-1)[: at.stop - at.start]
-            put(flat[at], NF4_LEVELS[codes] * np.repeat(maxima, BLOCK)[: codes.size])
+            put(flat[at], NF4_LEVELS[codes] * np.repeat(maxima, NF4_BLOCK)[: codes.size])

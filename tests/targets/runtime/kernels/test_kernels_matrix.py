@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.nf4 import nf4_bytes
-from ratrain.ratrain_ir.config.quantised import packed_bytes
+from ratrain.ratrain_ir.config.quantised import nf4_bytes, packed_bytes
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS, OTHER_RANKS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set

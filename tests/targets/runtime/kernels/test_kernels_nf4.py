@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ratrain.ratrain_ir.config.nf4 import BLOCK, NESTED_BLOCK, nf4_bytes
-from ratrain.ratrain_ir.config.quantised import packed_bytes
+from ratrain.ratrain_ir.config.quantised import NESTED_BLOCK, NF4_BLOCK, nf4_bytes, packed_bytes
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS, nf4_parts, pack_nf4
 from tests.targets.runtime.kernels.kernels_oracle import DTYPES, SETS, call, same_bits
@@ -47,8 +47,8 @@ def maxima_of(packed: np.ndarray, size: int) -> np.ndarray:
 def varied(seed: int, size: int = LONG) -> np.ndarray:
     """Normal elements whose blocks differ in size, with blocks of zeros and one outlier."""
     rng = np.random.default_rng(seed)
-    found = rng.normal(size=size) * np.repeat(rng.uniform(0.01, 2, -(-size // BLOCK)), BLOCK)[:size]
-    found[3 * BLOCK : 6 * BLOCK] = 0
+    found = rng.normal(size=size) * np.repeat(rng.uniform(0.01, 2, -(-size // NF4_BLOCK)), NF4_BLOCK)[:size]
+    found[3 * NF4_BLOCK : 6 * NF4_BLOCK] = 0
     found[size // 2] = 1000
     return found.astype(np.float32)
 
@@ -72,8 +72,8 @@ def test_levels_are_those_of_the_paper_and_of_dynamic_exponents() -> None:
 def test_codes_are_those_of_the_nearest_levels(a: np.ndarray) -> None:
     """Oracle in float64: an element less than a few roundings from the middle of two levels may have either."""
     packed = pack_nf4(a)
-    largest = np.maximum.reduceat(np.abs(a), np.arange(0, a.size, BLOCK)).astype(np.float64)
-    scaled = a / np.maximum(np.repeat(largest, BLOCK)[: a.size], 1e-38)
+    largest = np.maximum.reduceat(np.abs(a), np.arange(0, a.size, NF4_BLOCK)).astype(np.float64)
+    scaled = a / np.maximum(np.repeat(largest, NF4_BLOCK)[: a.size], 1e-38)
     nearest = np.abs(scaled[:, None] - np.array(LEVELS)).argmin(1)
     near_middle = np.abs(scaled[:, None] - middles(NF4_LEVELS)).min(1) < 1e-6
     assert ((codes_of(packed, a.size) == nearest) | near_middle).all()
@@ -105,7 +105,7 @@ def test_zeros_stay_zeros_and_an_outlier_is_kept() -> None:
     values = varied(1)
     for name in ("reference", "fast"):
         found = unpacked(name, pack_nf4(values), values.size)
-        assert (found[3 * BLOCK : 6 * BLOCK] == 0).all()
+        assert (found[3 * NF4_BLOCK : 6 * NF4_BLOCK] == 0).all()
         assert found[values.size // 2] == pytest.approx(1000, rel=1e-3)
         assert (unpacked(name, pack_nf4(np.zeros(1000, np.float32)), 1000) == 0).all()
 
@@ -124,7 +124,7 @@ def test_every_kernel_set_has_the_same_bits(name: str, size: int, dtype: Any) ->
     packed = pack_nf4(varied(3, size))
     wanted = unpacked("reference", packed, size, dtype)
     same_bits(unpacked(name, packed, size, dtype), wanted)
-    exact = NF4_LEVELS[codes_of(packed, size)] * np.repeat(maxima_of(packed, size), BLOCK)[:size]
+    exact = NF4_LEVELS[codes_of(packed, size)] * np.repeat(maxima_of(packed, size), NF4_BLOCK)[:size]
     # three roundings to float32 and one to storage
     bound = 2.0**-22 * 1000 + np.abs(exact) * float(ml_dtypes.finfo(dtype).eps) / 2 + 6e-8
     assert (np.abs(wanted.astype(np.float64) - exact) <= bound * (1 + 1e-3)).all()
@@ -153,7 +153,7 @@ def test_bytes_of_a_packed_matrix(elements: int, wanted: int) -> None:
 def test_a_routine_that_unpacks_other_bytes_is_refused() -> None:
     rule = KERNELS["dequantise_nf4"].rule
     assert rule is not None
-    of = {size: {"packed": ("u8", (size,)), "out": ("f32", (5, 13))} for size in (44, 48)}
+    of = {size: {"packed": (Dtype.U8, (size,)), "out": (Dtype.F32, (5, 13))} for size in (44, 48)}
     assert rule({}, of[44]) is None
     assert rule({}, of[48]) == "48 bytes are not those of 65 elements in nf4"
 
@@ -175,7 +175,7 @@ def test_bytes_and_values_are_those_of_bitsandbytes(size: int) -> None:
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     ops = torch.ops.bitsandbytes
     given = torch.from_numpy(values).reshape(1, -1)
-    theirs, maxima = ops.quantize_4bit.default._op_dk(key, given, BLOCK, "nf4", torch.uint8)
+    theirs, maxima = ops.quantize_4bit.default._op_dk(key, given, NF4_BLOCK, "nf4", torch.uint8)
     assert theirs.reshape(-1).numpy().tobytes() == pairs.tobytes()
     assert maxima.mean().item() == pytest.approx(float(offset[0]), rel=1e-6)
     levels = functional.create_dynamic_map()
@@ -187,5 +187,5 @@ def test_bytes_and_values_are_those_of_bitsandbytes(size: int) -> None:
     back = ops.dequantize_blockwise.default._op_dk(key, codes, tops, levels, NESTED_BLOCK, torch.float32)
     back = back + torch.from_numpy(offset.copy())
     for kind, dtype in ((torch.float32, np.float32), (torch.float16, np.float16)):
-        found = ops.dequantize_4bit.default._op_dk(key, theirs, back, BLOCK, "nf4", [1, size], kind)
+        found = ops.dequantize_4bit.default._op_dk(key, theirs, back, NF4_BLOCK, "nf4", [1, size], kind)
         assert found.numpy().tobytes() == unpacked("fast", packed, size, dtype).tobytes()
