@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan_keys import flag, integer, key, number, word
-from ratrain.ratrain_ir.config.quantised import FORMATS
+from ratrain.ratrain_ir.config.quantised import FROZEN_FORMATS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import FieldReader
@@ -121,9 +121,9 @@ class Training:
         default=AS_VIEWS,
         metadata=key(
             "train",
-            "how frozen matrices of linear layers are stored: `view`, as blocks compute with them, or in blocks of 256 "
-            "elements with one scale, in 8 or 4 bits each",
-            word((AS_VIEWS, *FORMATS)),
+            "how frozen matrices of linear layers are stored: `view`, as blocks compute with them, in blocks of 256 "
+            "elements with one scale, in 8 or 4 bits each, or in `nf4` of bitsandbytes, double-quantised",
+            word((AS_VIEWS, *FROZEN_FORMATS)),
             in_header_if_default=False,
             not_in_file=lambda own: own.base == AS_VIEWS,
         ),
@@ -139,9 +139,9 @@ class Training:
         return self.method == LORA
 
     @property
-    def base_bits(self) -> int | None:
-        """Bits of an element of a frozen matrix; None if it is stored as views are."""
-        return FORMATS.get(self.base)
+    def base_format(self) -> str | None:
+        """Format of frozen matrices, one of `FROZEN_FORMATS`; None if they are stored as views are."""
+        return None if self.base == AS_VIEWS else self.base
 
     @property
     def scale(self) -> float:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from ratrain.ratrain_ir.config.quantised import packed_bytes
+from ratrain.ratrain_ir.config.quantised import frozen_bytes
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.adapters import adapter_shapes, is_adapter, is_linear, trains_parameter
 from ratrain.ratrain_ir.model.expert_blocks import expert_shapes, mlp_shapes
@@ -149,18 +149,18 @@ class Parameter:
     decayed: bool
     trains: bool = True
     """False: it lies in the flat tensor of frozen parameters, or among the packed ones"""
-    bits: int | None = None
-    """of a packed matrix, those of an element; its offset then counts bytes"""
+    packed: str | None = None
+    """format of a packed matrix, one of `FROZEN_FORMATS`; its offset then counts bytes"""
 
     @property
     def held(self) -> Held:
         """Tensor of its block that it lies in."""
-        return Held.TRAINED if self.trains else Held.PLAIN if self.bits is None else Held.PACKED
+        return Held.TRAINED if self.trains else Held.PLAIN if self.packed is None else Held.PACKED
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of what is stored of it: its own, or the bytes of a packed matrix."""
-        return self.shape if self.bits is None else (packed_bytes(self.elements, self.bits),)
+        return self.shape if self.packed is None else (frozen_bytes(self.elements, self.packed),)
 
     @property
     def elements(self) -> int:
@@ -218,8 +218,8 @@ def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
     for weight, shape in shapes:
         name = parameter_name(model, block.kind, block.layer, weight)
         trains = trains_parameter(training, name, adapter=is_adapter(weight))
-        bits = training.base_bits if not trains and is_linear(weight) and len(shape) == 2 else None
-        parameter = Parameter(name, weight, shape, 0, len(shape) > 1, trains, bits)
+        packed = training.base_format if not trains and is_linear(weight) and len(shape) == 2 else None
+        parameter = Parameter(name, weight, shape, 0, len(shape) > 1, trains, packed)
         placed.append(evolve(parameter, offset=ends[parameter.held]))
         size = prod(parameter.stored_shape)
         ends[parameter.held] += -(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT

@@ -27,7 +27,7 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
         _check_targets(model, plan)
     else:
         _check_frozen(model, plan)
-    if plan.training.base_bits is not None:
+    if plan.training.base_format is not None:
         _check_base(model, plan)
     _check_layout(model, plan)
 
@@ -72,7 +72,7 @@ def _check_frozen(model: ModelConfig, plan: Plan) -> None:
 def _check_base(model: ModelConfig, plan: Plan) -> None:
     """Refuse to pack frozen matrices where there is none to pack."""
     trained = trained_model(model, plan)
-    if not any(each.bits for owner in block_chain(model) for each in parameters(trained, owner)):
+    if not any(each.packed for owner in block_chain(model) for each in parameters(trained, owner)):
         text = f"base = {shown(plan.training.base)} changes nothing: no matrix of a linear layer is frozen"
         fail("RT064", text, help="leave base out")
 

@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, SECOND
@@ -115,15 +116,15 @@ class Builder:
     """part of the whole model that a tensor-parallel rank computes"""
     frozen: dict[str, Shape] = field(init=False)
     """shapes of the block's frozen parameters, by short name"""
-    packed: dict[str, int] = field(init=False)
-    """bits of the block's packed matrices, by short name"""
+    packed: dict[str, str] = field(init=False)
+    """formats of the block's packed matrices, by short name"""
     adapted: frozenset[str] = field(init=False)
     """stems of the block's linear layers that have an adapter: `q` of `q_proj`"""
 
     def __attrs_post_init__(self) -> None:
         self.model = rank_model(self.whole, self.plan)
         own = parameters(self.model, self.block)
-        self.packed = {each.weight: each.bits for each in own if each.bits is not None}
+        self.packed = {each.weight: each.packed for each in own if each.packed is not None}
         self.frozen = {each.weight: each.shape for each in own if not each.trains}
         self.adapted = frozenset(each.weight.removesuffix(FIRST) for each in own if each.weight.endswith(FIRST))
 
@@ -317,7 +318,9 @@ class Builder:
         if name not in self.temporaries:
             self.temporary(name, *self.frozen[weight])
             operands = {"packed": f"{PACKED}.{weight}", "out": name}
-            self.steps.append(Step("dequantise", operands, {"bits": self.packed[weight]}))
+            bits = FORMATS.get(self.packed[weight])
+            nf4 = Step("dequantise_nf4", operands, {})
+            self.steps.append(nf4 if bits is None else Step("dequantise", operands, {"bits": bits}))
         return name
 
     def linear_gradients(self, dy: str, source: str, weight: str, chunk: Chunk | None = None) -> None:

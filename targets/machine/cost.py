@@ -171,6 +171,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "head_forward": _head(1),
         "head_backward": _head(3),
         "dequantise": _BOUND_BY_DDR,
+        "dequantise_nf4": _BOUND_BY_DDR,
         "column_sum": _BOUND_BY_DDR,
         "rmsnorm_forward": _BOUND_BY_DDR,
         "rmsnorm_backward": _BOUND_BY_DDR,

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes
+from ratrain.ratrain_ir.config.quantised import FORMATS, nf4_bytes, packed_bytes
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.expert_kernels import EXPERT_KERNELS
@@ -119,6 +119,13 @@ def _packed_rule(options: Mapping[str, Any], types: Types) -> str | None:
     if packed == packed_bytes(elements, options["bits"]):
         return None
     return f"{packed} bytes are not those of {elements} elements packed to {options['bits']} bits each"
+
+
+def _nf4_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    """Return an error unless the packed bytes are those of as many elements in nf4, else None."""
+    del options
+    elements, packed = prod(types["out"][1]), types["packed"][1][0]
+    return None if packed == nf4_bytes(elements) else f"{packed} bytes are not those of {elements} elements in nf4"
 
 
 def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
@@ -518,6 +525,13 @@ _DECLARED = (
         "packed:u8[m] out:*[...]=",
         {"bits": KernelOption("int", lambda bits: bits in FORMATS.values())},
         rule=_packed_rule,
+    ),
+    Kernel(
+        "dequantise_nf4",
+        "out = level * maximum of its block (`ratrain.ratrain_ir.config.quantised`) for each element, rounded once. "
+        "The maximum is nested level * scale + offset, each operation rounded to float32.",
+        "packed:u8[m] out:*[...]=",
+        rule=_nf4_rule,
     ),
     Kernel(
         "mean_of_quantised",

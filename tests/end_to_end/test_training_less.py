@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
-from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE, packed_bytes
+from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_FORMATS, LARGEST_CODE, NF4, frozen_bytes
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements
@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
 from ratrain.targets.runtime.weights.weight_files import write_weights
 from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
 from tests.end_to_end.tiny_runs import (
@@ -219,22 +220,50 @@ def test_a_resumed_run_is_the_uninterrupted_one(training: Training, every: int |
 
 
 def test_a_plan_with_adapters_is_read_back(tmp_path: Path) -> None:
-    for training in (LORA, QV, LAYERS, WHOLE, evolve(LAYERS, base="int4-block")):
+    for training in (LORA, QV, LAYERS, WHOLE, evolve(LAYERS, base="int4-block"), evolve(LORA, base="nf4")):
         plan = make_plan(training=training)
         (tmp_path / "plan.toml").write_text(plan_to_toml(plan))
         assert load_plan(str(tmp_path / "plan.toml"), MODEL) == plan
 
 
-@pytest.mark.parametrize("base", FORMATS)
+def rounded_to_nf4(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Round a matrix to nf4: levels, and maxima to the nearest of the nested levels, an operation at a time."""
+
+    def nearest(blocks: Any, levels: Any) -> Any:
+        middles = (levels[:-1] + levels[1:]) / np.float32(2)
+        return levels[np.searchsorted(middles, blocks)]
+
+    def blocked(flat: Any, size: int) -> tuple[Any, Any]:
+        blocks = np.pad(flat, (0, -flat.size % size)).reshape(-1, size)
+        largest = np.abs(blocks).max(1, keepdims=True)
+        # a last short block is divided, whole ones are multiplied
+        scaled = blocks * (np.float32(1) / np.maximum(largest, np.float32(1e-38)))
+        if flat.size % size:
+            scaled[-1] = blocks[-1] / np.maximum(largest[-1], np.float32(1e-38))
+        return np.clip(scaled, -1, 1), largest
+
+    scaled, largest = blocked(values.reshape(-1), 64)
+    mean = np.float32(largest.mean(dtype=np.float64))
+    rest, scale = blocked((largest - mean).reshape(-1), 256)
+    maxima = (nearest(rest, NESTED_LEVELS) * np.maximum(scale, np.float32(1e-38))).reshape(-1)[: largest.size] + mean
+    back = nearest(scaled, NF4_LEVELS) * maxima[:, None]
+    assert np.abs(back.reshape(-1)[: values.size] - values.reshape(-1)).max() <= 0.16 * largest.max()
+    return back.reshape(-1)[: values.size].reshape(values.shape)
+
+
+@pytest.mark.parametrize("base", FROZEN_FORMATS)
 @pytest.mark.parametrize("kernels", ["reference", "fast"])
 def test_a_packed_base_trains_as_its_unpacked_values_do(base: str, kernels: str, tmp_path: Path) -> None:
     """Oracle: weights rounded to blocks by numpy, saved, and stored as views; all bits are equal."""
-    drawn, bits = random_weights(MODEL, 0), FORMATS[base]
+    drawn = random_weights(MODEL, 0)
 
     def rounded(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         values = drawn(name)
         if not name.endswith("_proj.weight"):
             return values
+        if base == NF4:
+            return rounded_to_nf4(values)
+        bits = FORMATS[base]
         flat = np.pad(values.reshape(-1), (0, -values.size % BLOCK_ELEMENTS)).reshape(-1, BLOCK_ELEMENTS)
         scale = np.abs(flat).max(1, keepdims=True) / np.float32(LARGEST_CODE[bits])
         back = np.rint(flat / scale) * scale
@@ -253,12 +282,12 @@ def test_a_packed_base_trains_as_its_unpacked_values_do(base: str, kernels: str,
 
 
 def test_a_packed_base_has_its_bytes_and_a_transient_of_one_matrix() -> None:
-    for base, bits in FORMATS.items():
+    for base in FROZEN_FORMATS:
         program = make_program(**{**ONE, "training": evolve(LORA, base=base)})
         (stage,) = program.stages
         packed = {t.name: t.type for t in stage.tensors if t.kind is StateKind.FROZEN and t.type.dtype is Dtype.U8}
         sizes = [(MODEL.q_size, 24), (MODEL.kv_size, 24), (MODEL.kv_size, 24), (24, MODEL.q_size)]
-        wanted = sum(-(-packed_bytes(a * b, bits) // 64) * 64 for a, b in sizes)
+        wanted = sum(-(-frozen_bytes(a * b, base) // 64) * 64 for a, b in sizes)
         assert packed["fq.attention.1"].nbytes == wanted
         assert packed.keys() == {f"fq.{kind}.{layer}" for kind in ("attention", "mlp") for layer in range(3)}
         forward = next(each for each in program.routines if each.key == "mlp.forward")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.config.quantised import nf4_sizes
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
@@ -37,10 +38,6 @@ ADAPTERS = "adapters"
 FROZEN = "frozen weights"
 _HEAD = "lm_head"
 _F32 = 4
-_BLOCK = 64
-"""Weights that share a maximum: bitsandbytes functional.py quantize_4bit, blocksize; torchao to_nf4, block_size."""
-_NESTED = 256
-"""Maxima that share an f32: bitsandbytes functional.py quantize_4bit, compress_statistics; torchao to_nf4."""
 _EXPRESSION = re.compile(r"[\\*+?()\[\]{}|^$]")
 """Characters of a regular expression, which PEFT matches against the whole path of a module."""
 READ = frozenset({*TRANSFORMERS, "torchtune"})
@@ -209,8 +206,8 @@ def _stored(linear: Linear, bits: int | None, double: bool, item: int) -> tuple[
         return item * elements, 0
     if bits > 4:
         return elements, _F32 * linear.outputs
-    maxima = share(elements, _BLOCK)
-    return share(elements, 2), maxima + _F32 * share(maxima, _NESTED) if double else _F32 * maxima
+    four = nf4_sizes(elements)
+    return four.pairs, four.nested_bytes if double else _F32 * four.maxima
 
 
 def _layer_stored(part: Part) -> tuple[int, int]:

@@ -43,6 +43,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *("position_forward", "position_backward"),
         *("embedding_forward", "embedding_backward", "head_forward", "head_backward", "zero", "cast", "add", "scale"),
         *("adamw", "mean_of_replicas", "all_finite", "quantise", "dequantise", "mean_of_quantised"),
+        "dequantise_nf4",
         *("attention_softmax_forward", "attention_softmax_backward", "head_backward_from_logits"),
         *("attention_partial_finish", "attention_delta"),
         *UNTILED_SCORES,

@@ -15,6 +15,7 @@ from ratrain.targets.pytorch.device import device_activations as activations
 from ratrain.targets.pytorch.device import device_attention_kernels as attention
 from ratrain.targets.pytorch.device import device_experts as experts
 from ratrain.targets.pytorch.device import device_flat as flat
+from ratrain.targets.pytorch.device import device_nf4 as nf4
 from ratrain.targets.pytorch.device import device_norms as norms
 from ratrain.targets.pytorch.device import device_products as products
 from ratrain.targets.pytorch.device import device_quantised as quantised
@@ -91,6 +92,7 @@ DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
     "sigmoid_backward": experts.sigmoid_backward_plan,
     "quantise": quantised.quantise_plan,
     "dequantise": quantised.dequantise_plan,
+    "dequantise_nf4": nf4.dequantise_nf4_plan,
     "mean_of_quantised": quantised.mean_of_quantised_plan,
 }
 
@@ -104,6 +106,7 @@ class TorchDevice(
     tables.DeviceTables,
     router.DeviceRouter,
     experts.DeviceExperts,
+    nf4.DeviceNf4,
     DeviceHead,
     ScalarKernels,
     KernelSetBase,
@@ -126,6 +129,7 @@ class TorchDevice(
         self.device = torch.device(device)
         _check_device(self.device)
         self.memory = DeviceMemory(self.device)
+        self.nf4_levels = nf4.nf4_levels(self.device)
         # PyTorch multiplies 16-bit factors into float32 on CUDA only
         self.halves = self.device.type == "cuda" and products.stores_float32()
         if self.device.type == "cuda":

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
 from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
@@ -24,6 +25,7 @@ from ratrain.targets.runtime.checkpoint.training_state import BlockStates, Train
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
 from ratrain.targets.runtime.engine.rank import RankExecutor
+from ratrain.targets.runtime.kernels.reference.reference_nf4 import pack_nf4
 from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces
 from ratrain.targets.runtime.weights.weights import block_elements
 
@@ -82,16 +84,27 @@ def _fill_packed(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Bl
     for tensor in held:
         kernels.memory.write(tensor, 0)
     for parameter in parameters(rank_model(model, plan), block) if held else ():
-        if parameter.bits is not None:
+        if parameter.packed is not None:
             given = source(parameter.name)
             part = given[rank_part(model, plan.tp, ranks[0].peer, parameter.weight, given.shape)]
             mine = np.zeros(parameter.shape, np.float32)  # a peer's part may be padded
             mine[tuple(map(slice, part.shape))] = part
-            values = kernels.memory.staged(mine.reshape(-1))
-            for tensor in held:
-                packed = tensor[parameter.offset : parameter.offset + parameter.stored_shape[0]]
-                needed = kernels.scratch_bytes("quantise", a=values, packed=packed, bits=parameter.bits)
-                kernels.quantise(values, packed, scratch=kernels.memory.scratch(needed), bits=parameter.bits)
+            at = slice(parameter.offset, parameter.offset + parameter.stored_shape[0])
+            _pack(engine, mine.reshape(-1), parameter.packed, [tensor[at] for tensor in held])
+
+
+def _pack(engine: ProgramEngine, values: NDArray[np.float32], name: str, targets: Sequence[Any]) -> None:
+    """Set targets to a matrix's elements [n], packed in one of `FROZEN_FORMATS`."""
+    kernels, bits = engine.kernels, FORMATS.get(name)
+    if bits is None:
+        packed = pack_nf4(values)
+        for target in targets:
+            kernels.memory.write(target, packed)
+        return
+    staged = kernels.memory.staged(values)
+    for target in targets:
+        needed = kernels.scratch_bytes("quantise", a=staged, packed=target, bits=bits)
+        kernels.quantise(staged, target, scratch=kernels.memory.scratch(needed), bits=bits)
 
 
 def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:

@@ -103,6 +103,9 @@ class KernelSet(Protocol):
     def dequantise(self, packed: U8, out: Array, *, scratch: Scratch, bits: int) -> None:
         """Set out = the unpacked elements."""
 
+    def dequantise_nf4(self, packed: U8, out: Array, *, scratch: Scratch) -> None:
+        """Set out = the elements of a matrix in nf4."""
+
     def mean_of_quantised(
         self, parts: Sequence[U8], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float, bits: int
     ) -> bool:

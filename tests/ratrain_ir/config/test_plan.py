@@ -380,6 +380,8 @@ REFUSED = [
         "groups of 4 replicas do not make up the 2 that have all shards",
         12,
     ),
+    (BASE + '[numerics]\ngather_quantised = "nf4"\n', "RT063", "'numerics.gather_quantised' is \"nf4\"", 10),
+    (BASE + '[numerics]\nreduce_quantised = "nf4"\n', "RT063", "'numerics.reduce_quantised' is \"nf4\"", 10),
     (BASE + '[numerics]\ngather_quantised = "int8"\n', "RT063", "'numerics.gather_quantised' is \"int8\"", 10),
     (
         BASE + '[numerics]\nreduce_quantised = "int4-block"\n',

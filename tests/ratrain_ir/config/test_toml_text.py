@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.config.plan import (
     Plan,
 )
 from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
-from ratrain.ratrain_ir.config.quantised import FORMATS
+from ratrain.ratrain_ir.config.quantised import FORMATS, FROZEN_FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS, METHODS
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
@@ -110,7 +110,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "rank": st.integers(1, 1 << 16),
     "alpha": st.floats(0, 1e6, exclude_min=True),
     "rslora": st.booleans(),
-    "base": st.sampled_from((AS_VIEWS, *FORMATS)),
+    "base": st.sampled_from((AS_VIEWS, *FROZEN_FORMATS)),
     "targets": st.sampled_from((ALL_LINEAR, "q_proj", "q_proj, mlp.down_proj")),
     "freeze": st.sampled_from(("", "model.embed_tokens.*, *.mlp.*")),
     "attention_mask": st.sampled_from(ATTENTION_MASKS),

@@ -40,6 +40,7 @@ from ratrain.targets.runtime.kernels.fast.fast_head import (
     head_forward_plan,
 )
 from ratrain.targets.runtime.kernels.fast.fast_mlp import FastMlp, gated_backward_plan
+from ratrain.targets.runtime.kernels.fast.fast_nf4 import FastNf4
 from ratrain.targets.runtime.kernels.fast.fast_norms import FastNorms, rmsnorm_backward_plan, summed_norm_backward_plan
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits, flat, multiplier
 from ratrain.targets.runtime.kernels.fast.fast_quantised import (
@@ -108,6 +109,7 @@ class Fast(
     FastMlp,
     FastGpt,
     FastQuantised,
+    FastNf4,
     FastExperts,
     KernelSetBase,
 ):
@@ -158,7 +160,7 @@ class Fast(
             *("attention_partial_finish", "attention_delta"),
             *("zero", "cast", "add", "adamw", "all_finite"),
             *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
-            "weighted_swiglu_forward",
+            *("weighted_swiglu_forward", "dequantise_nf4"),
         ),
     )
 

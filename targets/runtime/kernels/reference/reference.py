@@ -44,6 +44,7 @@ from ratrain.targets.runtime.kernels.reference.reference_head import (
     head_backward_plan,
     head_forward_plan,
 )
+from ratrain.targets.runtime.kernels.reference.reference_nf4 import ReferenceNf4
 from ratrain.targets.runtime.kernels.reference.reference_quantised import ReferenceQuantised
 from ratrain.targets.runtime.kernels.reference.reference_scores import ReferenceScores
 from ratrain.targets.runtime.kernels.shared import (
@@ -85,6 +86,7 @@ class ReferenceKernels(
     ReferenceFamilies,
     ReferenceExperts,
     ReferenceQuantised,
+    ReferenceNf4,
     KernelSetBase,
 ):
     """`KernelSet` in plain numpy."""
@@ -124,7 +126,7 @@ class ReferenceKernels(
             *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
             *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
-            *("quantise", "dequantise", "mean_of_quantised"),
+            *("quantise", "dequantise", "dequantise_nf4", "mean_of_quantised"),
             *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
             *("weighted_swiglu_forward", "weighted_swiglu_backward"),
         ),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.quantised import packed_bytes
+from ratrain.ratrain_ir.config.quantised import nf4_bytes, packed_bytes
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS, OTHER_RANKS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
@@ -481,6 +481,7 @@ def big_calls() -> dict[str, dict]:
         "mean_of_replicas": {"parts": [x, y, z], "out": x, "accumulate": False, "divisor": 3.0},
         "quantise": {"a": x, "packed": packed, "bits": 4},
         "dequantise": {"packed": packed, "out": y, "bits": 4},
+        "dequantise_nf4": {"packed": np.zeros(nf4_bytes(y.size), np.uint8), "out": y},
         "mean_of_quantised": {"parts": [packed] * 2, "out": z, "accumulate": True, "divisor": 2.0, "bits": 4},
         "all_finite": {"a": x},
         "cast": {"src": x.reshape(-1), "dst": flat[0]},

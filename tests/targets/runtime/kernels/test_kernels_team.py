@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.config.quantised import block_count, packed_bytes
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import Scratch, kernel_set, team
+from ratrain.targets.runtime.kernels.reference.reference_nf4 import pack_nf4
 from ratrain.targets.runtime.kernels.team import Team
 from tests.targets.runtime.kernels.expert_calls import expert_calls
 from tests.targets.runtime.kernels.kernels_oracle import same_bits
@@ -195,6 +196,7 @@ def cases():
         },
         "quantise": {"a": wide[0], "packed": packed[0].copy(), "bits": 8},
         "dequantise": {"packed": packed[0], "out": random(29, 70_000), "bits": 8},
+        "dequantise_nf4": {"packed": pack_nf4(wide[0].reshape(-1)), "out": random(31, 70_000)},
         "mean_of_quantised": {
             "parts": packed, "out": random(30, 70_000), "accumulate": True, "divisor": 2.0, "bits": 8,
         },
