@@ -23,6 +23,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail, misuse
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 LONGEST = 2048
 """Most tokens of a sequence, where nobody says how many: longer documents are cut."""
-PACKED = "int4-block"
+PACKED = NF4
 """Storage of frozen matrices where memory asks for 4 bits."""
 MACHINE = "cpu"
 _ROUND = 64

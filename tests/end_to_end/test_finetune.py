@@ -156,7 +156,7 @@ def test_less_memory_takes_another_form(model: str, chats: str, tmp_path: Path, 
 
     with pytest.raises(DiagnosticError, match=r"(?s)does not fit.*a shorter --seq-len"):
         shrink(64 << 20)
-    assert list(dict.fromkeys(forms))[-2:] == [("bf16", "view"), ("bf16", "int4-block")]
+    assert list(dict.fromkeys(forms))[-2:] == [("bf16", "view"), ("bf16", "nf4")]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import click
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.optimizer import DECAYS
-from ratrain.ratrain_ir.config.quantised import FORMATS
+from ratrain.ratrain_ir.config.quantised import FROZEN_FORMATS
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS
 from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT, Adapting, FinetuneChoice, Judging, Schedule
 from ratrain.ratrainc.choices.run_choices import DataChoice, TrackerChoice
@@ -28,7 +28,7 @@ _EPILOG = """\b
 Examples:
   ratrainc finetune --model smollm/ --data chats.jsonl -o tuned            adapters of rank 16, for PEFT
   ratrainc finetune --model smollm/ --data pairs.jsonl -o tuned --ram 4GiB --epochs 1
-  ratrainc finetune --model llama/ --data chats.jsonl -o tuned --lora 32 --base int4-block --seq-len 1024
+  ratrainc finetune --model llama/ --data chats.jsonl -o tuned --lora 32 --base nf4 --seq-len 1024
   ratrainc finetune --model smollm/ --data chats.jsonl -o tuned --full --lr 1e-5 --patience 3
   ratrainc finetune --model smollm/ --data chats.jsonl -o tuned --resume   after an interruption
   ratrainc generate tuned/model --prompt "Hello"                           with --merge or --full
@@ -91,7 +91,7 @@ Examples:
     "adapting_base",
     AUTO,
     AS_VIEWS,
-    *FORMATS,
+    *FROZEN_FORMATS,
     text="How frozen matrices are stored; auto packs them in 4 bits if they do not fit otherwise.",
 )
 @choice_option(
