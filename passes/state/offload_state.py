@@ -70,9 +70,10 @@ class OffloadStatePass(Pass):
 
 
 def state_of(stage: Stage, blocks: Iterable[Block], *, moments_alone: bool = False) -> list[Tensor]:
-    """Return the masters and moments of some blocks of a stage, or the moments alone."""
+    """Return the masters and moments of some blocks of a stage, or the moments alone; a frozen block has none."""
     prefixes = ("m1", "m2") if moments_alone else ("p", "m1", "m2")
-    return [stage.tensors[f"{prefix}.{block}"] for block in blocks for prefix in prefixes]
+    names = [f"{prefix}.{block}" for block in blocks for prefix in prefixes]
+    return [stage.tensors[name] for name in names if name in stage.tensors]
 
 
 def state_of_last(stage: Stage, module: Module, count: int | None, *, moments_alone: bool = False) -> list[Tensor]:

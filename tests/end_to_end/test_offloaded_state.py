@@ -9,6 +9,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
@@ -43,6 +44,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "slices": {"slices": (4, 3, 3), "zero": 3, "dp": 1},
     "split": {"schedule": "zb-h1", "zero": 3, "dp": 1},
     "overflows": {"loss_scale": 2.0**24, "zero": 3, "dp": 1},
+    "adapters": {"training": Training(method="lora", rank=4), "zero": 1},
+    "partly frozen": {"training": Training(freeze="model.embed_tokens.*, *.mlp.*"), "zero": 3, "dp": 1},
     "experts": {"model": SHARED_EXPERT, "router": RouterLosses(0.1, 0.01), "zero": 3},
 }
 ORDER = "recompute{policy=attention},bucket-grad-sync,schedule-update,insert-prefetch,allocate-ddr"
