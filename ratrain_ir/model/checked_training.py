@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.adapters import is_linear, is_target, module_name, packed_in
+from ratrain.ratrain_ir.model.adapters import is_linear, is_named, linear_name
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
+from ratrain.ratrain_ir.model.parameter_names import packed_module
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 
@@ -39,24 +40,24 @@ def _check_targets(model: ModelConfig, plan: Plan) -> None:
             f'method = "lora": adapters of {model.name}, a model with experts, are not built',
             help='use method = "full"; freeze = "..." freezes parameters of such a model too',
         )
-    modules = [
-        module_name(model, owner.kind, owner.layer, parameter.weight)
+    names = [
+        linear_name(model, owner.kind, owner.layer, parameter.weight)
         for owner in block_chain(model)
         for parameter in parameters(model, owner)
         if is_linear(parameter.weight)
     ]
-    lone = sorted({module.rpartition(".")[2] for module in modules if packed_in(model, module) is None})
-    words = '"' + ", ".join(lone) + '"'
-    for name in split_names(plan.training.targets):
-        if name != ALL_LINEAR and not any(each == name or each.endswith(f".{name}") for each in modules):
-            text = f"targets: no linear layer of {model.name} is named {shown(name)}"
-            fail("RT064", text, help=f'use any of {words}, or "{ALL_LINEAR}"')
-    for module in modules:
-        packed = packed_in(model, module)
-        if packed is not None and is_target(plan.training, module):
-            part = module.rpartition(".")[2]
-            text = f"targets: files of {model.family} hold {part} in {packed}, and adapters of packed matrices are not"
-            fail("RT064", f"{text} built", help=f"write targets = {words}")
+    packed = {name: found for name in names if (found := packed_module(model, name)) is not None}
+    modules = list(dict.fromkeys(packed.get(name, name) for name in names))
+    words = '"' + ", ".join(sorted({module.rpartition(".")[2] for module in modules})) + '"'
+    for target in split_names(plan.training.targets):
+        if target == ALL_LINEAR or any(is_named(module, target) for module in modules):
+            continue
+        if (part := next((name for name in packed if is_named(name, target)), None)) is not None:
+            short, whole = (name.rpartition(".")[2] for name in (part, packed[part]))
+            text = f"targets: files of {model.family} hold {short} in {whole}, which has one adapter as a whole"
+            fail("RT064", text, help=f'write "{whole}" instead of {shown(target)}')
+        text = f"targets: no linear layer of {model.name} is named {shown(target)}"
+        fail("RT064", text, help=f'use any of {words}, or "{ALL_LINEAR}"')
 
 
 def _check_frozen(model: ModelConfig, plan: Plan) -> None:

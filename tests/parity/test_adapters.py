@@ -11,12 +11,15 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
-from ratrain.targets.runtime.weights.weights import named_parameters_of
+from ratrain.targets.runtime.weights.adapter_files import adapter_parameters
+from ratrain.targets.runtime.weights.weights import layout_of, named_parameters_of
 from tests.end_to_end.tiny_runs import start, train
 from tests.parity.test_families import BETA1, GRADIENT, HELD_OUT, LOSS, loss_of, program_of, saved, sequences
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ratrain.targets.runtime.weights.weights import Stored
 
 pytestmark = [
     pytest.mark.parity,
@@ -29,6 +32,7 @@ pytestmark = [
 PLAIN = Training(method="lora", rank=4, alpha=8.0)
 QV = Training(method="lora", rank=3, alpha=3.0, targets="q_proj, v_proj")
 RSLORA = Training(method="lora", rank=4, alpha=16.0, rslora=True, targets="o_proj, up_proj, down_proj")
+PACKED = Training(method="lora", rank=2, alpha=4.0, targets="c_attn")
 CASES = [
     *(("llama", training) for training in (PLAIN, QV, RSLORA)),
     ("llama-biased", PLAIN),
@@ -40,8 +44,14 @@ CASES = [
     ("olmo2", PLAIN),
     ("granite", PLAIN),
     ("phi3", Training(method="lora", rank=4, alpha=8.0, targets="o_proj, down_proj")),
+    ("phi3", PLAIN),
+    ("phi3-partial", Training(method="lora", rank=2, alpha=6.0, targets="qkv_proj, gate_up_proj")),
     ("gpt2-exact", Training(method="lora", rank=2, alpha=4.0, targets="attn.c_proj, mlp.c_fc")),
+    ("gpt2-exact", PACKED),
+    ("gpt2", PLAIN),
     ("gpt-neox-scaled", Training(method="lora", rank=4, alpha=8.0, targets="dense, dense_4h_to_h")),
+    ("gpt-neox-scaled", PLAIN),
+    ("gpt-neox-serial", Training(method="lora", rank=3, alpha=2.0, rslora=True, targets="query_key_value")),
 ]
 """Models of `test_families`, and adapters."""
 PREFIX = "base_model.model."
@@ -73,14 +83,26 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
 
 def modules_of(program: Any) -> list[str]:
     """The linear layers that have an adapter, by the names in `transformers`."""
-    from ratrain.targets.runtime.weights.adapter_files import adapter_parameters
+    return sorted({name.partition(".lora_")[0] for name in layout(program)})
 
-    return sorted({name.partition(".lora_")[0] for name in adapter_parameters(program.trained_model)})
+
+def layout(program: Any) -> dict[str, Stored]:
+    """The tensors of PEFT's files of a program's adapters."""
+    model = program.trained_model
+    return layout_of(model, adapter_parameters(model).values())
 
 
 @pytest.mark.parametrize(
     ("name", "training", "peers"),
-    [*((*case, 1) for case in CASES), ("llama", PLAIN, 2), ("llama", RSLORA, 4), ("gemma2", PLAIN, 2)],
+    [
+        *((*case, 1) for case in CASES),
+        ("llama", PLAIN, 2),
+        ("llama", RSLORA, 4),
+        ("gemma2", PLAIN, 2),
+        ("gpt2", PLAIN, 2),
+        ("phi3", PLAIN, 4),
+        ("gpt-neox-scaled", PLAIN, 4),
+    ],
 )
 def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, peers: int, tmp_path: Path) -> None:
     network = saved(name, tmp_path / "base")
@@ -93,12 +115,16 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
     loss.backward()
     assert step.report.loss == pytest.approx(float(loss.detach()), rel=LOSS)
     blocks = training_state(run.engine, 1).blocks
-    found = {
-        f"{PREFIX}{parameter}": part
+    parts = {
+        name: part
         for block in blocks
-        for parameter, part in named_parameters_of(
+        for name, part in named_parameters_of(
             program.trained_model, block, blocks[block].m1 / np.float32(1 - BETA1)
         ).items()
+    }
+    found = {
+        f"{PREFIX}{name}": held.joined([parts[part.name] for part in held.parts])
+        for name, held in layout(program).items()
     }
     wanted = {
         key.replace(".default", ""): each.grad.numpy()
@@ -111,7 +137,17 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
 
 
-@pytest.mark.parametrize(("name", "training"), [("llama", PLAIN), ("qwen3", RSLORA), ("gpt2-exact", CASES[-2][1])])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [
+        ("llama", PLAIN),
+        ("qwen3", RSLORA),
+        ("gpt2-exact", PACKED),
+        ("gpt2", PLAIN),
+        ("phi3", PLAIN),
+        ("gpt-neox-scaled", PLAIN),
+    ],
+)
 def test_trained_adapters_have_their_loss_in_peft_and_merged(name: str, training: Training, tmp_path: Path) -> None:
     import peft
     import torch

@@ -3,36 +3,41 @@
     model.layers.0.self_attn.q_proj.lora_A.weight     here, and in checkpoints
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight     in PEFT's files
 
+A layer that a family's files pack has one adapter there, and one A here; its B is cut into the parts here:
+
+    transformer.h.0.attn.c_attn.lora_A.weight, ....attn.q_proj.lora_B.weight, ....attn.k_proj.lora_B.weight, ...
+    base_model.model.transformer.h.0.attn.c_attn.lora_A.weight, ....attn.c_attn.lora_B.weight
+
+Both matrices are stored as those of a plain linear layer, also beside GPT-2's `Conv1D`, whose own matrix is transposed.
+
 Names and keys are those of huggingface/peft (`get_peft_model_state_dict`, `LoraConfig`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.adapters import is_adapter
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
-from ratrain.ratrain_ir.support.files import read_text, replacing, write_text
+from ratrain.ratrain_ir.support.files import read_text, write_text
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.targets.runtime.arena.tensor_file import FLOAT_TYPES, Float32, StoredTensor, open_tensors, write_tensors
-from ratrain.targets.runtime.weights.weight_source import WeightSource
-from ratrain.targets.runtime.weights.weights import named_parameters
+from ratrain.targets.runtime.arena.tensor_file import FLOAT_TYPES, open_tensors
+from ratrain.targets.runtime.weights.weight_files import write_layout
+from ratrain.targets.runtime.weights.weights import layout_of, named_parameters, weights_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.training import Training
     from ratrain.ratrain_ir.model.blocks import Parameter
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
+    from ratrain.targets.runtime.weights.weights import Stored
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_METADATA = {"format": "pt", "written_by": "ratrain"}
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
@@ -53,6 +58,11 @@ def adapter_parameters(model: ModelConfig) -> dict[str, Parameter]:
     return {name: each for name, each in named_parameters(model).items() if is_adapter(each.weight)}
 
 
+def _layout(model: ModelConfig) -> dict[str, Stored]:
+    """Return the tensors of a model's adapters by name; the B of a packed layer stacks B of its parts, as W does."""
+    return layout_of(model, adapter_parameters(model).values())
+
+
 def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
     """Open the adapters of a PEFT folder, which must be those that `model` trains.
 
@@ -62,7 +72,7 @@ def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
     _check_config(str(Path(folder) / ADAPTER_CONFIG), model.training)
     path = str(Path(folder) / ADAPTER_WEIGHTS)
     stored = {name.removeprefix(_PREFIX): tensor for name, tensor in open_tensors(path, "RT091").items()}
-    wanted = adapter_parameters(model)
+    wanted = _layout(model)
     report = Diagnostics()
     help_text = "the plan's targets and rank must be those that the adapters were trained with"
     for name in [*(wanted.keys() - stored.keys()), *(stored.keys() - wanted.keys())][:_MOST_SHOWN]:
@@ -74,22 +84,7 @@ def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
             text = f"'{path}': {shown(name)} is {have.dtype} {list(have.shape)}, the program's adapter {list(want)}"
             report.error("RT091", text, help=help_text)
     report.check()
-    return _StoredAdapters(wanted, path, stored)
-
-
-@frozen(eq=False)
-class _StoredAdapters(WeightSource):
-    """Adapters of a file."""
-
-    path: str
-    stored: Mapping[str, StoredTensor]
-
-    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Yield elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
-        for values in self.stored[name].pieces(start, stop):
-            if not np.isfinite(values).all():
-                fail("RT091", f"'{self.path}': {shown(name)} holds values that are not finite")
-            yield values
+    return weights_of(path, adapter_parameters(model), wanted, stored)
 
 
 def _check_config(path: str, training: Training) -> None:
@@ -120,11 +115,8 @@ def write_adapter(folder: Path, model: ModelConfig, source: WeightSource, base: 
 
     `base` is the place of the model that they belong to, if it is known. Raises RT002 where they cannot be written.
     """
-    wanted = adapter_parameters(model)
-    shapes = {f"{_PREFIX}{name}": each.shape for name, each in wanted.items()}
-    with replacing(str(folder / ADAPTER_WEIGHTS)) as stream:
-        tensors = (source.pieces(name, 0, each.elements) for name, each in wanted.items())
-        write_tensors(stream, shapes, tensors, _METADATA, Dtype.F32)
+    layout = {f"{_PREFIX}{name}": held for name, held in _layout(model).items()}
+    write_layout(str(folder / ADAPTER_WEIGHTS), layout, source, Dtype.F32)
     write_text(str(folder / ADAPTER_CONFIG), json.dumps(_config(model, base), indent=2) + "\n")
     return ADAPTER_WEIGHTS, ADAPTER_CONFIG
 
@@ -132,7 +124,7 @@ def write_adapter(folder: Path, model: ModelConfig, source: WeightSource, base: 
 def _config(model: ModelConfig, base: str | None) -> dict[str, Any]:
     """Return PEFT's configuration of a model's adapters."""
     training = model.training
-    modules = {name.partition(".lora_")[0] for name in adapter_parameters(model)}
+    modules = {name.partition(".lora_")[0] for name in _layout(model)}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -18,6 +18,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.model.adapters import FIRST, is_adapter
+from ratrain.ratrain_ir.model.parameter_names import packed_module
 from ratrain.ratrain_ir.support.files import is_directory, path_errors
 from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS, Float32, cut
 from ratrain.targets.runtime.weights.weight_source import WeightSource
@@ -85,8 +86,9 @@ class _Merged(WeightSource):
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of a parameter's flat values."""
         parameter = self.parameters[name]
-        first, second = (f"{name.removesuffix('weight')}lora_{matrix}.weight" for matrix in "AB")
-        if first not in self.adapters.parameters:
+        module = name.removesuffix(".weight")
+        first, second = f"{packed_module(self.model, module) or module}.lora_A.weight", f"{module}.lora_B.weight"
+        if second not in self.adapters.parameters:
             yield from self.base.pieces(name, start, stop)
             return
         a, b = self.adapters(first), self.adapters(second)
