@@ -16,7 +16,7 @@ Names and keys are those of huggingface/peft (`get_peft_model_state_dict`, `Lora
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.training import Training
     from ratrain.ratrain_ir.model.blocks import Parameter
+    from ratrain.targets.runtime.arena.tensor_file import Float32
     from ratrain.targets.runtime.weights.weight_source import WeightSource
     from ratrain.targets.runtime.weights.weights import Stored
 
@@ -110,7 +111,9 @@ def _check_config(path: str, training: Training) -> None:
     report.check()
 
 
-def write_adapter(folder: Path, model: ModelConfig, source: WeightSource, base: str | None) -> tuple[str, ...]:
+def write_adapter(
+    folder: Path, model: ModelConfig, source: Callable[[str], Float32], base: str | None
+) -> tuple[str, ...]:
     """Write the adapters of a source as a PEFT folder; return the names of the files.
 
     `base` is the place of the model that they belong to, if it is known. Raises RT002 where they cannot be written.
