@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.training import Training
+from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.adapter_files import adapter_parameters
@@ -58,7 +58,7 @@ PREFIX = "base_model.model."
 
 
 def adapted(network: Any, training: Training, folder: Path, modules: list[str]) -> Any:
-    """The network with random adapters, saved as PEFT saves them."""
+    """The network with random adapters, saved as PEFT saves them; what is all linear says PEFT."""
     import peft
     import torch
 
@@ -66,7 +66,7 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
         r=training.rank,
         lora_alpha=training.alpha,
         use_rslora=training.rslora,
-        target_modules=modules,
+        target_modules=ALL_LINEAR if training.targets == ALL_LINEAR else modules,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
         fan_in_fan_out=network.config.model_type == "gpt2",
