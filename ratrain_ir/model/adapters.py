@@ -51,7 +51,7 @@ def adapter_shapes(
     """Return short names and shapes of the adapters of a block's parameters `shapes`."""
     adapters: Shapes = []
     for weight, shape in shapes:
-        if not is_linear(weight):
+        if not is_adaptable(weight):
             continue
         alone = linear_name(model, kind, layer, weight)
         packed = packed_module(model, alone)
@@ -80,6 +80,16 @@ def stems_of_first(weights: Iterable[str]) -> dict[str, str]:
 def is_linear(weight: str) -> bool:
     """Tell whether a parameter is the matrix of a linear layer between blocks' ends, by its short name."""
     return weight.endswith("_proj")
+
+
+def is_adaptable(weight: str) -> bool:
+    """Tell whether a parameter is a matrix that may have an adapter, by its short name: a linear one but the router."""
+    return is_linear(weight) and not is_routed(weight)
+
+
+def is_routed(weight: str) -> bool:
+    """Tell whether a parameter is a router's, or of the experts that it chooses from, by its short name."""
+    return weight == "router_proj" or weight.endswith("_experts")
 
 
 def linear_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.adapters import is_linear, is_named, linear_name
+from ratrain.ratrain_ir.model.adapters import is_adaptable, is_named, is_routed, linear_name
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
 from ratrain.ratrain_ir.model.parameter_names import packed_module
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
@@ -34,22 +34,17 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
 
 
 def _check_targets(model: ModelConfig, plan: Plan) -> None:
-    if model.experts is not None:
-        fail(
-            "RT064",
-            f'method = "lora": adapters of {model.name}, a model with experts, are not built',
-            help='use method = "full"; freeze = "..." freezes parameters of such a model too',
-        )
-    names = [
-        linear_name(model, owner.kind, owner.layer, parameter.weight)
+    layers = {
+        linear_name(model, owner.kind, owner.layer, parameter.weight): parameter.weight
         for owner in block_chain(model)
         for parameter in parameters(model, owner)
-        if is_linear(parameter.weight)
-    ]
+    }
+    names = [name for name, weight in layers.items() if is_adaptable(weight)]
     packed = {name: found for name in names if (found := packed_module(model, name)) is not None}
     modules = list(dict.fromkeys(packed.get(name, name) for name in names))
     words = '"' + ", ".join(sorted({module.rpartition(".")[2] for module in modules})) + '"'
     for target in split_names(plan.training.targets):
+        _check_routed(model, target, layers, words)
         if target == ALL_LINEAR or any(is_named(module, target) for module in modules):
             continue
         if (part := next((name for name in packed if is_named(name, target)), None)) is not None:
@@ -57,7 +52,28 @@ def _check_targets(model: ModelConfig, plan: Plan) -> None:
             text = f"targets: files of {model.family} hold {short} in {whole}, which has one adapter as a whole"
             fail("RT064", text, help=f'write "{whole}" instead of {shown(target)}')
         text = f"targets: no linear layer of {model.name} is named {shown(target)}"
-        fail("RT064", text, help=f'use any of {words}, or "{ALL_LINEAR}"')
+        all_of_them = "" if model.family in _ALL_WITH_EXPERTS else f', or "{ALL_LINEAR}"'
+        fail("RT064", text, help=f"use any of {words}{all_of_them}")
+
+
+_ALL_WITH_EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe"})
+"""Families in which PEFT's "all-linear" adapts routers and routed experts too (huggingface/peft 0.21.2 with
+transformers 5: peft/utils/transformers_weight_conversion.py, `_resolve_string_target_modules`). In Qwen2-MoE and
+GraniteMoE these are parameters there, which it does not match."""
+
+
+def _check_routed(model: ModelConfig, target: str, layers: Mapping[str, str], words: str) -> None:
+    """Refuse a target that names a router or routed experts; `layers` are short names by the layer's name."""
+    if target == ALL_LINEAR and model.family in _ALL_WITH_EXPERTS:
+        text = f'targets: "{ALL_LINEAR}" of {model.family} means its router and routed experts too, in PEFT'
+        fail("RT064", f"{text}, and adapters of these are not built", help=f"name others, out of {words}")
+    found = [name for name, weight in layers.items() if is_routed(weight) and is_named(name, target)]
+    if found:
+        text = f"targets: {shown(target)} names {found[0]}, and adapters of routers and routed experts are not built"
+        others = (name for name, weight in layers.items() if is_adaptable(weight) and is_named(name, target))
+        other = next(others, None)
+        way_out = f"name others, out of {words}" if other is None else f'write "{".".join(other.split(".")[-2:])}"'
+        fail("RT064", text, help=way_out)
 
 
 def _check_frozen(model: ModelConfig, plan: Plan) -> None:

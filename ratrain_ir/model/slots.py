@@ -51,18 +51,20 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
 _INPUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "attention": {"xn": ("q", "k", "v")},
     "mlp": {"xn": ("gate", "up"), "prod": ("down",), "act": ("down",)},
+    "experts": {"prod": ("down_experts",), "shared_prod": ("shared_down",)},
 }
-"""Slots that only weight gradients read: the inputs of linear layers, with these layers."""
+"""Slots that only weight gradients read: the inputs of linear layers, with these layers.
+
+With experts the normed input is read for the router's logits, through which the input's gradient goes."""
 
 
 def _unread_slots(model: ModelConfig, plan: Plan, block: Block) -> list[str]:
     """Return the slots that no gradient reads, as no weight or adapter of their linear layers trains."""
-    if model.experts is not None and block.kind == "mlp":
-        return []
+    kind = "experts" if model.experts is not None and block.kind == "mlp" else block.kind
     model = rank_model(model, plan)
     trained = {parameter.weight for parameter in trained_parameters(model, block)}
     read = {weight.rpartition("_lora_")[0] or weight.removesuffix("_proj") for weight in trained}
-    return [slot for slot, of in _INPUTS.get(block.kind, {}).items() if read.isdisjoint(of)]
+    return [slot for slot, of in _INPUTS.get(kind, {}).items() if read.isdisjoint(of)]
 
 
 @cache

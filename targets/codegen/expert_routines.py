@@ -45,6 +45,7 @@ def experts_forward(builder: Builder) -> None:
     if model.shared_expert_size is not None:
         _shared_forward(builder, source)
     if not builder.has("y") and not builder.norms_branch:
+        builder.add_low("shared_down", "shared_prod")
         return
     plain = has_plain_branch(builder)
     branch = builder.total if plain else branch_of(builder)
@@ -54,6 +55,7 @@ def experts_forward(builder: Builder) -> None:
     if model.shared_expert_size is not None:
         operands = {"a": "shared_prod", "b": "w.shared_down_proj", "out": branch}
         builder.step("gemm", operands, trans_b=True, accumulate=True)
+        builder.add_adapter("shared_down", "shared_prod", branch)
     if not plain:
         add_branch(builder)
 
@@ -75,10 +77,12 @@ def _shared_forward(builder: Builder, source: str) -> None:
     """Add the shared expert up to its last product, and the sigmoid that weights it."""
     logits = builder.temporary("shared_logits", builder.rows, 1, dtype=Dtype.F32)
     builder.step("gemm", {"a": source, "b": "w.shared_router_proj", "out": logits}, trans_b=True)
+    builder.add_adapter("shared_router", source, logits)
     builder.step("sigmoid_forward", {"x": logits, "y": builder.slot("shared_weights")})
     for name in ("gate", "up"):
         operands = {"a": source, "b": f"w.shared_{name}_proj", "out": builder.slot(f"shared_{name}")}
         builder.step("gemm", operands, trans_b=True)
+        builder.add_adapter(f"shared_{name}", source, operands["out"])
     operands = {name: f"shared_{name}" for name in ("gate", "up", "weights")}
     builder.step("weighted_swiglu_forward", {**operands, "prod": builder.slot("shared_prod")})
 
@@ -146,12 +150,15 @@ def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> Non
     if INPUT in builder.halves:
         dprod = builder.temporary("dshared_prod", builder.rows, width)
         builder.step("gemm", {"a": above, "b": "w.shared_down_proj", "out": dprod})
+        builder.add_adapter_gradient("shared_down", dprod)
         dweights = builder.temporary("dshared_weights", builder.rows, 1, dtype=Dtype.F32)
         operands = {name: f"shared_{name}" for name in ("gate", "up", "weights")}
         operands |= {f"d{name}": f"dshared_{name}" for name in ("prod", "gate", "up", "weights")}
         builder.step("weighted_swiglu_backward", operands)
         builder.step("sigmoid_backward", {"y": "shared_weights", "dy": dweights, "dx": gradients["logits"]})
-    names = {"gate": "shared_gate_proj", "up": "shared_up_proj", "logits": "shared_router_proj"}
+    stems = {"gate": "shared_gate", "up": "shared_up", "logits": "shared_router"}
     for name, gradient in gradients.items():
-        builder.linear_gradients(gradient, source, names[name])
-        builder.step_of(INPUT, "gemm", {"a": gradient, "b": f"w.{names[name]}", "out": dxn}, accumulate=True)
+        weight = f"{stems[name]}_proj"
+        builder.linear_gradients(gradient, source, weight)
+        builder.step_of(INPUT, "gemm", {"a": gradient, "b": f"w.{weight}", "out": dxn}, accumulate=True)
+        builder.add_adapter_gradient(stems[name], dxn)

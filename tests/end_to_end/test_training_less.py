@@ -13,6 +13,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE, packed_bytes
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, flat_elements, frozen_elements, parameters
@@ -277,7 +278,14 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "packed queries": (GPT2, {"training": evolve(LORA, targets="c_attn, q_proj")}, "hold q_proj in c_attn"),
     "packed queries by head": (NEOX, {"training": QV}, "hold q_proj in query_key_value"),
     "packed gates": (PHI3, {"training": evolve(LORA, targets="mlp.gate_proj")}, "hold gate_proj in gate_up_proj"),
-    "experts": (EXPERTS, {"training": LORA}, "a model with experts"),
+    "all with experts": (EXPERTS, {"training": LORA}, "means its router and routed experts too"),
+    "routed experts": (
+        EXPERTS,
+        {"training": evolve(QV, targets="q_proj, down_proj")},
+        "down_proj' names model.layers.0",
+    ),
+    "a router": (EXPERTS, {"training": evolve(QV, targets="gate")}, "adapters of routers and routed experts"),
+    "experts by an ambiguous name": (SHARED_EXPERT, {"training": evolve(QV, targets="up_proj")}, "adapters of routers"),
     "a pattern without a match": (MODEL, {"training": Training(freeze="model.layer.*")}, "no parameter of toy"),
     "nothing left": (MODEL, {"training": Training(freeze="*")}, "left to train"),
     "a stage without any": (
@@ -378,6 +386,50 @@ def test_packed_layers_train_alike_over_ranks_and_in_chunks(model: ModelConfig) 
     assert losses(few_bits)[0] == pytest.approx(losses(whole)[0], rel=1e-2)
 
 
+ATTENTION = evolve(LORA, targets="q_proj, k_proj, v_proj, o_proj")
+BESIDE_EXPERTS = {
+    "attention": (EXPERTS, ATTENTION),
+    "all": (SHARED_EXPERT, LORA),
+    "shared expert": (SHARED_EXPERT, evolve(QV, targets="shared_expert.down_proj, shared_expert_gate")),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE_EXPERTS)
+def test_adapters_beside_experts_train_as_they_are_spread(what: str) -> None:
+    model, training = BESIDE_EXPERTS[what]
+    keys = {**ONE, "training": training, "view_dtype": "f16", "micro_batches": 4}
+    one = train(make_program(model, **keys), 3)
+    assert losses(one)[0] == losses(train(make_program(model, **{**keys, "training": WHOLE}), 1))[0]
+    assert losses(one)[2] != losses(one)[0]
+    for other in ({"pp": 2, "name": "baseline-1f1b"}, {"pp": 3}, {"name": "full-save"}):
+        run = train(make_program(model, **{**keys, **other}), 3, check_memory=True, poison=True)
+        assert losses(run) == losses(one)
+        same_state_of_blocks(one, run)
+
+
+@pytest.mark.parametrize("training", [LORA, QV], ids=("all", "q and v"))
+def test_adapters_beside_a_shared_expert_train_alike_over_ranks(training: Training) -> None:
+    keys = {**ONE, "training": training, "router": RouterLosses(0.1, 0.01)}
+    whole = train(make_program(SHARED_EXPERT, **keys), 3)
+    cut = train(make_program(SHARED_EXPERT, **{**keys, "tp": 2}), 3, poison=True)
+    assert losses(cut) == pytest.approx(losses(whole), rel=2e-6)
+    base = evolve(training, base="int8-block")
+    few_bits = train(make_program(SHARED_EXPERT, **{**keys, "training": base}), 1, poison=True)
+    assert losses(few_bits)[0] == pytest.approx(losses(whole)[0], rel=1e-2)
+
+
+def test_products_of_frozen_experts_are_not_saved() -> None:
+    for model, training, dropped in (
+        (EXPERTS, ATTENTION, {"prod"}),
+        (SHARED_EXPERT, QV, {"prod", "shared_prod"}),
+        (SHARED_EXPERT, LORA, {"prod"}),
+        (SHARED_EXPERT, Training(freeze="*.mlp.experts.down_proj.weight"), {"prod"}),
+    ):
+        plan, whole = (make_plan(model, **{**ONE, "training": each}) for each in (training, WHOLE))
+        names, of_all = ({slot.name for slot in saved_slots(model, each, block("mlp", 1))} for each in (plan, whole))
+        assert of_all - names == dropped
+
+
 JOINT_A = {stem: f"{joint}_lora_a" for joint, stems in JOINT.items() for stem in stems}
 
 
@@ -447,6 +499,8 @@ def test_operations_of_a_token_are_those_that_are_needed() -> None:
         ("init_lora_weights", "pissa"),
         ("use_dora", True),
         ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
         ("r", 8),
         ("peft_type", "IA3"),
     ],

@@ -179,6 +179,12 @@ SUBJECTS: dict[str, Subject] = {
             PHI3,
         ),
         Subject(
+            "p2-d1-shared-expert-adapters",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "training": ADAPTERS},
+            "place-1f1b,recompute{policy=mlp},allocate-ddr",
+            SHARED_EXPERT,
+        ),
+        Subject(
             "p2-d1-packed-base",
             {"dp": 1, "micro_batches": 2, "zero": 0, "training": evolve(ADAPTERS, base="int4-block")},
             "place-1f1b,recompute{policy=mlp},allocate-ddr",

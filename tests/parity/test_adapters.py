@@ -14,7 +14,8 @@ from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.adapter_files import adapter_parameters
 from ratrain.targets.runtime.weights.weights import layout_of, named_parameters_of
 from tests.end_to_end.tiny_runs import start, train
-from tests.parity.test_families import BETA1, GRADIENT, HELD_OUT, LOSS, loss_of, program_of, saved, sequences
+from tests.parity import test_experts, test_families
+from tests.parity.test_families import BETA1, GRADIENT, HELD_OUT, LOSS, loss_of, program_of, sequences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,7 @@ pytestmark = [
 PLAIN = Training(method="lora", rank=4, alpha=8.0)
 QV = Training(method="lora", rank=3, alpha=3.0, targets="q_proj, v_proj")
 RSLORA = Training(method="lora", rank=4, alpha=16.0, rslora=True, targets="o_proj, up_proj, down_proj")
+ATTENTION = Training(method="lora", rank=4, alpha=8.0, targets="q_proj, k_proj, v_proj, o_proj")
 PACKED = Training(method="lora", rank=2, alpha=4.0, targets="c_attn")
 CASES = [
     *(("llama", training) for training in (PLAIN, QV, RSLORA)),
@@ -52,8 +54,15 @@ CASES = [
     ("gpt-neox-scaled", Training(method="lora", rank=4, alpha=8.0, targets="dense, dense_4h_to_h")),
     ("gpt-neox-scaled", PLAIN),
     ("gpt-neox-serial", Training(method="lora", rank=3, alpha=2.0, rslora=True, targets="query_key_value")),
+    ("mixtral-window", QV),
+    ("qwen3_moe", QV),
+    ("qwen3_moe-normalised", ATTENTION),
+    ("olmoe", ATTENTION),
+    ("qwen2_moe", PLAIN),
+    ("qwen2_moe-tied", Training(method="lora", rank=4, alpha=8.0, targets="shared_expert.down_proj, o_proj")),
+    ("granitemoe", PLAIN),
 ]
-"""Models of `test_families`, and adapters."""
+"""Models of `test_families` and `test_experts`, and adapters."""
 PREFIX = "base_model.model."
 
 
@@ -81,6 +90,11 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
     return model
 
 
+def base_of(name: str, folder: Path) -> Any:
+    """A model of `transformers` with random weights, saved in a folder."""
+    return (test_experts if name in test_experts.MODELS else test_families).saved(name, folder)
+
+
 def modules_of(program: Any) -> list[str]:
     """The linear layers that have an adapter, by the names in `transformers`."""
     return sorted({name.partition(".lora_")[0] for name in layout(program)})
@@ -102,10 +116,12 @@ def layout(program: Any) -> dict[str, Stored]:
         ("gpt2", PLAIN, 2),
         ("phi3", PLAIN, 4),
         ("gpt-neox-scaled", PLAIN, 4),
+        ("qwen2_moe", PLAIN, 2),
+        ("qwen3_moe", ATTENTION, 4),
     ],
 )
 def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, peers: int, tmp_path: Path) -> None:
-    network = saved(name, tmp_path / "base")
+    network = base_of(name, tmp_path / "base")
     program = program_of(load_model(str(tmp_path / "base")), training=training, tp=peers)
     network = adapted(network, training, tmp_path / "adapter", modules_of(program))
     run = start(program, 1, init=str(tmp_path / "base"), init_adapter=str(tmp_path / "adapter"), order="sequential")
@@ -146,23 +162,24 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         ("gpt2", PLAIN),
         ("phi3", PLAIN),
         ("gpt-neox-scaled", PLAIN),
+        ("qwen3_moe", QV),
+        ("qwen2_moe", PLAIN),
     ],
 )
 def test_trained_adapters_have_their_loss_in_peft_and_merged(name: str, training: Training, tmp_path: Path) -> None:
     import peft
     import torch
-    import transformers
 
-    saved(name, tmp_path / "base")
+    base_of(name, tmp_path / "base")
     program = program_of(load_model(str(tmp_path / "base")), training=training)
     checkpoint, base = str(tmp_path / "checkpoint"), str(tmp_path / "base")
     train(program, 20, init=base, order="sequential", save=checkpoint)
     (following,) = start(program, 1, order="sequential", init=base, resume=checkpoint).steps()
     export_adapter(checkpoint, str(tmp_path / "adapter"), base)
-    network = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    network = test_experts.loaded(tmp_path / "base")
     beside = peft.PeftModel.from_pretrained(network, tmp_path / "adapter").double()
     export_weights(checkpoint, str(tmp_path / "merged"), init=base)
-    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager").double()
+    whole = test_experts.loaded(tmp_path / "merged")
     with torch.no_grad():
         for model in (beside, whole):
             loss = float(loss_of(model, sequences(program, 20)))
