@@ -8,6 +8,11 @@ Matrices that a family's files hold packed together have one adapter there: one 
 packed rows do. They share that A here too, and each has its own rows of B. With `targets = "c_attn"`:
 
     transformer.h.0.attn.c_attn.lora_A.weight [rank, in]   ....attn.q_proj.lora_B.weight [out of q, rank]   k, v alike
+
+A stack of experts has an A and a B for each expert; `gate_up_proj` is one stack, as in the classes of `transformers` 5:
+
+    model.layers.0.mlp.experts.gate_up_proj.lora_A.weight [experts, rank, in]
+    model.layers.0.mlp.experts.gate_proj.lora_B.weight [experts, out, rank]     up_proj alike
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.parameter_names import JOINT, packed_module, parameter_name
+from ratrain.ratrain_ir.model.parameter_names import JOINT, experts_module, packed_module, parameter_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +35,8 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 FIRST, SECOND = "_lora_a", "_lora_b"
 """Ends of the short names of an adapter's two matrices."""
+ROUTER = "router_proj"
+"""Short name of the matrix of a router, which has no adapter."""
 
 
 def is_adapter(weight: str) -> bool:
@@ -54,13 +61,13 @@ def adapter_shapes(
         if not is_adaptable(weight):
             continue
         alone = linear_name(model, kind, layer, weight)
-        packed = packed_module(model, alone)
+        packed = packed_name(model, kind, layer, weight)
         if is_target(training, packed or alone):
-            outputs, inputs = shape
+            *experts, outputs, inputs = shape
             stem = weight.removesuffix("_proj")
-            first = (f"{stem if packed is None else _JOINT_OF[stem]}{FIRST}", (training.rank, inputs))
+            first = (f"{stem if packed is None else _JOINT_OF[stem]}{FIRST}", (*experts, training.rank, inputs))
             adapters += [first] * (first not in adapters)  # parts of a packed layer share it
-            adapters.append((f"{stem}{SECOND}", (outputs, training.rank)))
+            adapters.append((f"{stem}{SECOND}", (*experts, outputs, training.rank)))
     return adapters
 
 
@@ -83,26 +90,46 @@ def is_linear(weight: str) -> bool:
 
 
 def is_adaptable(weight: str) -> bool:
-    """Tell whether a parameter is a matrix that may have an adapter, by its short name: a linear one but the router."""
-    return is_linear(weight) and not is_routed(weight)
+    """Tell whether a parameter may have an adapter, by its short name: linear but no router, or of experts."""
+    return (is_linear(weight) and weight != ROUTER) or is_stack(weight)
 
 
-def is_routed(weight: str) -> bool:
-    """Tell whether a parameter is a router's, or of the experts that it chooses from, by its short name."""
-    return weight == "router_proj" or weight.endswith("_experts")
+def is_stack(weight: str) -> bool:
+    """Tell whether a parameter is a stack of the matrices of all routed experts, by its short name."""
+    return weight.endswith("_experts")
 
 
 def linear_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
-    """Return the name of the linear layer that a matrix belongs to, as if it stood alone in files."""
+    """Return the name of the linear layer that a matrix belongs to, as if it stood alone in files.
+
+    Of a stack of experts that is the name of PEFT's target parameter, or of its part.
+    """
+    if is_stack(weight):
+        return f"{experts_module(model, layer)}.{weight.removesuffix('_experts')}_proj"
     return parameter_name(model, kind, layer, weight).removesuffix(".weight")
+
+
+def packed_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str | None:
+    """Return the name of the layer that has an adapter for a matrix and others together; None if it has its own."""
+    if is_stack(weight):
+        return None if weight == "down_experts" else f"{experts_module(model, layer)}.gate_up_proj"
+    return packed_module(model, linear_name(model, kind, layer, weight))
 
 
 @cache
 def is_target(training: Training, module: str) -> bool:
-    """Tell whether a linear layer gets an adapter; parts of a packed layer are asked for by its name."""
+    """Tell whether a linear layer gets an adapter; parts of a packed layer are asked for by its name.
+
+    Stacks of experts are not linear layers: targets name them.
+    """
     if training.targets == ALL_LINEAR:
-        return True
+        return not is_stack_module(module)
     return any(is_named(module, target) for target in split_names(training.targets))
+
+
+def is_stack_module(module: str) -> bool:
+    """Tell whether the name of a layer is that of a stack of experts, or of a part of one."""
+    return ".experts." in module
 
 
 def is_named(module: str, target: str) -> bool:

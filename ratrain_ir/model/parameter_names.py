@@ -107,6 +107,8 @@ def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str
     layer that it stands beside; the A of a packed layer (`qkv_lora_a`) below that layer.
     """
     stem, _, matrix = weight.rpartition("_lora_")
+    if stem.endswith("_experts"):
+        return f"{experts_module(model, layer)}.{stem.removesuffix('_experts')}_proj.lora_{matrix.upper()}.weight"
     if stem:
         first, *others = JOINT.get(stem, (stem,))
         module = parameter_name(model, kind, layer, f"{first}_proj").removesuffix(".weight")
@@ -152,8 +154,19 @@ PACKED: Mapping[str, Mapping[str, str]] = {
 }
 """Linear layers that are stored together, each with the tensor that holds it, by family."""
 
-JOINT: Mapping[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-"""Short names of packed layers, with those of their parts in the order of their rows."""
+JOINT: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+    "gate_up_experts": ("gate_experts", "up_experts"),
+}
+"""Short names of packed layers, with those of their parts in the order of their rows.
+
+Stacks of experts are packed in the classes of `transformers` 5, whatever files hold."""
+
+
+def experts_module(model: ModelConfig, layer: int | None) -> str:
+    """Return the name of a layer's experts in the classes of `transformers` 5, whose parameters are their stacks."""
+    return f"model.layers.{layer}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}.experts"
 
 
 def packed_module(model: ModelConfig, module: str) -> str | None:

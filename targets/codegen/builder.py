@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, stems_of_first
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack, stems_of_first
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     flat_elements,
@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     parameters,
     trained_parameters,
 )
+from ratrain.ratrain_ir.model.expert_blocks import expert_rows
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.slots import (
@@ -332,11 +333,11 @@ class Builder:
         stem = weight.removesuffix("_proj")
         if stem not in self.firsts:
             return
-        low, dlow, parts = self._low(stem, chunk), self._low_gradient(stem, chunk), self._parts(stem)
+        low, dlow, parts = self.low(stem, chunk), self.low_gradient(stem, chunk), self.parts_of(stem)
         self.step("gemm", {"a": dy, "b": low, "out": f"g.{stem}{SECOND}"}, trans_a=True, accumulate=adds)
         self.step("gemm", {"a": dy, "b": f"w.{stem}{SECOND}", "out": dlow}, accumulate=stem != parts[0])
         if stem == parts[-1]:
-            self._scale_low(dlow)
+            self.scale_low(dlow)
             out = f"g.{self.firsts[stem]}{FIRST}"
             self.step("gemm", {"a": dlow, "b": source, "out": out}, trans_a=True, accumulate=adds)
 
@@ -353,36 +354,37 @@ class Builder:
         """
         if stem not in self.firsts:
             return ""
-        low = self._low(stem, chunk)
-        if stem == self._parts(stem)[0]:
+        low = self.low(stem, chunk)
+        if stem == self.parts_of(stem)[0]:
             self.step("gemm", {"a": source, "b": f"w.{self.firsts[stem]}{FIRST}", "out": low}, trans_b=True)
-            self._scale_low(low)
+            self.scale_low(low)
         return low
 
     def add_adapter_gradient(self, stem: str, out: str, chunk: Chunk | None = None) -> None:
         """Add to a gradient of a linear layer's input the part through its adapter; after `linear_gradients`."""
-        if stem in self.firsts and stem == self._parts(stem)[-1]:
-            operands = {"a": self._low_gradient(stem, chunk), "b": f"w.{self.firsts[stem]}{FIRST}", "out": out}
+        if stem in self.firsts and stem == self.parts_of(stem)[-1]:
+            operands = {"a": self.low_gradient(stem, chunk), "b": f"w.{self.firsts[stem]}{FIRST}", "out": out}
             self.step("gemm", operands, accumulate=True)
 
-    def _parts(self, stem: str) -> tuple[str, ...]:
+    def parts_of(self, stem: str) -> tuple[str, ...]:
         """Return the stems that share an adapter's A, in the order in which blocks compute them."""
         return JOINT.get(self.firsts[stem], (stem,))
 
-    def _low(self, stem: str, chunk: Chunk | None) -> str:
+    def low(self, stem: str, chunk: Chunk | None = None) -> str:
         """Return the operand for scale * x A^T of an adapter."""
         name = f"{self.firsts[stem]}_low"
         return self.slot(name) if chunk is None else self.chunk_slot(name, chunk)
 
-    def _low_gradient(self, stem: str, chunk: Chunk | None) -> str:
+    def low_gradient(self, stem: str, chunk: Chunk | None = None) -> str:
         """Return the intermediate for scale * dy B of an adapter."""
         name, rank = f"d{self.firsts[stem]}_low", self.model.training.rank
-        dtype = Dtype.F32 if len(self._parts(stem)) > 1 else self.act
+        dtype = Dtype.F32 if len(self.parts_of(stem)) > 1 else self.act
         if chunk is None:
-            return self.temporary(name, self.rows, rank, dtype=dtype)
+            rows = expert_rows(self.model, self.plan) if is_stack(stem) else self.rows
+            return self.temporary(name, rows, rank, dtype=dtype)
         return self.chunk_temporary(name, chunk, rank, dtype=dtype)
 
-    def _scale_low(self, low: str) -> None:
+    def scale_low(self, low: str) -> None:
         """Scale what an adapter's thin side holds, in place."""
         if self.model.training.scale != 1:
             self.step("scale", {"a": low, "out": low}, scale=self.model.training.scale)

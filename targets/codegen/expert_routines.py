@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, experts_of
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
+from ratrain.targets.codegen.expert_adapters import (
+    GROUPS,
+    add_down_adapter,
+    add_down_adapter_gradient,
+    add_down_low,
+    add_input_adapter,
+    down_adapter_gradients,
+    input_adapter_gradients,
+    order_every_row,
+)
 from ratrain.targets.codegen.norms import (
     add_branch,
     block_source,
@@ -27,8 +37,6 @@ from ratrain.targets.codegen.norms import (
 if TYPE_CHECKING:
     from ratrain.targets.codegen.builder import Builder
 
-_GROUPS = {"order": "order", "ends": "ends"}
-
 
 def experts_forward(builder: Builder) -> None:
     """Add the steps of the forward, with all slots that it saves."""
@@ -38,10 +46,12 @@ def experts_forward(builder: Builder) -> None:
     builder.step("route_forward", operands, normalise=model.router_normalised)
     _group_rows(builder)
     for name in ("gate", "up"):
-        operands = {"a": source, "b": f"w.{name}_experts", **_GROUPS, "out": builder.slot(name)}
+        operands = {"a": source, "b": f"w.{name}_experts", **GROUPS, "out": builder.slot(name)}
         builder.step("expert_rows", operands, trans_b=True)
+        add_input_adapter(builder, name, source, operands["out"])
     operands = {"gate": "gate", "up": "up", "weights": "weights", "prod": builder.slot("prod"), "order": "order"}
     builder.step("weighted_swiglu_forward", operands)
+    add_down_low(builder)
     if model.shared_expert_size is not None:
         _shared_forward(builder, source)
     if not builder.has("y") and not builder.norms_branch:
@@ -50,8 +60,9 @@ def experts_forward(builder: Builder) -> None:
     plain = has_plain_branch(builder)
     branch = builder.total if plain else branch_of(builder)
     sums = builder.temporary("sums", builder.rows, model.hidden_size, dtype=Dtype.F32)
-    operands = {"a": "prod", "b": "w.down_experts", **_GROUPS, "sums": sums, "out": branch}
+    operands = {"a": "prod", "b": "w.down_experts", **GROUPS, "sums": sums, "out": branch}
     builder.step("expert_sums", operands | (builder.residual if plain else {}), trans_b=True)
+    add_down_adapter(builder, sums, branch)
     if model.shared_expert_size is not None:
         operands = {"a": "shared_prod", "b": "w.shared_down_proj", "out": branch}
         builder.step("gemm", operands, trans_b=True, accumulate=True)
@@ -70,7 +81,8 @@ def _group_rows(builder: Builder) -> None:
     """Add the order of rows by expert, which is made anew from the choice where it is needed."""
     builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
     builder.temporary("ends", experts_of(builder.model), dtype=Dtype.I32)
-    builder.step("group_rows", {"chosen": "chosen", **_GROUPS})
+    builder.step("group_rows", {"chosen": "chosen", **GROUPS})
+    order_every_row(builder)
 
 
 def _shared_forward(builder: Builder, source: str) -> None:
@@ -93,14 +105,16 @@ def experts_backward(builder: Builder) -> None:
     above, source = branch_gradient(builder), block_source(builder)
     _group_rows(builder)
     _expert_gradients(builder, above, "prod", "down", gathers_a=True)
+    down_adapter_gradients(builder, above)
     gradients = {name: builder.slot(f"d{name}") for name in ("gate", "up")}
     if INPUT in builder.halves:
         _input_gradients(builder, above)
     for index, (name, gradient) in enumerate(gradients.items()):
         _expert_gradients(builder, gradient, source, name, gathers_a=False)
         sums = builder.temporary("sums", builder.rows, builder.model.hidden_size, dtype=Dtype.F32)
-        operands = {"a": gradient, "b": f"w.{name}_experts", **_GROUPS, "sums": sums, "out": dxn}
+        operands = {"a": gradient, "b": f"w.{name}_experts", **GROUPS, "sums": sums, "out": dxn}
         builder.step_of(INPUT, "expert_sums", operands, accumulate=index > 0)
+        input_adapter_gradients(builder, name, gradient, source, sums, dxn)
     if builder.model.shared_expert_size is not None:
         _shared_backward(builder, above, source, dxn)
     logits = builder.slot("dlogits")
@@ -113,7 +127,7 @@ def experts_backward(builder: Builder) -> None:
 
 def _expert_gradients(builder: Builder, a: str, b: str, name: str, *, gathers_a: bool) -> None:
     """Add the gradients of one matrix of all experts."""
-    operands = {"a": a, "b": b, **_GROUPS, "out": f"g.{name}_experts"}
+    operands = {"a": a, "b": b, **GROUPS, "out": f"g.{name}_experts"}
     builder.step_of(WEIGHT, "expert_gradients", operands, gathers_a=gathers_a, accumulate=builder.accumulates)
 
 
@@ -121,7 +135,8 @@ def _input_gradients(builder: Builder, above: str) -> None:
     """Add the gradients of both inputs of the activation, and of the weights of choices."""
     model, rows = builder.model, expert_rows(builder.model, builder.plan)
     dprod = builder.temporary("dprod", rows, model.expert_width)
-    builder.step("expert_rows", {"a": above, "b": "w.down_experts", **_GROUPS, "out": dprod})
+    builder.step("expert_rows", {"a": above, "b": "w.down_experts", **GROUPS, "out": dprod})
+    add_down_adapter_gradient(builder, dprod)
     dweights = builder.temporary("dweights", builder.rows, rows // builder.rows, dtype=Dtype.F32)
     operands = {name: name for name in ("gate", "up", "weights", "dprod", "dgate", "dup", "order")}
     builder.step("weighted_swiglu_backward", operands | {"dweights": dweights})

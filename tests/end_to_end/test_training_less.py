@@ -275,17 +275,14 @@ def test_a_packed_base_has_its_bytes_and_a_transient_of_one_matrix() -> None:
 
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "a target without a match": (MODEL, {"training": evolve(LORA, targets="q_proj, wq")}, "is named 'wq'"),
-    "packed queries": (GPT2, {"training": evolve(LORA, targets="c_attn, q_proj")}, "hold q_proj in c_attn"),
-    "packed queries by head": (NEOX, {"training": QV}, "hold q_proj in query_key_value"),
-    "packed gates": (PHI3, {"training": evolve(LORA, targets="mlp.gate_proj")}, "hold gate_proj in gate_up_proj"),
-    "all with experts": (EXPERTS, {"training": LORA}, "means its router and routed experts too"),
-    "routed experts": (
-        EXPERTS,
-        {"training": evolve(QV, targets="q_proj, down_proj")},
-        "down_proj' names model.layers.0",
-    ),
-    "a router": (EXPERTS, {"training": evolve(QV, targets="gate")}, "adapters of routers and routed experts"),
-    "experts by an ambiguous name": (SHARED_EXPERT, {"training": evolve(QV, targets="up_proj")}, "adapters of routers"),
+    "packed queries": (GPT2, {"training": evolve(LORA, targets="c_attn, q_proj")}, "is a part of c_attn"),
+    "packed queries by head": (NEOX, {"training": QV}, "'q_proj': in gpt_neox that is a part of query_key_value"),
+    "packed gates": (PHI3, {"training": evolve(LORA, targets="mlp.gate_proj")}, "is a part of gate_up_proj"),
+    "all with experts": (EXPERTS, {"training": LORA}, "'all-linear' of olmoe means its routers too"),
+    "a part of experts": (EXPERTS, {"training": evolve(QV, targets="up_proj")}, "a part of experts.gate_up_proj"),
+    "a router": (EXPERTS, {"training": evolve(QV, targets="gate")}, "'gate': adapters of routers"),
+    "experts by an ambiguous name": (SHARED_EXPERT, {"training": evolve(QV, targets="down_proj")}, "and another"),
+    "their parts by one": (SHARED_EXPERT, {"training": evolve(QV, targets="up_proj")}, "experts.gate_up_proj, and"),
     "a pattern without a match": (MODEL, {"training": Training(freeze="model.layer.*")}, "no parameter of toy"),
     "nothing left": (MODEL, {"training": Training(freeze="*")}, "left to train"),
     "a stage without any": (
@@ -390,6 +387,9 @@ ATTENTION = evolve(LORA, targets="q_proj, k_proj, v_proj, o_proj")
 BESIDE_EXPERTS = {
     "attention": (EXPERTS, ATTENTION),
     "all": (SHARED_EXPERT, LORA),
+    "routed": (EXPERTS, evolve(LORA, targets="v_proj, experts.gate_up_proj, experts.down_proj")),
+    "gates": (SHARED_EXPERT, evolve(QV, targets="experts.gate_up_proj")),
+    "down": (SHARED_EXPERT, evolve(QV, targets="o_proj, experts.down_proj, shared_expert.down_proj")),
     "shared expert": (SHARED_EXPERT, evolve(QV, targets="shared_expert.down_proj, shared_expert_gate")),
 }
 
@@ -407,7 +407,11 @@ def test_adapters_beside_experts_train_as_they_are_spread(what: str) -> None:
         same_state_of_blocks(one, run)
 
 
-@pytest.mark.parametrize("training", [LORA, QV], ids=("all", "q and v"))
+@pytest.mark.parametrize(
+    "training",
+    [LORA, QV, BESIDE_EXPERTS["gates"][1], BESIDE_EXPERTS["down"][1]],
+    ids=("all", "q and v", "gates", "down"),
+)
 def test_adapters_beside_a_shared_expert_train_alike_over_ranks(training: Training) -> None:
     keys = {**ONE, "training": training, "router": RouterLosses(0.1, 0.01)}
     whole = train(make_program(SHARED_EXPERT, **keys), 3)
@@ -418,11 +422,29 @@ def test_adapters_beside_a_shared_expert_train_alike_over_ranks(training: Traini
     assert losses(few_bits)[0] == pytest.approx(losses(whole)[0], rel=1e-2)
 
 
+@pytest.mark.parametrize("what", BESIDE_EXPERTS)
+def test_adapters_beside_experts_go_on_from_a_checkpoint_and_from_a_folder(what: str, tmp_path: Path) -> None:
+    model, training = BESIDE_EXPERTS[what]
+    program = make_program(model, **{**ONE, "training": training})
+    whole = train(program, 4)
+    train(program, 2, save=str(tmp_path / "kept"))
+    rest = train(program, 2, resume=str(tmp_path / "kept"))
+    assert losses(rest) == losses(whole)[2:]
+    same_state_of_blocks(whole, rest)
+    export_adapter(str(tmp_path / "kept"), str(tmp_path / "peft"))
+    export_weights(str(tmp_path / "kept"), str(tmp_path / "whole"))
+    first = train(program, 1, init_adapter=str(tmp_path / "peft"))
+    merged = train(make_program(model, **ONE), 1, init=str(tmp_path / "whole"))
+    assert losses(merged) == pytest.approx(losses(first), rel=2e-6)
+    assert losses(first) != losses(whole)[:1]
+
+
 def test_products_of_frozen_experts_are_not_saved() -> None:
     for model, training, dropped in (
         (EXPERTS, ATTENTION, {"prod"}),
         (SHARED_EXPERT, QV, {"prod", "shared_prod"}),
         (SHARED_EXPERT, LORA, {"prod"}),
+        (SHARED_EXPERT, evolve(QV, targets="experts.down_proj"), {"shared_prod"}),
         (SHARED_EXPERT, Training(freeze="*.mlp.experts.down_proj.weight"), {"prod"}),
     ):
         plan, whole = (make_plan(model, **{**ONE, "training": each}) for each in (training, WHOLE))

@@ -185,6 +185,12 @@ SUBJECTS: dict[str, Subject] = {
             SHARED_EXPERT,
         ),
         Subject(
+            "p2-d2-zero1-experts-adapters",
+            {"micro_batches": 2, "training": evolve(ADAPTERS, targets="experts.gate_up_proj, experts.down_proj")},
+            "place-1f1b,recompute{policy=mlp},allocate-ddr",
+            EXPERTS,
+        ),
+        Subject(
             "p2-d1-packed-base",
             {"dp": 1, "micro_batches": 2, "zero": 0, "training": evolve(ADAPTERS, base="int4-block")},
             "place-1f1b,recompute{policy=mlp},allocate-ddr",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training
+from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training, split_names
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
-from ratrain.targets.runtime.weights.adapter_files import adapter_parameters
-from ratrain.targets.runtime.weights.weights import layout_of, named_parameters_of
+from ratrain.targets.runtime.weights.adapter_files import adapter_layout
+from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import start, train
 from tests.parity import test_experts, test_families
 from tests.parity.test_families import BETA1, GRADIENT, HELD_OUT, LOSS, loss_of, program_of, sequences
@@ -34,6 +34,7 @@ PLAIN = Training(method="lora", rank=4, alpha=8.0)
 QV = Training(method="lora", rank=3, alpha=3.0, targets="q_proj, v_proj")
 RSLORA = Training(method="lora", rank=4, alpha=16.0, rslora=True, targets="o_proj, up_proj, down_proj")
 ATTENTION = Training(method="lora", rank=4, alpha=8.0, targets="q_proj, k_proj, v_proj, o_proj")
+EXPERTS = Training(method="lora", rank=4, alpha=8.0, targets="q_proj, o_proj, experts.gate_up_proj, experts.down_proj")
 PACKED = Training(method="lora", rank=2, alpha=4.0, targets="c_attn")
 CASES = [
     *(("llama", training) for training in (PLAIN, QV, RSLORA)),
@@ -61,6 +62,12 @@ CASES = [
     ("qwen2_moe", PLAIN),
     ("qwen2_moe-tied", Training(method="lora", rank=4, alpha=8.0, targets="shared_expert.down_proj, o_proj")),
     ("granitemoe", PLAIN),
+    ("mixtral", EXPERTS),
+    ("qwen3_moe", EXPERTS),
+    ("qwen3_moe-normalised", Training(method="lora", rank=3, alpha=2.0, rslora=True, targets="experts.gate_up_proj")),
+    ("olmoe", Training(method="lora", rank=2, alpha=4.0, targets="q_proj, experts.down_proj")),
+    ("qwen2_moe", Training(method="lora", rank=2, alpha=4.0, targets="experts.down_proj, shared_expert.up_proj")),
+    ("granitemoe", EXPERTS),
 ]
 """Models of `test_families` and `test_experts`, and adapters."""
 PREFIX = "base_model.model."
@@ -76,6 +83,7 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
         lora_alpha=training.alpha,
         use_rslora=training.rslora,
         target_modules=ALL_LINEAR if training.targets == ALL_LINEAR else modules,
+        target_parameters=[each for each in split_names(training.targets) if each.startswith("experts.")],
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
         fan_in_fan_out=network.config.model_type == "gpt2",
@@ -97,13 +105,12 @@ def base_of(name: str, folder: Path) -> Any:
 
 def modules_of(program: Any) -> list[str]:
     """The linear layers that have an adapter, by the names in `transformers`."""
-    return sorted({name.partition(".lora_")[0] for name in layout(program)})
+    return sorted({name.partition(".lora_")[0] for name in layout(program) if ".experts." not in name})
 
 
 def layout(program: Any) -> dict[str, Stored]:
     """The tensors of PEFT's files of a program's adapters."""
-    model = program.trained_model
-    return layout_of(model, adapter_parameters(model).values())
+    return adapter_layout(program.trained_model)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +125,8 @@ def layout(program: Any) -> dict[str, Stored]:
         ("gpt-neox-scaled", PLAIN, 4),
         ("qwen2_moe", PLAIN, 2),
         ("qwen3_moe", ATTENTION, 4),
+        ("qwen3_moe", EXPERTS, 2),
+        ("granitemoe", EXPERTS, 4),
     ],
 )
 def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, peers: int, tmp_path: Path) -> None:
@@ -164,6 +173,8 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         ("gpt-neox-scaled", PLAIN),
         ("qwen3_moe", QV),
         ("qwen2_moe", PLAIN),
+        ("qwen3_moe", EXPERTS),
+        ("mixtral", EXPERTS),
     ],
 )
 def test_trained_adapters_have_their_loss_in_peft_and_merged(name: str, training: Training, tmp_path: Path) -> None:
