@@ -216,7 +216,7 @@ def _config(model: ModelConfig, base: str | None) -> dict[str, Any]:
         "bias": "none",
         "fan_in_fan_out": model.family == "gpt2",
         "target_modules": sorted(modules),
-        "target_parameters": sorted(stacks) or None,
+        **({"target_parameters": sorted(stacks)} if stacks else {}),
         "modules_to_save": None,
         "rank_pattern": {},
         "alpha_pattern": {},
