@@ -40,8 +40,7 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
 
 
 def _check_targets(model: ModelConfig, plan: Plan) -> None:
-    wholes: dict[str, str] = {}
-    """layer that has the adapter, by the names of its parts, or of a layer that stands alone"""
+    wholes: dict[str, str] = {}  # layer that has the adapter, by the names of its parts or by its own
     routers: list[str] = []
     for owner in block_chain(model):
         for each in parameters(model, owner):
