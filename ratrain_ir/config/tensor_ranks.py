@@ -83,8 +83,9 @@ def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
     """
     stem, _, matrix = weight.rpartition("_lora_")
     if stem:
-        linear = share_of(model, peers, f"{stem}_proj")
-        return linear if (linear.axis == 1) is (matrix == "a") else Share(None, peers)
+        stack = stem.endswith("_experts")
+        linear = share_of(model, peers, stem if stack else f"{stem}_proj")
+        return linear if (linear.axis == 1 + stack) is (matrix == "a") else Share(None, peers)
     if weight.endswith("_experts"):  # [experts, outputs, inputs]
         return Share(2 if weight == "down_experts" else 1, 1)
     weight = weight.removeprefix("shared_")

@@ -4,8 +4,15 @@ With `targets = "q_proj, v_proj"` a layer's attention has four more parameters, 
 
     model.layers.0.self_attn.q_proj.lora_A.weight [rank, in]     ....q_proj.lora_B.weight [out, rank]     v_proj alike
 
-Matrices that a family's files hold packed together have one adapter there, whose A they share. Such adapters are not
-built.
+Matrices that a family's files hold packed together have one adapter there: one A, and the rows of its B lie as the
+packed rows do. They share that A here too, and each has its own rows of B. With `targets = "c_attn"`:
+
+    transformer.h.0.attn.c_attn.lora_A.weight [rank, in]   ....attn.q_proj.lora_B.weight [out of q, rank]   k, v alike
+
+A stack of experts has an A and a B for each expert; `gate_up_proj` is one stack, as in the classes of `transformers` 5:
+
+    model.layers.0.mlp.experts.gate_up_proj.lora_A.weight [experts, rank, in]
+    model.layers.0.mlp.experts.gate_proj.lora_B.weight [experts, out, rank]     up_proj alike
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.parameter_names import packing, parameter_name
+from ratrain.ratrain_ir.model.parameter_names import JOINT, experts_module, packed_module, parameter_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +35,8 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 FIRST, SECOND = "_lora_a", "_lora_b"
 """Ends of the short names of an adapter's two matrices."""
+ROUTER = "router_proj"
+"""Short name of the matrix of a router, which has no adapter."""
 
 
 def is_adapter(weight: str) -> bool:
@@ -49,11 +58,30 @@ def adapter_shapes(
     """Return short names and shapes of the adapters of a block's parameters `shapes`."""
     adapters: Shapes = []
     for weight, shape in shapes:
-        if is_linear(weight) and is_target(training, module_name(model, kind, layer, weight)):
-            outputs, inputs = shape
+        if not is_adaptable(weight):
+            continue
+        alone = linear_name(model, kind, layer, weight)
+        packed = packed_name(model, kind, layer, weight)
+        if is_target(training, packed or alone):
+            *experts, outputs, inputs = shape
             stem = weight.removesuffix("_proj")
-            adapters += [(f"{stem}{FIRST}", (training.rank, inputs)), (f"{stem}{SECOND}", (outputs, training.rank))]
+            first = (f"{stem if packed is None else _JOINT_OF[stem]}{FIRST}", (*experts, training.rank, inputs))
+            adapters += [first] * (first not in adapters)  # parts of a packed layer share it
+            adapters.append((f"{stem}{SECOND}", (*experts, outputs, training.rank)))
     return adapters
+
+
+_JOINT_OF = {part: joint for joint, parts in JOINT.items() for part in parts}
+
+
+def stems_of_first(weights: Iterable[str]) -> dict[str, str]:
+    """Return the stem of its A by the stem of each adapted linear layer: `q` of `q_proj`.
+
+    That of parts of a packed layer is the joint one, `qkv`. `weights` are short names of a block's parameters.
+    """
+    names = frozenset(weights)
+    stems = [name.removesuffix(SECOND) for name in names if name.endswith(SECOND)]
+    return {stem: stem if f"{stem}{FIRST}" in names else _JOINT_OF[stem] for stem in sorted(stems)}
 
 
 def is_linear(weight: str) -> bool:
@@ -61,20 +89,49 @@ def is_linear(weight: str) -> bool:
     return weight.endswith("_proj")
 
 
-def module_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
-    """Return the name in the checkpoint of the layer that a matrix belongs to."""
+def is_adaptable(weight: str) -> bool:
+    """Tell whether a parameter may have an adapter, by its short name: linear but no router, or of experts."""
+    return (is_linear(weight) and weight != ROUTER) or is_stack(weight)
+
+
+def is_stack(weight: str) -> bool:
+    """Tell whether a parameter is a stack of the matrices of all routed experts, by its short name."""
+    return weight.endswith("_experts")
+
+
+def linear_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
+    """Return the name of the linear layer that a matrix belongs to, as if it stood alone in files.
+
+    Of a stack of experts that is the name of PEFT's target parameter, or of its part.
+    """
+    if is_stack(weight):
+        return f"{experts_module(model, layer)}.{weight.removesuffix('_experts')}_proj"
     return parameter_name(model, kind, layer, weight).removesuffix(".weight")
+
+
+def packed_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str | None:
+    """Return the name of the layer that has an adapter for a matrix and others together; None if it has its own."""
+    if is_stack(weight):
+        return None if weight == "down_experts" else f"{experts_module(model, layer)}.gate_up_proj"
+    return packed_module(model, linear_name(model, kind, layer, weight))
 
 
 @cache
 def is_target(training: Training, module: str) -> bool:
-    """Tell whether a linear layer gets an adapter: it has a target's name, or ends in it after a dot, as in PEFT."""
+    """Tell whether a linear layer gets an adapter; parts of a packed layer are asked for by its name.
+
+    Stacks of experts are not linear layers: targets name them.
+    """
     if training.targets == ALL_LINEAR:
-        return True
-    return any(module == name or module.endswith(f".{name}") for name in split_names(training.targets))
+        return not is_stack_module(module)
+    return any(is_named(module, target) for target in split_names(training.targets))
 
 
-def packed_in(model: ModelConfig, module: str) -> str | None:
-    """Return the matrix of a family's files that holds a layer together with others; None if it stands alone."""
-    found = packing(model, module)
-    return None if found is None else found[1].rpartition(".")[2]
+def is_stack_module(module: str) -> bool:
+    """Tell whether the name of a layer is that of a stack of experts, or of a part of one."""
+    return ".experts." in module
+
+
+def is_named(module: str, target: str) -> bool:
+    """Tell whether a target names a layer: it is the layer's name, or the end of it after a dot, as in PEFT."""
+    return module == target or module.endswith(f".{target}")

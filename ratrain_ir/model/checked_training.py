@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.adapters import is_linear, is_target, module_name, packed_in
+from ratrain.ratrain_ir.model.adapters import (
+    ROUTER,
+    is_adaptable,
+    is_named,
+    is_stack_module,
+    linear_name,
+    packed_name,
+)
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
@@ -33,30 +40,59 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
 
 
 def _check_targets(model: ModelConfig, plan: Plan) -> None:
-    if model.experts is not None:
-        fail(
-            "RT064",
-            f'method = "lora": adapters of {model.name}, a model with experts, are not built',
-            help='use method = "full"; freeze = "..." freezes parameters of such a model too',
-        )
-    modules = [
-        module_name(model, owner.kind, owner.layer, parameter.weight)
-        for owner in block_chain(model)
-        for parameter in parameters(model, owner)
-        if is_linear(parameter.weight)
-    ]
-    lone = sorted({module.rpartition(".")[2] for module in modules if packed_in(model, module) is None})
-    words = '"' + ", ".join(lone) + '"'
-    for name in split_names(plan.training.targets):
-        if name != ALL_LINEAR and not any(each == name or each.endswith(f".{name}") for each in modules):
-            text = f"targets: no linear layer of {model.name} is named {shown(name)}"
-            fail("RT064", text, help=f'use any of {words}, or "{ALL_LINEAR}"')
-    for module in modules:
-        packed = packed_in(model, module)
-        if packed is not None and is_target(plan.training, module):
-            part = module.rpartition(".")[2]
-            text = f"targets: files of {model.family} hold {part} in {packed}, and adapters of packed matrices are not"
-            fail("RT064", f"{text} built", help=f"write targets = {words}")
+    wholes: dict[str, str] = {}  # layer that has the adapter, by the names of its parts or by its own
+    routers: list[str] = []
+    for owner in block_chain(model):
+        for each in parameters(model, owner):
+            name = linear_name(model, owner.kind, owner.layer, each.weight)
+            if is_adaptable(each.weight):
+                wholes[name] = packed_name(model, owner.kind, owner.layer, each.weight) or name
+            elif each.weight == ROUTER:
+                routers.append(name)
+    modules = list(dict.fromkeys(wholes.values()))
+    words = '"' + ", ".join(sorted({_short(module) for module in modules})) + '"'
+    for target in split_names(plan.training.targets):
+        _check_target(model, target, wholes, routers, words)
+
+
+def _check_target(model: ModelConfig, target: str, wholes: Mapping[str, str], routers: list[str], words: str) -> None:
+    """Raise RT064 unless a target names layers that may have an adapter, and no others."""
+    what = f"targets: {shown(target)}"
+    if target == ALL_LINEAR:
+        if model.family in _ALL_WITH_EXPERTS:
+            text = f"{what} of {model.family} means its routers too in PEFT, and adapters of routers are not built"
+            fail("RT064", text, help=f"name the layers, out of {words}")
+        return
+    modules = [module for module in dict.fromkeys(wholes.values()) if is_named(module, target)]
+    parts = [name for name, whole in wholes.items() if name != whole and is_named(name, target)]
+    stack = next((name for name in (*modules, *parts) if is_stack_module(name)), None)
+    other = next((name for name in modules if not is_stack_module(name)), None)
+    if stack is not None and other is not None:
+        text = f"{what} names a layer of routed experts, {_short(wholes.get(stack, stack))}, and another"
+        ways = (".".join(name.split(".")[-2:]) for name in (other, wholes.get(stack, stack)))
+        fail("RT064", text, help='write "{}" or "{}"'.format(*ways))
+    if modules:
+        return
+    if parts:
+        whole = _short(wholes[parts[0]])
+        text = f"{what}: in {model.family} that is a part of {whole}, which has one adapter as a whole"
+        fail("RT064", text, help=f'write "{whole}"')
+    if any(is_named(router, target) for router in routers):
+        fail("RT064", f"{what}: adapters of routers are not built", help=f"use any of {words}")
+    text = f"targets: no linear layer of {model.name} is named {shown(target)}"
+    all_of_them = "" if model.family in _ALL_WITH_EXPERTS else f', or "{ALL_LINEAR}"'
+    fail("RT064", text, help=f"use any of {words}{all_of_them}")
+
+
+def _short(module: str) -> str:
+    """Return the end of a layer's name that tells it from others, as targets have it."""
+    return ".".join(module.split(".")[-1 - is_stack_module(module) :])
+
+
+_ALL_WITH_EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe"})
+"""Families in which PEFT's "all-linear" adapts routers, and routed experts with twice the rank (huggingface/peft 0.21.2
+with transformers 5: peft/utils/transformers_weight_conversion.py, `_resolve_string_target_modules`). In Qwen2-MoE and
+GraniteMoE these are parameters there, which it does not match."""
 
 
 def _check_frozen(model: ModelConfig, plan: Plan) -> None:

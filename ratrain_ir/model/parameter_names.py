@@ -104,12 +104,15 @@ def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str
     """Return a parameter's checkpoint name from the kind of its block, its layer (None at the ends) and its short name.
 
     The head's table has the embedding's name if embeddings are tied. An adapter's matrices are named below the linear
-    layer that it stands beside.
+    layer that it stands beside; the A of a packed layer (`qkv_lora_a`) below that layer.
     """
     stem, _, matrix = weight.rpartition("_lora_")
+    if stem.endswith("_experts"):
+        return f"{experts_module(model, layer)}.{stem.removesuffix('_experts')}_proj.lora_{matrix.upper()}.weight"
     if stem:
-        base = parameter_name(model, kind, layer, f"{stem}_proj").removesuffix("weight")
-        return f"{base}lora_{matrix.upper()}.weight"
+        first, *others = JOINT.get(stem, (stem,))
+        module = parameter_name(model, kind, layer, f"{first}_proj").removesuffix(".weight")
+        return f"{packed_module(model, module) if others else module}.lora_{matrix.upper()}.weight"
     names = _names(model)
     if kind == "head" and weight == "table" and model.tied_embeddings:
         return names["embed"]["table"]
@@ -151,8 +154,22 @@ PACKED: Mapping[str, Mapping[str, str]] = {
 }
 """Linear layers that are stored together, each with the tensor that holds it, by family."""
 
+JOINT: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+    "gate_up_experts": ("gate_experts", "up_experts"),
+}
+"""Short names of packed layers, with those of their parts in the order of their rows.
 
-def packing(model: ModelConfig, module: str) -> tuple[str, str] | None:
-    """Return the end of a linear layer's name and that of the layer that a family's files pack it in; else None."""
+Stacks of experts are packed in the classes of `transformers` 5, whatever files hold."""
+
+
+def experts_module(model: ModelConfig, layer: int | None) -> str:
+    """Return the name of a layer's experts in the classes of `transformers` 5, whose parameters are their stacks."""
+    return f"model.layers.{layer}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}.experts"
+
+
+def packed_module(model: ModelConfig, module: str) -> str | None:
+    """Return the name of the layer that a family's files pack a linear layer in; None if it stands alone."""
     packed = PACKED.get(model.family, {})
-    return next((pair for pair in packed.items() if module.endswith(f".{pair[0]}")), None)
+    return next((f"{module.removesuffix(end)}{to}" for end, to in packed.items() if module.endswith(f".{end}")), None)

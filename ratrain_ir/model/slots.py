@@ -15,9 +15,9 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
-from ratrain.ratrain_ir.model.adapters import FIRST
+from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
-from ratrain.ratrain_ir.model.expert_blocks import expert_slots, pending_expert_slots
+from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 
 if TYPE_CHECKING:
@@ -51,18 +51,20 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
 _INPUTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "attention": {"xn": ("q", "k", "v")},
     "mlp": {"xn": ("gate", "up"), "prod": ("down",), "act": ("down",)},
+    "experts": {"prod": ("down_experts",), "shared_prod": ("shared_down",)},
 }
-"""Slots that only weight gradients read: the inputs of linear layers, with these layers."""
+"""Slots that only weight gradients read: the inputs of linear layers, with these layers.
+
+With experts the normed input is read for the router's logits, through which the input's gradient goes."""
 
 
 def _unread_slots(model: ModelConfig, plan: Plan, block: Block) -> list[str]:
     """Return the slots that no gradient reads, as no weight or adapter of their linear layers trains."""
-    if model.experts is not None and block.kind == "mlp":
-        return []
+    kind = "experts" if model.experts is not None and block.kind == "mlp" else block.kind
     model = rank_model(model, plan)
     trained = {parameter.weight for parameter in trained_parameters(model, block)}
     read = {weight.rpartition("_lora_")[0] or weight.removesuffix("_proj") for weight in trained}
-    return [slot for slot, of in _INPUTS.get(block.kind, {}).items() if read.isdisjoint(of)]
+    return [slot for slot, of in _INPUTS.get(kind, {}).items() if read.isdisjoint(of)]
 
 
 @cache
@@ -102,10 +104,11 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
 
 
 def _low_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return the slots of a block's adapters: scale * x A^T of each, [tokens, rank]."""
-    wide = tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), plan.training.rank))
+    """Return the slots of a block's adapters: scale * x A^T of each, [tokens, rank]; of stacks a row a choice."""
     stems = [p.weight.removesuffix(FIRST) for p in parameters(model, block) if p.weight.endswith(FIRST)]
-    return tuple(Slot(f"{stem}_low", wide) for stem in stems)
+    rows = [expert_rows(model, plan) if is_stack(stem) else tokens_per_micro_batch(plan) for stem in stems]
+    types = [tensor_type(Dtype(plan.view_dtype), (each, plan.training.rank)) for each in rows]
+    return tuple(Slot(f"{stem}_low", type_) for stem, type_ in zip(stems, types, strict=True))
 
 
 def _mlp_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:

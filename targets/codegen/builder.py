@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack, stems_of_first
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     flat_elements,
@@ -22,7 +22,9 @@ from ratrain.ratrain_ir.model.blocks import (
     parameters,
     trained_parameters,
 )
+from ratrain.ratrain_ir.model.expert_blocks import expert_rows
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
@@ -118,15 +120,15 @@ class Builder:
     """shapes of the block's frozen parameters, by short name"""
     packed: dict[str, str] = field(init=False)
     """formats of the block's packed matrices, by short name"""
-    adapted: frozenset[str] = field(init=False)
-    """stems of the block's linear layers that have an adapter: `q` of `q_proj`"""
+    firsts: dict[str, str] = field(init=False)
+    """stem of its A by the stem of each adapted linear layer: `q` of `q_proj`; of parts of a packed one it is `qkv`"""
 
     def __attrs_post_init__(self) -> None:
         self.model = rank_model(self.whole, self.plan)
         own = parameters(self.model, self.block)
         self.packed = {each.weight: each.packed for each in own if each.packed is not None}
         self.frozen = {each.weight: each.shape for each in own if not each.trains}
-        self.adapted = frozenset(each.weight.removesuffix(FIRST) for each in own if each.weight.endswith(FIRST))
+        self.firsts = stems_of_first(each.weight for each in own)
 
     @property
     def act(self) -> Dtype:
@@ -308,9 +310,9 @@ class Builder:
         """Return a chunk's rows of a saved or pending slot; without that operand, of an intermediate of one chunk."""
         return chunk.of(name) if self.has(name) else chunk.of_scratch(self.slot(name, rows=chunk.size))
 
-    def chunk_temporary(self, name: str, chunk: Chunk, width: int) -> str:
+    def chunk_temporary(self, name: str, chunk: Chunk, width: int, *, dtype: Dtype | None = None) -> str:
         """Return an intermediate [rows of a chunk, width] that every chunk uses again."""
-        return chunk.of_scratch(self.temporary(name, chunk.size, width))
+        return chunk.of_scratch(self.temporary(name, chunk.size, width, dtype=dtype))
 
     def _unpacked(self, weight: str) -> str:
         """Return a packed matrix as blocks compute with it: an intermediate that its first use fills."""
@@ -324,51 +326,68 @@ class Builder:
         return name
 
     def linear_gradients(self, dy: str, source: str, weight: str, chunk: Chunk | None = None) -> None:
-        """Add the gradients of `y = source @ weight^T` and of its adapter; chunks after the first add to them."""
+        """Add the gradients of `y = source @ weight^T` and of its adapter; chunks after the first add to them.
+
+        Parts of a packed layer, in order, sum their dy B in f32; the last one gives the gradient of the A they share.
+        """
         adds = self.accumulates or (chunk is not None and chunk.start > 0)
         operands = {"a": dy, "b": source, "out": f"g.{weight}"}
         self.step_of(WEIGHT, "gemm", operands, trans_a=True, accumulate=adds)
         stem = weight.removesuffix("_proj")
-        if stem not in self.adapted:
+        if stem not in self.firsts:
             return
-        low, dlow = self._low(stem, chunk), self._low_gradient(stem, chunk)
+        low, dlow, parts = self.low(stem, chunk), self.low_gradient(stem, chunk), self.parts_of(stem)
         self.step("gemm", {"a": dy, "b": low, "out": f"g.{stem}{SECOND}"}, trans_a=True, accumulate=adds)
-        self.step("gemm", {"a": dy, "b": f"w.{stem}{SECOND}", "out": dlow})
-        self._scale_low(dlow)
-        self.step("gemm", {"a": dlow, "b": source, "out": f"g.{stem}{FIRST}"}, trans_a=True, accumulate=adds)
+        self.step("gemm", {"a": dy, "b": f"w.{stem}{SECOND}", "out": dlow}, accumulate=stem != parts[0])
+        if stem == parts[-1]:
+            self.scale_low(dlow)
+            out = f"g.{self.firsts[stem]}{FIRST}"
+            self.step("gemm", {"a": dlow, "b": source, "out": out}, trans_a=True, accumulate=adds)
 
     def add_adapter(self, stem: str, source: str, out: str, chunk: Chunk | None = None) -> None:
         """Add an adapter's product to that of its linear layer, `out`: out += scale * (source A^T) B^T."""
-        if stem in self.adapted:
+        if stem in self.firsts:
             low = self.add_low(stem, source, chunk)
             self.step("gemm", {"a": low, "b": f"w.{stem}{SECOND}", "out": out}, trans_b=True, accumulate=True)
 
     def add_low(self, stem: str, source: str, chunk: Chunk | None = None) -> str:
-        """Add the first product of an adapter, scale * source A^T, and return its operand; empty without an adapter."""
-        if stem not in self.adapted:
+        """Add the first product of an adapter, scale * source A^T, and return its operand; empty without an adapter.
+
+        Parts of a packed layer share the product of the first of them.
+        """
+        if stem not in self.firsts:
             return ""
-        low = self._low(stem, chunk)
-        self.step("gemm", {"a": source, "b": f"w.{stem}{FIRST}", "out": low}, trans_b=True)
-        self._scale_low(low)
+        low = self.low(stem, chunk)
+        if stem == self.parts_of(stem)[0]:
+            self.step("gemm", {"a": source, "b": f"w.{self.firsts[stem]}{FIRST}", "out": low}, trans_b=True)
+            self.scale_low(low)
         return low
 
     def add_adapter_gradient(self, stem: str, out: str, chunk: Chunk | None = None) -> None:
         """Add to a gradient of a linear layer's input the part through its adapter; after `linear_gradients`."""
-        if stem in self.adapted:
-            operands = {"a": self._low_gradient(stem, chunk), "b": f"w.{stem}{FIRST}", "out": out}
+        if stem in self.firsts and stem == self.parts_of(stem)[-1]:
+            operands = {"a": self.low_gradient(stem, chunk), "b": f"w.{self.firsts[stem]}{FIRST}", "out": out}
             self.step("gemm", operands, accumulate=True)
 
-    def _low(self, stem: str, chunk: Chunk | None) -> str:
+    def parts_of(self, stem: str) -> tuple[str, ...]:
+        """Return the stems that share an adapter's A, in the order in which blocks compute them."""
+        return JOINT.get(self.firsts[stem], (stem,))
+
+    def low(self, stem: str, chunk: Chunk | None = None) -> str:
         """Return the operand for scale * x A^T of an adapter."""
-        name = f"{stem}_low"
+        name = f"{self.firsts[stem]}_low"
         return self.slot(name) if chunk is None else self.chunk_slot(name, chunk)
 
-    def _low_gradient(self, stem: str, chunk: Chunk | None) -> str:
+    def low_gradient(self, stem: str, chunk: Chunk | None = None) -> str:
         """Return the intermediate for scale * dy B of an adapter."""
-        name, rank = f"d{stem}_low", self.model.training.rank
-        return self.temporary(name, self.rows, rank) if chunk is None else self.chunk_temporary(name, chunk, rank)
+        name, rank = f"d{self.firsts[stem]}_low", self.model.training.rank
+        dtype = Dtype.F32 if len(self.parts_of(stem)) > 1 else self.act
+        if chunk is None:
+            rows = expert_rows(self.model, self.plan) if is_stack(stem) else self.rows
+            return self.temporary(name, rows, rank, dtype=dtype)
+        return self.chunk_temporary(name, chunk, rank, dtype=dtype)
 
-    def _scale_low(self, low: str) -> None:
+    def scale_low(self, low: str) -> None:
         """Scale what an adapter's thin side holds, in place."""
         if self.model.training.scale != 1:
             self.step("scale", {"a": low, "out": low}, scale=self.model.training.scale)

@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, experts_of
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
+from ratrain.targets.codegen.expert_adapters import (
+    GROUPS,
+    add_down_adapter,
+    add_down_adapter_gradient,
+    add_down_low,
+    add_input_adapter,
+    down_adapter_gradients,
+    input_adapter_gradients,
+    order_every_row,
+)
 from ratrain.targets.codegen.norms import (
     add_branch,
     block_source,
@@ -27,8 +37,6 @@ from ratrain.targets.codegen.norms import (
 if TYPE_CHECKING:
     from ratrain.targets.codegen.builder import Builder
 
-_GROUPS = {"order": "order", "ends": "ends"}
-
 
 def experts_forward(builder: Builder) -> None:
     """Add the steps of the forward, with all slots that it saves."""
@@ -38,22 +46,27 @@ def experts_forward(builder: Builder) -> None:
     builder.step("route_forward", operands, normalise=model.router_normalised)
     _group_rows(builder)
     for name in ("gate", "up"):
-        operands = {"a": source, "b": f"w.{name}_experts", **_GROUPS, "out": builder.slot(name)}
+        operands = {"a": source, "b": f"w.{name}_experts", **GROUPS, "out": builder.slot(name)}
         builder.step("expert_rows", operands, trans_b=True)
+        add_input_adapter(builder, name, source, operands["out"])
     operands = {"gate": "gate", "up": "up", "weights": "weights", "prod": builder.slot("prod"), "order": "order"}
     builder.step("weighted_swiglu_forward", operands)
+    add_down_low(builder)
     if model.shared_expert_size is not None:
         _shared_forward(builder, source)
     if not builder.has("y") and not builder.norms_branch:
+        builder.add_low("shared_down", "shared_prod")
         return
     plain = has_plain_branch(builder)
     branch = builder.total if plain else branch_of(builder)
     sums = builder.temporary("sums", builder.rows, model.hidden_size, dtype=Dtype.F32)
-    operands = {"a": "prod", "b": "w.down_experts", **_GROUPS, "sums": sums, "out": branch}
+    operands = {"a": "prod", "b": "w.down_experts", **GROUPS, "sums": sums, "out": branch}
     builder.step("expert_sums", operands | (builder.residual if plain else {}), trans_b=True)
+    add_down_adapter(builder, sums, branch)
     if model.shared_expert_size is not None:
         operands = {"a": "shared_prod", "b": "w.shared_down_proj", "out": branch}
         builder.step("gemm", operands, trans_b=True, accumulate=True)
+        builder.add_adapter("shared_down", "shared_prod", branch)
     if not plain:
         add_branch(builder)
 
@@ -68,17 +81,20 @@ def _group_rows(builder: Builder) -> None:
     """Add the order of rows by expert, which is made anew from the choice where it is needed."""
     builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
     builder.temporary("ends", experts_of(builder.model), dtype=Dtype.I32)
-    builder.step("group_rows", {"chosen": "chosen", **_GROUPS})
+    builder.step("group_rows", {"chosen": "chosen", **GROUPS})
+    order_every_row(builder)
 
 
 def _shared_forward(builder: Builder, source: str) -> None:
     """Add the shared expert up to its last product, and the sigmoid that weights it."""
     logits = builder.temporary("shared_logits", builder.rows, 1, dtype=Dtype.F32)
     builder.step("gemm", {"a": source, "b": "w.shared_router_proj", "out": logits}, trans_b=True)
+    builder.add_adapter("shared_router", source, logits)
     builder.step("sigmoid_forward", {"x": logits, "y": builder.slot("shared_weights")})
     for name in ("gate", "up"):
         operands = {"a": source, "b": f"w.shared_{name}_proj", "out": builder.slot(f"shared_{name}")}
         builder.step("gemm", operands, trans_b=True)
+        builder.add_adapter(f"shared_{name}", source, operands["out"])
     operands = {name: f"shared_{name}" for name in ("gate", "up", "weights")}
     builder.step("weighted_swiglu_forward", {**operands, "prod": builder.slot("shared_prod")})
 
@@ -89,14 +105,16 @@ def experts_backward(builder: Builder) -> None:
     above, source = branch_gradient(builder), block_source(builder)
     _group_rows(builder)
     _expert_gradients(builder, above, "prod", "down", gathers_a=True)
+    down_adapter_gradients(builder, above)
     gradients = {name: builder.slot(f"d{name}") for name in ("gate", "up")}
     if INPUT in builder.halves:
         _input_gradients(builder, above)
     for index, (name, gradient) in enumerate(gradients.items()):
         _expert_gradients(builder, gradient, source, name, gathers_a=False)
         sums = builder.temporary("sums", builder.rows, builder.model.hidden_size, dtype=Dtype.F32)
-        operands = {"a": gradient, "b": f"w.{name}_experts", **_GROUPS, "sums": sums, "out": dxn}
+        operands = {"a": gradient, "b": f"w.{name}_experts", **GROUPS, "sums": sums, "out": dxn}
         builder.step_of(INPUT, "expert_sums", operands, accumulate=index > 0)
+        input_adapter_gradients(builder, name, gradient, source, sums, dxn)
     if builder.model.shared_expert_size is not None:
         _shared_backward(builder, above, source, dxn)
     logits = builder.slot("dlogits")
@@ -109,7 +127,7 @@ def experts_backward(builder: Builder) -> None:
 
 def _expert_gradients(builder: Builder, a: str, b: str, name: str, *, gathers_a: bool) -> None:
     """Add the gradients of one matrix of all experts."""
-    operands = {"a": a, "b": b, **_GROUPS, "out": f"g.{name}_experts"}
+    operands = {"a": a, "b": b, **GROUPS, "out": f"g.{name}_experts"}
     builder.step_of(WEIGHT, "expert_gradients", operands, gathers_a=gathers_a, accumulate=builder.accumulates)
 
 
@@ -117,7 +135,8 @@ def _input_gradients(builder: Builder, above: str) -> None:
     """Add the gradients of both inputs of the activation, and of the weights of choices."""
     model, rows = builder.model, expert_rows(builder.model, builder.plan)
     dprod = builder.temporary("dprod", rows, model.expert_width)
-    builder.step("expert_rows", {"a": above, "b": "w.down_experts", **_GROUPS, "out": dprod})
+    builder.step("expert_rows", {"a": above, "b": "w.down_experts", **GROUPS, "out": dprod})
+    add_down_adapter_gradient(builder, dprod)
     dweights = builder.temporary("dweights", builder.rows, rows // builder.rows, dtype=Dtype.F32)
     operands = {name: name for name in ("gate", "up", "weights", "dprod", "dgate", "dup", "order")}
     builder.step("weighted_swiglu_backward", operands | {"dweights": dweights})
@@ -146,12 +165,15 @@ def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> Non
     if INPUT in builder.halves:
         dprod = builder.temporary("dshared_prod", builder.rows, width)
         builder.step("gemm", {"a": above, "b": "w.shared_down_proj", "out": dprod})
+        builder.add_adapter_gradient("shared_down", dprod)
         dweights = builder.temporary("dshared_weights", builder.rows, 1, dtype=Dtype.F32)
         operands = {name: f"shared_{name}" for name in ("gate", "up", "weights")}
         operands |= {f"d{name}": f"dshared_{name}" for name in ("prod", "gate", "up", "weights")}
         builder.step("weighted_swiglu_backward", operands)
         builder.step("sigmoid_backward", {"y": "shared_weights", "dy": dweights, "dx": gradients["logits"]})
-    names = {"gate": "shared_gate_proj", "up": "shared_up_proj", "logits": "shared_router_proj"}
+    stems = {"gate": "shared_gate", "up": "shared_up", "logits": "shared_router"}
     for name, gradient in gradients.items():
-        builder.linear_gradients(gradient, source, names[name])
-        builder.step_of(INPUT, "gemm", {"a": gradient, "b": f"w.{names[name]}", "out": dxn}, accumulate=True)
+        weight = f"{stems[name]}_proj"
+        builder.linear_gradients(gradient, source, weight)
+        builder.step_of(INPUT, "gemm", {"a": gradient, "b": f"w.{weight}", "out": dxn}, accumulate=True)
+        builder.add_adapter_gradient(stems[name], dxn)

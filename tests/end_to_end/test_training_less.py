@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -12,18 +13,22 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_FORMATS, LARGEST_CODE, NF4, frozen_bytes
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, frozen_elements
+from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, flat_elements, frozen_elements, parameters
+from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.slots import saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
+from ratrain.targets.runtime.weights.adapter_files import write_adapter
 from ratrain.targets.runtime.weights.weight_files import write_weights
 from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
 from tests.end_to_end.tiny_runs import (
@@ -42,11 +47,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.targets.program.program import Program
 
 LORA = Training(method="lora", rank=4, alpha=8.0)
 QV = evolve(LORA, rank=3, alpha=2.0, rslora=True, targets="q_proj, v_proj")
 LAYERS = Training(freeze="model.embed_tokens.*, model.layers.0.*, model.layers.*.mlp.down_proj.weight")
+PHI3 = in_family(MODEL, "phi3", rotary_dim=4)
+BAICHUAN = in_family(MODEL, "baichuan", kv_heads=4, normalised_head=True)
+INTERNLM2 = in_family(MODEL, "internlm2", qkv_bias=True, o_bias=True)
 NORM = "model.layers.1.post_attention_layernorm.weight"
 TRAININGS = {
     "adapters": LORA,
@@ -297,9 +304,14 @@ def test_a_packed_base_has_its_bytes_and_a_transient_of_one_matrix() -> None:
 
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "a target without a match": (MODEL, {"training": evolve(LORA, targets="q_proj, wq")}, "is named 'wq'"),
-    "packed queries": (GPT2, {"training": LORA}, "hold q_proj in c_attn"),
-    "packed queries by head": (NEOX, {"training": LORA}, "hold q_proj in query_key_value"),
-    "experts": (EXPERTS, {"training": LORA}, "a model with experts"),
+    "packed queries": (GPT2, {"training": evolve(LORA, targets="c_attn, q_proj")}, "is a part of c_attn"),
+    "packed queries by head": (NEOX, {"training": QV}, "'q_proj': in gpt_neox that is a part of query_key_value"),
+    "packed gates": (PHI3, {"training": evolve(LORA, targets="mlp.gate_proj")}, "is a part of gate_up_proj"),
+    "all with experts": (EXPERTS, {"training": LORA}, "'all-linear' of olmoe means its routers too"),
+    "a part of experts": (EXPERTS, {"training": evolve(QV, targets="up_proj")}, "a part of experts.gate_up_proj"),
+    "a router": (EXPERTS, {"training": evolve(QV, targets="gate")}, "'gate': adapters of routers"),
+    "experts by an ambiguous name": (SHARED_EXPERT, {"training": evolve(QV, targets="down_proj")}, "and another"),
+    "their parts by one": (SHARED_EXPERT, {"training": evolve(QV, targets="up_proj")}, "experts.gate_up_proj, and"),
     "a pattern without a match": (MODEL, {"training": Training(freeze="model.layer.*")}, "no parameter of toy"),
     "nothing left": (MODEL, {"training": Training(freeze="*")}, "left to train"),
     "a stage without any": (
@@ -373,17 +385,148 @@ def test_a_program_that_updates_what_is_frozen_is_refused() -> None:
         api.verify(parse_module(wrong, file="wrong.rtir"))
 
 
-def linears(model: ModelConfig) -> Training:
-    """Adapters of the linear layers of a model that stand alone in its files."""
-    return evolve(LORA, targets="c_proj, mlp.c_fc" if model.family == "gpt2" else "dense, dense_h_to_4h, dense_4h_to_h")
+PACKED = {"gpt2": "c_attn", "gpt_neox": "query_key_value", "phi3": "qkv_proj, gate_up_proj", "baichuan": "W_pack"}
 
 
-@pytest.mark.parametrize("model", [GPT2, NEOX], ids=lambda model: model.family)
-def test_families_with_packed_queries_train_their_other_layers(model: ModelConfig) -> None:
-    program: Program = make_program(model, **{**ONE, "training": linears(model)})
-    run = train(program, 3, kernels="reference")
-    assert losses(run)[0] == losses(train(make_program(model, **ONE), 1, kernels="reference"))[0]
-    assert losses(run)[1] != losses(run)[0]
+@pytest.mark.parametrize("model", [GPT2, NEOX, PHI3, BAICHUAN, INTERNLM2], ids=lambda model: model.family)
+@pytest.mark.parametrize("alone", [True, False], ids=("packed layers", "all"))
+def test_packed_layers_train_as_they_are_spread(model: ModelConfig, *, alone: bool) -> None:
+    training = evolve(LORA, targets=PACKED.get(model.family, "wqkv")) if alone else LORA
+    keys = {**ONE, "training": training, "view_dtype": "f16", "micro_batches": 4}
+    one = train(make_program(model, **keys), 3)
+    assert losses(one)[0] == losses(train(make_program(model, **{**keys, "training": WHOLE}), 1))[0]
+    assert losses(one)[2] != losses(one)[0]
+    other = make_program(model, **{**keys, "pp": 2, "name": "baseline-1f1b"})
+    other_run = train(other, 3, check_memory=True, poison=True)
+    assert losses(other_run) == losses(one)
+    same_state_of_blocks(one, other_run)
+
+
+@pytest.mark.parametrize("model", [GPT2, NEOX, PHI3, BAICHUAN, INTERNLM2], ids=lambda model: model.family)
+def test_packed_layers_train_alike_over_ranks_and_in_chunks(model: ModelConfig) -> None:
+    keys = {**ONE, "training": LORA}
+    whole = train(make_program(model, **keys), 3)
+    cut = train(make_program(model, **{**keys, "mlp_chunk": 7, "tp": 2}), 3, poison=True)
+    assert losses(cut) == pytest.approx(losses(whole), rel=2e-6)
+    few_bits = train(make_program(model, **{**keys, "training": evolve(LORA, base="int8-block")}), 1, poison=True)
+    assert losses(few_bits)[0] == pytest.approx(losses(whole)[0], rel=1e-2)
+
+
+ATTENTION = evolve(LORA, targets="q_proj, k_proj, v_proj, o_proj")
+BESIDE_EXPERTS = {
+    "attention": (EXPERTS, ATTENTION),
+    "all": (SHARED_EXPERT, LORA),
+    "routed": (EXPERTS, evolve(LORA, targets="v_proj, experts.gate_up_proj, experts.down_proj")),
+    "gates": (SHARED_EXPERT, evolve(QV, targets="experts.gate_up_proj")),
+    "down": (SHARED_EXPERT, evolve(QV, targets="o_proj, experts.down_proj, shared_expert.down_proj")),
+    "shared expert": (SHARED_EXPERT, evolve(QV, targets="shared_expert.down_proj, shared_expert_gate")),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE_EXPERTS)
+def test_adapters_beside_experts_train_as_they_are_spread(what: str) -> None:
+    model, training = BESIDE_EXPERTS[what]
+    keys = {**ONE, "training": training, "view_dtype": "f16", "micro_batches": 4}
+    one = train(make_program(model, **keys), 3)
+    assert losses(one)[0] == losses(train(make_program(model, **{**keys, "training": WHOLE}), 1))[0]
+    assert losses(one)[2] != losses(one)[0]
+    for other in ({"pp": 2, "name": "baseline-1f1b"}, {"pp": 3}, {"name": "full-save"}):
+        run = train(make_program(model, **{**keys, **other}), 3, check_memory=True, poison=True)
+        assert losses(run) == losses(one)
+        same_state_of_blocks(one, run)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [LORA, QV, BESIDE_EXPERTS["gates"][1], BESIDE_EXPERTS["down"][1]],
+    ids=("all", "q and v", "gates", "down"),
+)
+def test_adapters_beside_a_shared_expert_train_alike_over_ranks(training: Training) -> None:
+    keys = {**ONE, "training": training, "router": RouterLosses(0.1, 0.01)}
+    whole = train(make_program(SHARED_EXPERT, **keys), 3)
+    cut = train(make_program(SHARED_EXPERT, **{**keys, "tp": 2}), 3, poison=True)
+    assert losses(cut) == pytest.approx(losses(whole), rel=2e-6)
+    base = evolve(training, base="int8-block")
+    few_bits = train(make_program(SHARED_EXPERT, **{**keys, "training": base}), 1, poison=True)
+    assert losses(few_bits)[0] == pytest.approx(losses(whole)[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("what", BESIDE_EXPERTS)
+def test_adapters_beside_experts_go_on_from_a_checkpoint_and_from_a_folder(what: str, tmp_path: Path) -> None:
+    model, training = BESIDE_EXPERTS[what]
+    program = make_program(model, **{**ONE, "training": training})
+    whole = train(program, 4)
+    train(program, 2, save=str(tmp_path / "kept"))
+    rest = train(program, 2, resume=str(tmp_path / "kept"))
+    assert losses(rest) == losses(whole)[2:]
+    same_state_of_blocks(whole, rest)
+    export_adapter(str(tmp_path / "kept"), str(tmp_path / "peft"))
+    export_weights(str(tmp_path / "kept"), str(tmp_path / "whole"))
+    first = train(program, 1, init_adapter=str(tmp_path / "peft"))
+    merged = train(make_program(model, **ONE), 1, init=str(tmp_path / "whole"))
+    assert losses(merged) == pytest.approx(losses(first), rel=2e-6)
+    assert losses(first) != losses(whole)[:1]
+
+
+def test_products_of_frozen_experts_are_not_saved() -> None:
+    for model, training, dropped in (
+        (EXPERTS, ATTENTION, {"prod"}),
+        (SHARED_EXPERT, QV, {"prod", "shared_prod"}),
+        (SHARED_EXPERT, LORA, {"prod"}),
+        (SHARED_EXPERT, evolve(QV, targets="experts.down_proj"), {"shared_prod"}),
+        (SHARED_EXPERT, Training(freeze="*.mlp.experts.down_proj.weight"), {"prod"}),
+    ):
+        plan, whole = (make_plan(model, **{**ONE, "training": each}) for each in (training, WHOLE))
+        names, of_all = ({slot.name for slot in saved_slots(model, each, block("mlp", 1))} for each in (plan, whole))
+        assert of_all - names == dropped
+
+
+JOINT_A = {stem: f"{joint}_lora_a" for joint, stems in JOINT.items() for stem in stems}
+
+
+def gradients_in_family(model: ModelConfig, place: Path) -> dict[tuple[Block, str], Any]:
+    """Gradients of adapters, by block and short name; every parameter is drawn by these, and A of q, k, v alike."""
+    program = make_program(model, **{**ONE, "training": LORA})
+    trained = program.trained_model
+    owners = {each.name: (owner, each) for owner in block_chain(model) for each in parameters(trained, owner)}
+
+    def drawn(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        owner, each = owners[name]
+        stem, _, matrix = each.weight.rpartition("_lora_")
+        short = JOINT_A.get(stem, each.weight) if matrix == "a" else each.weight
+        random = np.random.default_rng(crc32(f"{owner} {short}".encode()))
+        return (0.2 * random.standard_normal(each.shape)).astype(np.float32)
+
+    place.mkdir()
+    write_weights(str(place / "w.safetensors"), model, drawn)
+    write_adapter(place, trained, drawn, None)
+    run = train(program, 1, init=str(place / "w.safetensors"), init_adapter=str(place), kernels="reference")
+    found = training_state(run.engine, 1).blocks
+    return {
+        (owner, owners[name][1].weight): gradient
+        for owner in found
+        for name, gradient in named_parameters_of(trained, owner, found[owner].m1).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "model",
+    [in_family(MODEL, "phi3"), in_family(MODEL, "baichuan", kv_heads=4), INTERNLM2],
+    ids=lambda model: model.family,
+)
+def test_an_a_that_parts_share_has_the_sum_of_their_gradients(model: ModelConfig, tmp_path: Path) -> None:
+    """Oracle: the same model in a family whose files pack nothing, with the same A beside each part."""
+    packed = gradients_in_family(model, tmp_path / "packed")
+    plain = gradients_in_family(evolve(model, family="llama", packed_qkv=False), tmp_path / "plain")
+    wanted: dict[tuple[Block, str], Any] = {}
+    for (owner, weight), gradient in plain.items():
+        short = JOINT_A.get(weight.removesuffix("_lora_a"), weight)
+        key = (owner, short if (owner, short) in packed else weight)
+        wanted[key] = wanted.get(key, 0) + gradient
+    assert packed.keys() == wanted.keys()
+    assert any(weight == "qkv_lora_a" for _, weight in packed)
+    for key, gradient in packed.items():
+        np.testing.assert_allclose(gradient, wanted[key], rtol=0, atol=1e-5 * np.abs(gradient).max(), err_msg=str(key))
 
 
 def test_operations_of_a_token_are_those_that_are_needed() -> None:
@@ -407,6 +550,8 @@ def test_operations_of_a_token_are_those_that_are_needed() -> None:
         ("init_lora_weights", "pissa"),
         ("use_dora", True),
         ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
         ("r", 8),
         ("peft_type", "IA3"),
     ],

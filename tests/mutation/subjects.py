@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MODEL = evolve(UNEVEN, hidden_size=32, layers=2, head_dim=8, ffn_size=48)
 NEOX = in_family(MODEL, "gpt_neox", kv_heads=4)
+PHI3 = in_family(MODEL, "phi3")
 OLMO2 = in_family(MODEL, "olmo2", initializer_range=0.3)
 """Weights that give large branches: norms of small ones make gradients that overflow at the first loss scale."""
 GEMMA2 = in_family(MODEL, "gemma2", attention_scale=0.5, embedding_scale=MODEL.hidden_size**0.5)
@@ -171,6 +172,24 @@ SUBJECTS: dict[str, Subject] = {
             TIED,
         ),
         Subject("p2-d1-t2-adapters", {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2, "training": ADAPTERS}, _RATRAIN),
+        Subject(
+            "p2-d2-zero2-packed-adapters",
+            {"micro_batches": 2, "zero": 2, "training": evolve(ADAPTERS, targets="qkv_proj, gate_up_proj")},
+            "place-1f1b,recompute{policy=attention},allocate-ddr",
+            PHI3,
+        ),
+        Subject(
+            "p2-d1-shared-expert-adapters",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "training": ADAPTERS},
+            "place-1f1b,recompute{policy=mlp},allocate-ddr",
+            SHARED_EXPERT,
+        ),
+        Subject(
+            "p2-d2-zero1-experts-adapters",
+            {"micro_batches": 2, "training": evolve(ADAPTERS, targets="experts.gate_up_proj, experts.down_proj")},
+            "place-1f1b,recompute{policy=mlp},allocate-ddr",
+            EXPERTS,
+        ),
         Subject(
             "p2-d1-packed-base",
             {"dp": 1, "micro_batches": 2, "zero": 0, "training": evolve(ADAPTERS, base="int4-block")},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.model.adapters import FIRST, is_adapter
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_adapter, is_stack, stems_of_first
+from ratrain.ratrain_ir.model.blocks import block_chain, parameters
 from ratrain.ratrain_ir.support.files import is_directory, path_errors
 from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS, Float32, cut
 from ratrain.targets.runtime.weights.weight_source import WeightSource
@@ -61,7 +62,7 @@ class _NewAdapters(WeightSource):
             for low, high in cut(start, stop):
                 yield np.zeros(high - low, np.float32)
             return
-        bound = np.float32(1 / math.sqrt(parameter.shape[1]))
+        bound = np.float32(1 / math.sqrt(parameter.shape[-1]))
         generator = named_stream(self.seed, name)
         for low, high in cut(0, start):  # draw and drop, as for other weights: pieces are parts of one stream
             generator.random(high - low, np.float32)
@@ -71,7 +72,22 @@ class _NewAdapters(WeightSource):
 
 def merged(base: WeightSource, model: ModelConfig, adapters: WeightSource) -> WeightSource:
     """Return the weights of `base` with the adapters of `model` merged into them; the result has no adapters."""
-    return _Merged(base.parameters, base, model, adapters)
+    pairs: dict[str, tuple[str, str]] = {}
+    for owner in block_chain(model):
+        own = {each.weight: each.name for each in parameters(model, owner)}
+        for stem, first in stems_of_first(own).items():
+            pairs[own[stem if is_stack(stem) else f"{stem}_proj"]] = own[f"{first}{FIRST}"], own[f"{stem}{SECOND}"]
+    return _Merged(base.parameters, base, model, adapters, pairs)
+
+
+def _product_rows(b: Float32, a: Float32, start: int, stop: int) -> Float32:
+    """Return rows [start, stop) of B A; of stacks of matrices, those of all products one below the other."""
+    if b.ndim == 2:
+        return b[start:stop] @ a
+    outputs = b.shape[1]
+    experts = range(start // outputs, -(-stop // outputs))
+    spans = [(max(start - e * outputs, 0), min(stop - e * outputs, outputs)) for e in experts]
+    return np.concatenate([b[e, low:high] @ a[e] for e, (low, high) in zip(experts, spans, strict=True)])
 
 
 @frozen(eq=False)
@@ -81,20 +97,21 @@ class _Merged(WeightSource):
     base: WeightSource
     model: ModelConfig
     adapters: WeightSource
+    pairs: Mapping[str, tuple[str, str]]
+    """names of A and B by the name of the weight that they stand beside"""
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of a parameter's flat values."""
         parameter = self.parameters[name]
-        first, second = (f"{name.removesuffix('weight')}lora_{matrix}.weight" for matrix in "AB")
-        if first not in self.adapters.parameters:
+        if name not in self.pairs:
             yield from self.base.pieces(name, start, stop)
             return
-        a, b = self.adapters(first), self.adapters(second)
-        width, scale = parameter.shape[1], np.float32(self.model.training.scale)
+        a, b = (self.adapters(each) for each in self.pairs[name])
+        width, scale = parameter.shape[-1], np.float32(self.model.training.scale)
         together = max(1, PIECE_ELEMENTS // width)
         for low, high in cut(start // width, -(-stop // width), together):
             begin, end = max(start, low * width), min(stop, high * width)
-            rows = scale * (b[low:high] @ a)
+            rows = scale * _product_rows(b, a, low, high)
             values = np.concatenate([*self.base.pieces(name, begin, end)])
             yield values + rows.reshape(-1)[begin - low * width : end - low * width]
 

@@ -32,7 +32,7 @@ def write_weights(path: str, model: ModelConfig, source: Callable[[str], Float32
 
     The file appears when it is whole. Raises RT002 where it cannot be written.
     """
-    _write(path, stored_layout(model), source, dtype)
+    write_layout(path, stored_layout(model), source, dtype)
 
 
 def write_weight_files(
@@ -58,7 +58,7 @@ def write_weight_files(
             [index]
         )  # first: it would mix old files with new ones of the same names. Without it, a partial export is no model
         for name, held in zip(written, shards, strict=True):
-            _write(str(folder / name), held, source, dtype)
+            write_layout(str(folder / name), held, source, dtype)
         weight_map = {tensor: name for name, held in zip(written, shards, strict=True) for tensor in held}
         total = {
             "total_parameters": model.parameters,
@@ -83,8 +83,8 @@ def is_written_here(path: str) -> bool:
     return metadata_of(path) == _METADATA
 
 
-def _write(path: str, layout: Mapping[str, Stored], source: Callable[[str], Float32], dtype: Dtype) -> None:
-    """Write the tensors of a layout to one file, each assembled from its parameters."""
+def write_layout(path: str, layout: Mapping[str, Stored], source: Callable[[str], Float32], dtype: Dtype) -> None:
+    """Write the tensors of a layout to one file, each assembled from its parameters. Raises RT002."""
 
     def tensors() -> Iterator[list[Float32]]:
         parts: tuple[Parameter, ...] = ()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from ratrain.ratrain_ir.config.hf_keys import PADDING_TOKEN_KEY, keys_of
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.model.blocks import Block, Parameter, block_chain, parameters, trained_parameters
-from ratrain.ratrain_ir.model.parameter_names import packing
+from ratrain.ratrain_ir.model.parameter_names import packed_module
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import is_directory, is_there, read_text
 from ratrain.ratrain_ir.support.text import shown
@@ -159,15 +159,21 @@ _STACKED = ("granitemoe",)
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
     """Return the name of the tensor that holds a parameter."""
     layer, of, kind = parameter.name.rpartition(".")
-    found = packing(model, layer)
-    return parameter.name if found is None else f"{layer.removesuffix(found[0])}{found[1]}{of}{kind}"
+    module, lora, matrix = layer.partition(".lora_")
+    packed = packed_module(model, module)
+    return parameter.name if packed is None else f"{packed}{lora}{matrix}{of}{kind}"
 
 
 @cache
 def stored_layout(model: ModelConfig) -> dict[str, Stored]:
     """Return the tensors of a weight file by name, in forward order."""
+    return layout_of(model, named_parameters(model).values())
+
+
+def layout_of(model: ModelConfig, parameters: Iterable[Parameter]) -> dict[str, Stored]:
+    """Return the tensors that hold these parameters in files of a model's family, by name."""
     parts: dict[str, tuple[Parameter, ...]] = {}
-    for parameter in named_parameters(model).values():
+    for parameter in parameters:
         stored = _stored_name(model, parameter)
         parts[stored] = (*parts.get(stored, ()), parameter)
     layout: dict[str, Stored] = {}
@@ -261,11 +267,21 @@ def read_weights(path: str, model: ModelConfig) -> WeightSource:
     """
     stored = _named_as_exported(model, _open_weights(path))
     _check_stored(path, model, stored)
+    return weights_of(path, named_parameters(model), stored_layout(model), stored)
+
+
+def weights_of(
+    path: str,
+    parameters: Mapping[str, Parameter],
+    layout: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
+) -> WeightSource:
+    """Return the parameters that the open tensors of a file hold in a layout, which must fit."""
     places: dict[str, list[tuple[Stored, StoredTensor, int]]] = {}
-    for name, held in stored_layout(model).items():
+    for name, held in layout.items():
         for number, part in enumerate(held.parts):
             places.setdefault(part.name, []).append((held, stored[name], number))
-    return _FileWeights(named_parameters(model), path, places)
+    return _FileWeights(parameters, path, places)
 
 
 @frozen(eq=False)

@@ -8,7 +8,8 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
-from ratrain.ratrain_ir.model.blocks import block, parameters
+from ratrain.ratrain_ir.config.training import Training
+from ratrain.ratrain_ir.model.blocks import block, parameters, trained_parameters
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 SCALED = {"attention_scale": 0.25, "embedding_scale": 32**0.5}
@@ -105,3 +106,38 @@ def test_names_of_both_ends(family: str, embedding: str, head: str, *, tied: boo
     assert [each.name for each in parameters(model, block("embed"))] == [embedding]
     names = [each.name for each in parameters(model, block("head"))]
     assert names == [embedding if tied else head, "model.norm.weight"]
+
+
+A, B = "lora_A.weight", "lora_B.weight"
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "kind", "named"),
+    [
+        (of("qwen3"), "v_proj", "attention", [f"self_attn.v_proj.{A}", f"self_attn.v_proj.{B}"]),
+        (
+            of("phi3"),
+            "qkv_proj",
+            "attention",
+            [f"self_attn.qkv_proj.{A}", *(f"self_attn.{part}_proj.{B}" for part in "qkv")],
+        ),
+        (of("internlm2"), "wqkv", "attention", [f"attention.wqkv.{A}", *(f"attention.w{part}.{B}" for part in "qkv")]),
+        (of("phi3"), "gate_up_proj", "mlp", [f"mlp.gate_up_proj.{A}", f"mlp.gate_proj.{B}", f"mlp.up_proj.{B}"]),
+        (
+            of("mixtral", **EXPERTS),
+            "experts.gate_up_proj",
+            "mlp",
+            [f"mlp.experts.gate_up_proj.{A}", f"mlp.experts.gate_proj.{B}", f"mlp.experts.up_proj.{B}"],
+        ),
+        (
+            of("granitemoe", **EXPERTS, attention_scale=0.25),
+            "down_proj",
+            "mlp",
+            [f"block_sparse_moe.experts.down_proj.{A}", f"block_sparse_moe.experts.down_proj.{B}"],
+        ),
+    ],
+)
+def test_adapters_are_named_below_their_layer(model: ModelConfig, targets: str, kind: str, named: list[str]) -> None:
+    training = Training(method="lora", rank=2, targets=targets)
+    trained = trained_parameters(evolve(model, training=training), block(kind, 1))
+    assert [each.name for each in trained] == [f"model.layers.1.{name}" for name in named]

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.model.blocks import block, block_chain
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime.arena import tensor_file
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.weights.adapter_files import adapter_parameters, read_adapter, write_adapter
 from ratrain.targets.runtime.weights.weight_files import write_weights
 from ratrain.targets.runtime.weights.weight_source import flat_pieces
 from ratrain.targets.runtime.weights.weights import block_elements, named_parameters, random_weights, read_weights
@@ -46,6 +48,43 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[WeightSo
         write_weights(path, model, random_weights(model, 3))
         found[family] = [random_weights(model, 3), read_weights(path, model)]
     return found
+
+
+ADAPTERS = Training(method="lora", rank=3)
+ADAPTED = {
+    **{family: evolve(MODELS[family], training=ADAPTERS) for family in ("gpt2", "gpt_neox", "phi3")},
+    "qwen3_moe": evolve(
+        in_family(LLAMA, "qwen3_moe", experts=5, experts_per_token=2, expert_size=12),
+        training=evolve(ADAPTERS, targets="v_proj, experts.gate_up_proj, experts.down_proj"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[WeightSource]]:
+    """Of each family: adapters at random, and the same in PEFT's folders."""
+    found = {}
+    for family, model in ADAPTED.items():
+        folder, drawn = tmp_path_factory.mktemp(f"{family}-peft"), random_weights(model, 3)
+        write_adapter(folder, model, drawn, None)
+        found[family] = [drawn, read_adapter(str(folder), model)]
+    return found
+
+
+@pytest.mark.parametrize("family", ADAPTED)
+@settings(max_examples=25)
+@given(most=st.integers(1, 300), data=st.data())
+def test_of_adapters(family: str, adapters: dict[str, list[WeightSource]], most: int, data: st.DataObject) -> None:
+    drawn, stored = adapters[family]
+    name = data.draw(st.sampled_from(list(adapter_parameters(ADAPTED[family]))))
+    whole = drawn(name).reshape(-1)
+    start = data.draw(st.integers(0, whole.size))
+    stop = data.draw(st.integers(start, whole.size))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_file, "PIECE_ELEMENTS", most)
+        pieces = [*stored.pieces(name, start, stop)]
+    assert all(len(piece) <= most for piece in pieces)
+    assert np.array_equal(np.concatenate([*pieces, whole[:0]]), whole[start:stop])
 
 
 @pytest.mark.parametrize("family", MODELS)
