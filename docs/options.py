@@ -667,6 +667,14 @@ OPTIONS = {
         {
             "--prompt": Option("what the text begins with", "--prompt letters"),
             "--prompt-tokens": Option("the same as numbers", "--prompt-tokens 1,2", "ckpt --tokens 6 --eos none"),
+            "--chat": Option("what a user says, in place of a prompt", "--chat words", "ckpt --chat-template chatml"),
+            "--chat-template": Option(
+                "the template of a chat",
+                "--chat-template chatml",
+                "ckpt --chat words --tokens 6",
+                idle=("ckpt --prompt words",),
+            ),
+            "--init": Option("the weights that adapters belong to", "--init w", "tuned --prompt words --tokens 6"),
             "--tokens": Option("how long it gets", "--tokens 9"),
             "--temperature": Option("draws tokens", "--temperature 5"),
             "--top-p": Option(

@@ -77,10 +77,12 @@ class Ranks:
 
 @frozen
 class Prompt:
-    """The beginning of a text, as words or as token numbers."""
+    """The beginning of a text, as words or as token numbers; or what a user says in a chat."""
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    chat: str | None = None
+    """what a user says: the prompt is the text that the chat template makes of it, up to the answer"""
 
 
 @frozen
@@ -94,6 +96,10 @@ class Generation:
     """path of a tokenizer.json, or `BYTES`; None: the tokenizer of the run or the directory"""
     eos: str | None = None
     """token that ends a text: a number, `TOKENIZERS_EOS` or `NO_EOS`; None: as in the run's documents or config.json"""
+    init: str | None = None
+    """weights that the run began with, of a checkpoint that holds only what trains"""
+    chat_template: str | None = None
+    """file of the template of chats, or `CHATML`; None: the tokenizer's own"""
     dtype: str | None = None
     """type of weights and activations; None: the type in the run's plan, and f32 for a directory"""
     kernels: str = "fast"

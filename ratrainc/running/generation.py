@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -23,8 +23,9 @@ from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run
 from ratrain.targets.runtime.checkpoint.whole_weights import whole_weights
+from ratrain.targets.runtime.data.chat_template import AnswerError, chat_template
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
-from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_of_weights
+from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, names_end, tokenizer_of_weights
 from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
@@ -92,11 +93,14 @@ def generate(path: str, prompt: Prompt, asked: Generation, progress: OnProgress 
     Raises `DiagnosticError` as the readers of checkpoints and weights do, and RT094 if the prompt, the tokenizer or a
     length does not fit the model, or its logits are not finite.
     """
-    origin = _opened(path)
+    origin = _opened(path, asked.init)
     language = _language(path, origin, asked.tokenizer)
+    prompt = _rendered(path, prompt, asked)
     tokens = _tokens_of(path, prompt, language, origin.model)
     _check_length(len(tokens), asked.tokens, origin.model)
     ends = _ends(asked.eos, origin, language)
+    if prompt.chat is not None and asked.eos is None and language is not None and language.encoder is not None:
+        ends |= frozenset({language.encoder.end_of_document()} if names_end(language.encoder.tokenizer.path) else ())
     start = time.perf_counter()
     with threadpool_limits(limits=1):  # kernels share their work themselves
         kernels = kernel_set(asked.kernels, asked.threads)
@@ -143,16 +147,37 @@ def _behind(language: _Language, prompt: Sequence[int], added: Sequence[int], wh
     return whole[len(before) :] if whole.startswith(before) else language.decode(added)
 
 
-def _opened(path: str) -> _Origin:
+def _rendered(path: str, prompt: Prompt, asked: Generation) -> Prompt:
+    """Return a chat's prompt as a text: what the user says, and the words that ask for an answer.
+
+    Raises `DiagnosticError` RT002 and RT090 where there is no template, RT094 where it does not take the chat.
+    """
+    if prompt.chat is None:
+        return prompt
+    tokenizer = None if asked.tokenizer == BYTES else asked.tokenizer
+    if asked.tokenizer is None:
+        folder = Path(path)
+        kept = None if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE) else kept_tokenizer(path)
+        tokenizer = tokenizer_of_weights(path) if kept is None else kept[0]
+    template = chat_template(asked.chat_template, tokenizer)
+    try:
+        return evolve(prompt, text=template.text([{"role": "user", "content": prompt.chat}], asks=True))
+    except AnswerError as error:
+        fail("RT094", f"the prompt {error}", help="--chat-template FILE.jinja names another template")
+
+
+def _opened(path: str, init: str | None) -> _Origin:
     folder = Path(path)
     if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE):
+        if init is not None:
+            fail("RT094", f"'{path}' holds a whole model: other weights change nothing", help="leave --init out")
         model = load_model(str(folder))
         tokenizer_path = tokenizer_of_weights(path)
         takes_bytes = tokenizer_path is not None and is_byte_tokenizer(tokenizer_path)
         tokenizer = None if tokenizer_path is None or takes_bytes else TokenizerChoice(tokenizer_path, tokenizer_path)
         source = read_weights(path, model)
         return _Origin(model, source, Dtype.F32.value, _ends_of_directory(folder, model), takes_bytes, tokenizer)
-    model, source = whole_weights(path)
+    model, source = whole_weights(path, init)
     run = latest_run(path)
     plan, facts = run.get("plan"), facts_of(run)
     dtype = plan.get("view_dtype") if isinstance(plan, dict) else None

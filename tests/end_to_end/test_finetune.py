@@ -111,6 +111,8 @@ def test_what_a_fine_tuning_writes_is_read(model: str, chats: str, tmp_path: Pat
     # The plan is that of the program, and the program goes on from what was exported.
     program = read_program(str(out / "program.rtx"))
     assert load_plan(str(out / "plan.toml"), program.model) == program.plan
+    for said in (["--chat", "1+2?", "--chat-template", "chatml"], ["--prompt", "1+2"]):
+        assert main(["generate", str(out / "best"), "--init", model, *said, "--tokens", "3"]) == 0
     words = ["--init", model, "--init-adapter", str(out / "adapter"), "--data", chats, "--train-on", "answers"]
     words += ["--chat-template", "chatml", "--pack", "whole", "--steps", "1"]
     assert main(["run", str(out / "program.rtx"), *words]) == 0

@@ -295,3 +295,27 @@ def test_the_first_token_is_waited_for_in_words_of_what_takes_long(
         "generating, 1 of 2 tokens at most",
         "generating, 2 of 2 tokens at most",
     ]
+
+
+def test_a_chat_is_the_prompt_that_its_template_makes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing else: the tokens are those of the rendered text; what is printed is the answer."""
+    folder = tmp_path / "hf"
+    export_weights(str(place / "ckpt"), str(folder))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}>")
+    asked = ["--tokens", "5", "--eos", "none"]
+    capsys.readouterr()
+    assert main(["generate", str(folder), "--chat", "who?", *asked, "--json"]) == 0
+    chat = json.loads(capsys.readouterr().out)
+    assert main(["generate", str(folder), "--prompt", "[who?]>", *asked, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert chat["prompt_tokens"] == plain["prompt_tokens"] == list(b"[who?]>")
+    assert chat["tokens"] == plain["tokens"]
+    assert main(["generate", str(folder), "--chat", "who?", *asked]) == 0
+    assert "[who?]" not in capsys.readouterr().out
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no users here') }}")
+    assert main(["generate", str(folder), "--chat", "who?", *asked]) == 1
+    assert "does not take: no users here" in " ".join(capsys.readouterr().err.split())
+    assert main(["generate", str(folder), "--chat", "who?", "--prompt", "x", *asked]) == 2
+    assert main(["generate", str(folder), "--prompt", "x", "--init", str(folder)]) == 1

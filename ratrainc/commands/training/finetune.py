@@ -31,7 +31,7 @@ Examples:
   ratrainc finetune --model llama/ --data chats.jsonl -o tuned --lora 32 --base nf4 --seq-len 1024
   ratrainc finetune --model smollm/ --data chats.jsonl -o tuned --full --lr 1e-5 --patience 3
   ratrainc finetune --model smollm/ --data chats.jsonl -o tuned --resume   after an interruption
-  ratrainc generate tuned/model --prompt "Hello"                           with --merge or --full
+  ratrainc generate tuned/best --init smollm/ --chat "Hello"               what was made of it
 """
 
 

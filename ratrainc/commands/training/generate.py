@@ -20,6 +20,7 @@ Examples:
   ratrainc generate run1 --prompt "The statement"                      the likeliest token, again and again
   ratrainc generate run1 --prompt "The statement" --tokens 200 --temperature 0.8 --top-p 0.95 --seed 3
   ratrainc generate SmolLM2-135M/ --prompt "Gravity is" --json         a Hugging Face directory
+  ratrainc generate tuned/best --init SmolLM2-135M/ --chat "Who are you?"    what 'ratrainc finetune' made
   ratrainc generate run1 --prompt-tokens 17,4,93 --eos none            a model without a tokenizer
 """
 
@@ -39,6 +40,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @click.command(epilog=_EPILOG)
 @click.argument("path", type=InputFile("checkpoint"), metavar="CKPT|DIR")
 @click.option("--prompt", "prompt_text", metavar="TEXT", help="What the text begins with.")
+@click.option("--chat", "prompt_chat", metavar="TEXT", help="Or what a user says in a chat: the model answers.")
 @click.option(
     "--prompt-tokens",
     "prompt_tokens",
@@ -96,6 +98,20 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
     "documents, or of config.json.",
 )
 @click.option(
+    "--chat-template",
+    "asked_chat_template",
+    type=InputFile("chat template"),
+    metavar="FILE.jinja|chatml",
+    help="What makes a text of a chat. Default: the template beside the tokenizer.",
+)
+@click.option(
+    "--init",
+    "asked_init",
+    type=InputFile("weights"),
+    metavar="W.safetensors|DIR",
+    help="The weights that the run began with, of a checkpoint of adapters or of some parameters.",
+)
+@click.option(
     "--dtype",
     "asked_dtype",
     type=click.Choice(["f16", "bf16", "f32"]),
@@ -113,8 +129,10 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
     It uses the routines and kernels of training, on one rank, without a cache of keys and values. Each token costs a
     forward pass over all before it. Memory: the weights, and the activations of one layer.
     """
-    if (prompt.text is None) == (prompt.tokens is None):
-        raise click.UsageError("give what the text begins with: --prompt TEXT, or --prompt-tokens 17,4,93")
+    if sum(said is not None for said in (prompt.text, prompt.tokens, prompt.chat)) != 1:
+        raise click.UsageError("give what the text begins with: --prompt TEXT, --chat TEXT, or --prompt-tokens 17,4,93")
+    if prompt.chat is None:
+        refuse_idle("is for --chat", "asked_chat_template")
     if not asked.sampling.temperature:
         refuse_idle(
             "is for tokens that are drawn: it goes with --temperature above 0",
@@ -138,5 +156,5 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
     elif made.whole is None:
         echo(",".join(map(str, (*made.prompt, *made.tokens))), wrap=False)
     else:
-        echo(made.whole, wrap=False)
+        echo(made.text or "" if prompt.chat is not None else made.whole, wrap=False)
     return 0

@@ -54,7 +54,7 @@ def _base(directory: str, model: ModelConfig, init: str | None) -> WeightSource:
         return random_weights(model, int(drawn[1]))
     text = f"the checkpoint '{directory}' holds what trains alone, beside weights that are {recorded}"
     if init is None:
-        way_out = "give them: 'ratrainc export-weights CKPT --init W -o DIR' writes the whole model"
+        way_out = "--init W names them; 'ratrainc export-weights CKPT --init W -o DIR' writes the whole model"
         fail("RT092", text, help=way_out)
     check_beside(directory, init)
     return read_weights(init, model)

@@ -131,6 +131,7 @@ NO_PATHS |= {
     "asked_given",
     "given",
     "prompt_text",
+    "prompt_chat",
     "prompt_tokens",
     "plans_zero_levels",
     "plans_peers",
