@@ -10,11 +10,11 @@ from ratrain.ratrain_ir.config.quantised import FROZEN_FORMATS
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS
 from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT, Adapting, FinetuneChoice, Judging, Schedule
 from ratrain.ratrainc.choices.run_choices import DataChoice, TrackerChoice
+from ratrain.ratrainc.commands.training.data_options import held_out_options, key_options, trackers_option
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     InputFile,
     Result,
-    TrackerName,
     choice_option,
     in_groups,
     json_option,
@@ -163,58 +163,8 @@ Examples:
     metavar="N",
     help="Steps until the learning rate is reached. Default: 3 % of all.",
 )
-@click.option(
-    "--eval-data",
-    "judging_paths",
-    type=InputFile("data"),
-    multiple=True,
-    metavar="FILE|DIR",
-    help="Held-out data; again for more. Default: the last part of --data.",
-)
-@click.option(
-    "--eval-fraction",
-    "judging_fraction",
-    type=FiniteRange(0, 0.5, min_open=True),
-    default=0.05,
-    show_default=True,
-    help="The part of --data that is held out, where there is no --eval-data.",
-)
-@click.option(
-    "--eval-every",
-    "judging_every",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Steps from one evaluation to the next. Default: half an epoch.",
-)
-@click.option(
-    "--patience",
-    "judging_patience",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="End after N evaluations without a lower held-out loss.",
-)
-@click.option(
-    "--prompt-key", "data_prompt_key", metavar="KEY", help="The field of a line that is its prompt. Default: prompt."
-)
-@click.option(
-    "--completion-key",
-    "data_completion_key",
-    metavar="KEY",
-    help="And the one that is its completion. Default: completion.",
-)
-@click.option(
-    "--chat-key",
-    "data_chat_key",
-    metavar="KEY",
-    help="The field of a line that is its chat. Default: messages, or conversations.",
-)
-@click.option(
-    "--chat-template",
-    "data_chat_template",
-    type=InputFile("chat template"),
-    metavar="FILE.jinja|chatml",
-    help="What makes a text of a chat. Default: the template beside the tokenizer.",
-)
+@held_out_options("judging", " Default: twice an epoch.")
+@key_options
 @click.option(
     "--tokenizer",
     "data_tokenizer",
@@ -225,14 +175,7 @@ Examples:
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of new adapters and of the order of the data.")
 @click.option("--merge", is_flag=True, help="Write the adapters merged into the model, for transformers.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the output folder; give its other options again.")
-@click.option(
-    "--log-to",
-    "trackers",
-    type=TrackerName(),
-    multiple=True,
-    metavar="tensorboard[:DIR]|wandb[:PROJECT]",
-    help="Write the figures of each step to TensorBoard or Weights & Biases too; again for both.",
-)
+@trackers_option("trackers")
 @json_option
 @in_groups(adapting=Adapting, schedule=Schedule, judging=Judging, data=DataChoice)
 def command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrain.ratrainc.choices.run_choices import Generation, Prompt
+from ratrain.ratrainc.commands.training.data_options import chat_template_option
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     InputFile,
@@ -97,13 +98,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
     help="Stop at this token, at the tokenizer's own, or at none. Default: the one at the end of the run's "
     "documents, or of config.json.",
 )
-@click.option(
-    "--chat-template",
-    "asked_chat_template",
-    type=InputFile("chat template"),
-    metavar="FILE.jinja|chatml",
-    help="What makes a text of a chat. Default: the template beside the tokenizer.",
-)
+@chat_template_option("asked_chat_template")
 @click.option(
     "--init",
     "asked_init",

@@ -12,12 +12,12 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.optimizer import DECAYS
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
+from ratrain.ratrainc.commands.training.data_options import held_out_options, key_options, trackers_option
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     InputFile,
     KernelSetName,
     Result,
-    TrackerName,
     choice_option,
     device_name,
     in_groups,
@@ -100,32 +100,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     text="Which tokens are in the loss: all; of JSONL lines with a prompt and a completion the completions alone; of "
     "lines with a chat what the assistant says, or the last of it.",
 )
-@click.option(
-    "--prompt-key",
-    "data_prompt_key",
-    metavar="KEY",
-    help="With --train-on completion: the field of a line that is its prompt. Default: prompt.",
-)
-@click.option(
-    "--completion-key",
-    "data_completion_key",
-    metavar="KEY",
-    help="And the one that is its completion. Default: completion.",
-)
-@click.option(
-    "--chat-key",
-    "data_chat_key",
-    metavar="KEY",
-    help="The field of a line that is its chat. Default: messages, or conversations. With --train-on all it says that "
-    "lines are chats.",
-)
-@click.option(
-    "--chat-template",
-    "data_chat_template",
-    type=InputFile("chat template"),
-    metavar="FILE.jinja|chatml",
-    help="What makes a text of a chat. Default: the template beside the tokenizer.",
-)
+@key_options
 @click.option(
     "--eos",
     "data_eos",
@@ -329,52 +304,14 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     metavar="losses.jsonl",
     help="Write one JSON line a step: step, loss, tokens, tokens_per_second. With --resume, go on in that file.",
 )
-@click.option(
-    "--log-to",
-    "outputs_trackers",
-    type=TrackerName(),
-    multiple=True,
-    metavar="tensorboard[:DIR]|wandb[:PROJECT]",
-    help="Write the figures of each step to TensorBoard or Weights & Biases too (needs the extra of that name); "
-    "again for both. Default of DIR: a new one in runs/. "
-    "With --resume, go on where the run before did.",
-)
-@click.option(
-    "--eval-every",
-    "settings_evaluation_every",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Evaluate the held-out loss after every N steps and at the end.",
-)
-@click.option(
-    "--eval-data",
-    "settings_evaluation_paths",
-    type=InputFile("data"),
-    multiple=True,
-    metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
-    help="Held-out data; again for more. Default: the last part of --data.",
-)
-@click.option(
-    "--eval-fraction",
-    "settings_evaluation_fraction",
-    type=FiniteRange(0, 0.5, min_open=True),
-    default=0.05,
-    show_default=True,
-    help="The part of --data that is held out and never trained on, where there is no --eval-data.",
-)
+@trackers_option("outputs_trackers")
+@held_out_options("settings_evaluation", "")
 @click.option(
     "--eval-batches",
     "settings_evaluation_batches",
     type=click.IntRange(min=1),
     metavar="N",
     help="Evaluate on N steps' worth of it at most.",
-)
-@click.option(
-    "--patience",
-    "settings_evaluation_patience",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="End the run after N evaluations without a lower held-out loss.",
 )
 @click.option(
     "--live", "display_live", is_flag=True, help="Show a dashboard while the run goes on, where this is a terminal."
