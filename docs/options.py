@@ -936,6 +936,9 @@ OPTIONS = {
                 "--patience 1",
                 f"{_TUNE} --seq-len 64 --steps 9 --eval-every 1 --lr 3 --full",
             ),
+            "--text-key": Option(
+                "the field that is a text", "--text-key body", "--model w --data d.jsonl -o ft --seq-len 64 --steps 2"
+            ),
             "--prompt-key": Option("the field that is a prompt", "--prompt-key text", _TUNE_PAIRS),
             "--completion-key": Option("the field that is its completion", "--completion-key text", _TUNE_PAIRS),
             "--chat-key": Option("the field that is a chat", "--chat-key talk"),

@@ -24,7 +24,16 @@ from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, read_bytes, write_text
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.choices.run_choices import BYTES, CHATS, TOKENIZERS_EOS, Display, Outputs, Ranks
+from ratrain.ratrainc.choices.run_choices import (
+    BYTES,
+    CHATS,
+    COMPLETION_KEY,
+    PROMPT_KEY,
+    TOKENIZERS_EOS,
+    Display,
+    Outputs,
+    Ranks,
+)
 from ratrain.ratrainc.compiling.proving import sound_program
 from ratrain.ratrainc.console.console import say, status
 from ratrain.ratrainc.console.parts import Part, Shown
@@ -37,7 +46,7 @@ from ratrain.ratrainc.running.weight_export import export_adapter, export_weight
 from ratrain.targets.program.rtx import program_bytes, write_program
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_step
 from ratrain.targets.runtime.data.chat_template import has_template
-from ratrain.targets.runtime.data.chats import MESSAGES_KEYS
+from ratrain.targets.runtime.data.chats import MESSAGES_KEYS, PAIRS
 from ratrain.targets.runtime.data.corpus import DOCUMENTS, data_files
 from ratrain.targets.runtime.data.jsonl import lines_of, object_in
 from ratrain.targets.runtime.data.token_file import text_bytes
@@ -168,14 +177,21 @@ def _kind(data: DataChoice, tokenizer: str | None) -> Any:
     held = object_in(file, line)
     if any(key in held for key in MESSAGES_KEYS):
         return "answers"
-    prompt, completion = data.prompt_key or "prompt", data.completion_key or "completion"
-    if not {prompt, completion} <= held.keys():
-        if data.prompt_key or data.completion_key:
+    named = data.prompt_key is not None or data.completion_key is not None
+    usual = (data.prompt_key or PROMPT_KEY, data.completion_key or COMPLETION_KEY)
+    pair = next((each for each in ((usual,) if named else PAIRS) if held.keys() >= set(each)), None)
+    if pair is None:
+        if named:
             fields = ", ".join(map(shown, held))
-            fail("RT090", f"'{file}' has no fields {shown(prompt)} and {shown(completion)}; it has {fields}")
+            fail("RT090", f"'{file}' has no fields {' and '.join(map(shown, usual))}; it has {fields}")
         return "all"
-    templated = data.chat_template is not None or (tokenizer not in (None, BYTES) and has_template(str(tokenizer)))
-    return "answers" if templated else "completion"
+    if data.chat_template is not None or (tokenizer not in (None, BYTES) and has_template(str(tokenizer))):
+        return "answers"
+    if pair != usual:
+        text = f"'{file}' has instructions and outputs, and no chat template says how they become a text"
+        ways = "--chat-template chatml is the usual one; or --prompt-key and --completion-key join two fields"
+        fail("RT090", text, help=ways)
+    return "completion"
 
 
 def _tell(display: Display, choice: FinetuneChoice, counts: Amounts) -> None:

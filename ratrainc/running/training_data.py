@@ -22,7 +22,7 @@ from ratrain.ratrainc.choices.run_choices import (
 )
 from ratrain.targets.runtime.checkpoint.checkpoint_series import kept_tokenizer
 from ratrain.targets.runtime.data.chat_template import chat_template
-from ratrain.targets.runtime.data.chats import Chats, open_chats
+from ratrain.targets.runtime.data.chats import PAIRS, Chats, open_chats
 from ratrain.targets.runtime.data.corpus import (
     DOCUMENTS,
     TOKENS,
@@ -293,8 +293,9 @@ class _Reader:
             path = tokenizer_of_weights(self.start.weights)  # of bytes, which has no encoder
         template = chat_template(choice.chat_template, path)
         whole, last = choice.train_on == "all", choice.train_on == "last-answer"
+        named = choice.prompt_key is not None or choice.completion_key is not None
         pair = (choice.prompt_key or PROMPT_KEY, choice.completion_key or COMPLETION_KEY)
-        return Chats(template, choice.chat_key, pair, counts_all=whole, last_alone=last)
+        return Chats(template, choice.chat_key, (pair,) if named else PAIRS, counts_all=whole, last_alone=last)
 
     @cached_property
     def _encoder(self) -> Encoder | None:

@@ -36,6 +36,12 @@ def chat_template_option(parameter: str) -> Callable[[F], F]:
 
 key_options = _all_of(
     click.option(
+        "--text-key",
+        "data_text_key",
+        metavar="KEY",
+        help="The field of a JSONL line that is its text. Default: text.",
+    ),
+    click.option(
         "--prompt-key",
         "data_prompt_key",
         metavar="KEY",

@@ -84,12 +84,6 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="UTF-8 text (byte tokens), JSONL with a document a line, token file, or a folder of them; again for "
     "more. Default: Python's own help texts.",
 )
-@click.option(
-    "--text-key",
-    "data_text_key",
-    metavar="KEY",
-    help="The field of a JSONL line that is its text. Default: text.",
-)
 @choice_option(
     "--train-on",
     "data_train_on",

@@ -3,6 +3,7 @@
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
     {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}
     {"prompt": "Hello", "completion": "Hi"}
+    {"instruction": "Say hello", "input": "in German", "output": "Hallo"}       what is said: the first two, a line each
 
 The whole text is tokenised at once, as a model that is used sees it; a token is in the loss if its first character is
 in an answer. A field `tools` is given to the template.
@@ -38,7 +39,11 @@ _ROLE_FORMS = (("role", "content"), ("from", "value"))
 _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 """Roles of ShareGPT under their other names."""
 _KNOWN_FROM = ("user", "system", ASSISTANT, "tool")
-_PAIR = ("user", ASSISTANT)
+PAIRS = (("prompt", "completion"), ("instruction", "output"))
+"""Fields of a line with a question and an answer: TRL's, and Alpaca's."""
+_MORE = {"instruction": ("input",)}
+"""Fields whose text follows a question's, where they are not empty."""
+_TURN = ("user", ASSISTANT)
 _FORMS = (
     'a chat is like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}; '
     "--chat-key names another field"
@@ -52,12 +57,19 @@ class Chats:
     template: ChatTemplate
     key: str | None = None
     """field with the messages; None: the one of `MESSAGES_KEYS` that a line has"""
-    pair: tuple[str, str] = ("prompt", "completion")
-    """fields that hold question and answer, of a line without messages"""
+    pairs: tuple[tuple[str, str], ...] = PAIRS
+    """fields that may hold question and answer, of a line without messages"""
     counts_all: bool = False
     """True if every token is in the loss"""
     last_alone: bool = False
     """True if only the last answer of a chat is in the loss"""
+
+    def pair_in(self, held: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return the fields of a line that hold question and answer; None if it has none, or one is no text."""
+        for pair in self.pairs:
+            if all(isinstance(held.get(each), str) for each in pair):
+                return pair
+        return None
 
     def document(self, path: str, line: Line) -> tuple[str, Spans]:
         """Return the text of a line's chat, and its answers. Raises RT090 with the line."""
@@ -79,11 +91,10 @@ class Chats:
     def _messages(self, path: str, line: Line, held: Mapping[str, Any]) -> Chat:
         keys = MESSAGES_KEYS if self.key is None else (self.key,)
         name = next((key for key in keys if key in held), None)
-        if name is None and self.key is None and all(isinstance(held.get(each), str) for each in self.pair):
-            held = {
-                "messages": [{"role": role, "content": held[each]} for role, each in zip(_PAIR, self.pair, strict=True)]
-            }
-            name = "messages"
+        if name is None and self.key is None and (pair := self.pair_in(held)) is not None:
+            question = "\n".join(held[each] for each in (pair[0], *_MORE.get(pair[0], ())) if held.get(each))
+            turns = zip(_TURN, (question, held[pair[1]]), strict=True)
+            held, name = {"messages": [{"role": role, "content": said} for role, said in turns]}, "messages"
         if name is None or not are_messages(held[name]):
             has = f"; its fields are {', '.join(map(shown, held)) or 'none'}" if name is None else ""
             refuse_line(path, line, f"has no messages in {' or '.join(map(shown, keys))}{has}", way_out=_FORMS)

@@ -90,6 +90,9 @@ def test_forms_of_chats_are_alike(tmp_path: Path) -> None:
     assert counted(opened(tmp_path, [{"talk": CHAT, "messages": 3}], key="talk")) == counted(mine)
     pair = {"prompt": CHAT[1]["content"], "completion": CHAT[2]["content"], "id": 3}
     assert text_of(opened(tmp_path, [pair])) == text_of(opened(tmp_path, [CHAT[1:3]]))
+    alpaca = {"instruction": CHAT[1]["content"], "input": "", "output": CHAT[2]["content"]}
+    assert text_of(opened(tmp_path, [alpaca])) == text_of(opened(tmp_path, [CHAT[1:3]]))
+    assert "<user>one\ntwo</s>" in text_of(opened(tmp_path, [alpaca | {"instruction": "one", "input": "two"}]))
 
 
 def test_a_token_at_the_end_is_in_the_loss_with_the_last_answer(tmp_path: Path) -> None:
