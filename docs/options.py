@@ -913,6 +913,7 @@ OPTIONS = {
             "--base": Option("how frozen matrices are stored", "--base int8-block", idle=(f"{_TUNE} --full",)),
             "--dtype": Option("the type of weights and activations", "--dtype f16"),
             "--ram": Option("the memory that the plan is made for", "--ram 1MiB"),
+            "--device": Option("what trains", "--device cuda:7"),
             "--seq-len": Option("tokens of a sequence", "--seq-len 32", _TUNE),
             "--batch": Option("sequences a step", "--batch 2"),
             "--epochs": Option("passes over the data", "--epochs 1", _TUNE, idle=(f"{_TUNE} --steps 1",)),

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.choices.run_choices import DataChoice, TrackerChoice
+from ratrain.targets.runtime.settings import HOST_DEVICE
 
 AUTO = "auto"
 CONSTANT = "constant"
@@ -74,6 +75,8 @@ class FinetuneChoice:
     dtype: str = AUTO
     """type of views and activations; `AUTO`: by this processor, and by memory"""
     ram_bytes: int | None = None
+    """most bytes that the process may hold, or of a device its memory; None: nine tenths of what there is"""
+    device: str = HOST_DEVICE
     seed: int | None = None
     resume: bool = False
     merge: bool = False

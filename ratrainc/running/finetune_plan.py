@@ -1,6 +1,7 @@
 """The plan of a fine-tuning: from its data and the memory there is.
 
-One process, sequences of whole documents, and the first of these forms whose program fits:
+One process on this processor or a device, sequences of whole documents, and the first of these forms whose program
+fits:
 
     bf16 where PyTorch multiplies it by this processor, else f32       frozen matrices as views
     bf16                                                               frozen matrices as views
@@ -40,6 +41,7 @@ from ratrain.targets.runtime.data.packing import sequences_of
 from ratrain.targets.runtime.engine.certificate import certificate
 from ratrain.targets.runtime.engine.first_use import compiles, first_use
 from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.settings import HOST_DEVICE, default_kernels
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -105,12 +107,13 @@ def _lengths(stream: TokenStream) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def planned(model: ModelConfig, choice: FinetuneChoice, counts: Amounts, settings: RunSettings) -> Program:
     """Return the program of the first form that fits. Raises `DiagnosticError` with the reason of the last one."""
     problem: DiagnosticError | None = None
+    most = choice.ram_bytes or int(_SHARE_OF_MEMORY * _room_of(choice.device))
     for plan in _plans(choice, counts):
         check_plan(plan, model)
         words = f"compiling it in {plan.view_dtype}, frozen matrices as {plan.training.base}"
         with status(words if plan.training else f"compiling it in {plan.view_dtype}"):
             try:
-                return _fitting(model, plan, choice, settings)
+                return _fitting(model, plan, most, settings)
             except DiagnosticError as error:
                 if any(each.code not in _FOR_MEMORY for each in error.diagnostics):
                     raise
@@ -133,7 +136,8 @@ _FOR_MEMORY = frozenset({"RT052", "RT053", "RT093"})
 def _plans(choice: FinetuneChoice, counts: Amounts) -> Iterator[Plan]:
     adapting = choice.adapting
     fast_bf16 = host_choice(Dtype.BF16, cpu_flags(), has_torch=is_installed("torch"))
-    usual = "bf16" if fast_bf16 is None or fast_bf16.name == "torch" else "f32"
+    fast = choice.device != HOST_DEVICE or fast_bf16 is None or fast_bf16.name == "torch"
+    usual = "bf16" if fast else "f32"
     dtypes = dict.fromkeys((usual, "bf16")) if choice.dtype == AUTO else (choice.dtype,)
     bases = (AS_VIEWS, PACKED) if adapting.base == AUTO else (adapting.base,)
     if adapting.whole:
@@ -184,10 +188,10 @@ def _plan(choice: FinetuneChoice, counts: Amounts, dtype: str, base: str) -> Pla
     )
 
 
-def _fitting(model: ModelConfig, plan: Plan, choice: FinetuneChoice, settings: RunSettings) -> Program:
+def _fitting(model: ModelConfig, plan: Plan, most: int, settings: RunSettings) -> Program:
     """Compile for what memory is left beside interpreter and libraries; with less, while a run would hold too much."""
-    most = choice.ram_bytes or int(_SHARE_OF_MEMORY * room()[0])
-    capacity = most - (resident_bytes() or 0)
+    taken = _taken(settings.execution.device)
+    capacity = most - taken
     held = 0
     for _ in range(_TRIES):
         if capacity <= 0:
@@ -197,13 +201,22 @@ def _fitting(model: ModelConfig, plan: Plan, choice: FinetuneChoice, settings: R
         if held <= most:
             return program
         capacity = min(capacity, program.stages[0].arena_bytes) - (held - most)
-    taken = (resident_bytes() or 0) // MIB
-    text = f"it holds {ceil(held / MIB)} MiB" if held else f"interpreter and libraries take {taken} MiB"
+    text = f"it holds {ceil(held / MIB)} MiB" if held else f"interpreter and libraries take {taken // MIB} MiB"
     raise DiagnosticError([Diagnostic("RT093", f"{text}, and may hold {most // MIB} MiB")])
 
 
+def _room_of(device: str) -> int:
+    """Return the bytes of this machine's memory, or those that are free on a device."""
+    return room()[0] if device == HOST_DEVICE else kernel_set(default_kernels(device), 1, device).memory.room()[0]
+
+
+def _taken(device: str) -> int:
+    """Return the bytes that interpreter and libraries hold in the memory that a run is planned for."""
+    return (resident_bytes() or 0) if device == HOST_DEVICE else 0
+
+
 def held_bytes(program: Program, settings: RunSettings) -> int:
-    """Return the most bytes that a run of a program, with evaluations, holds in this process."""
+    """Return the most bytes that a run of a program, with evaluations, holds in this process, or on its device."""
     execution = with_kernels(program, settings, several=False).execution
     threads = execution.kernel_threads(1)
     kernels = kernel_set(execution.kernels, threads, execution.device)
@@ -217,4 +230,4 @@ def held_bytes(program: Program, settings: RunSettings) -> int:
         compiles=compiles(program, kernels),
         steps=settings.steps,
     )
-    return bound.total_bytes + (resident_bytes() or 0) + sum(loading.values())
+    return bound.total_bytes + _taken(execution.device) + sum(loading.values())

@@ -51,7 +51,7 @@ from ratrain.targets.runtime.data.corpus import DOCUMENTS, data_files
 from ratrain.targets.runtime.data.jsonl import lines_of, object_in
 from ratrain.targets.runtime.data.token_file import text_bytes
 from ratrain.targets.runtime.data.tokenizer import names_end, tokenizer_of_weights
-from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings, Saving, Start
+from ratrain.targets.runtime.settings import HOST_DEVICE, Evaluation, Execution, RunSettings, Saving, Start
 from ratrain.targets.runtime.weights.companions import is_byte_tokenizer
 from ratrain.targets.runtime.weights.weights import check_weights_place
 
@@ -128,7 +128,7 @@ def finetune(choice: FinetuneChoice, display: Display | None = None) -> Finetune
         counts.steps,
         evaluation=evolve(evaluation, every=counts.eval_every, patience=judging.patience),
         saving=Saving(str(folder / LAST), best=str(folder / BEST)),
-        execution=Execution(ram_bytes=choice.ram_bytes),
+        execution=Execution(device=choice.device, ram_bytes=choice.ram_bytes if choice.device == HOST_DEVICE else None),
         start=start,
     )
     outputs = Outputs(log=str(folder / LOG_FILE), trackers=choice.trackers)

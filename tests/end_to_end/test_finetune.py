@@ -198,6 +198,7 @@ def test_pairs_without_a_template_are_joined_as_they_are(
         (["--full", "--lora", "3"], "is for adapters, and --full"),
         (["--schedule", "constant", "--decay-steps", "2"], "--decay-steps is for a rate that comes down"),
         (["--resume"], "holds no run to go on with"),
+        (["--device", "cuda:77"], "cuda:77"),
         (["--targets", "nonsense"], "no linear layer"),
         (["--prompt-key", "question"], 'has no fields "question"'),
         (["--chat-key", "talk"], 'has no messages in "talk"'),

@@ -16,6 +16,7 @@ from ratrain.ratrainc.commands.words.options import (
     InputFile,
     Result,
     choice_option,
+    device_name,
     in_groups,
     json_option,
     memory_bytes,
@@ -23,6 +24,7 @@ from ratrain.ratrainc.commands.words.options import (
     output_directory,
     refuse_idle,
 )
+from ratrain.targets.runtime.settings import HOST_DEVICE
 
 _EPILOG = """\b
 Examples:
@@ -109,7 +111,16 @@ Examples:
     "ram_bytes",
     callback=memory_bytes,
     metavar="BYTES",
-    help="Hold no more than this in memory, like 8GiB. Default: 90 % of this machine's.",
+    help="Hold no more than this in memory, or on the device, like 8GiB. Default: 90 % of what there is.",
+)
+@click.option(
+    "--device",
+    "device",
+    default=HOST_DEVICE,
+    show_default=True,
+    metavar="cpu|cuda|cuda:N",
+    callback=device_name,
+    help="What trains: this processor, or a device of PyTorch (needs the extra 'torch').",
 )
 @click.option(
     "--seq-len",
@@ -187,6 +198,7 @@ def command(
     judging: Judging,
     dtype: str,
     ram_bytes: int | None,
+    device: str,
     seed: int | None,
     merge: bool,
     resume: bool,
@@ -215,7 +227,7 @@ def command(
     if data.chat_key is not None:
         data = evolve(data, train_on="answers")
     choice = FinetuneChoice(
-        model, output, data, adapting, schedule, judging, dtype, ram_bytes, seed, resume, merge, trackers
+        model, output, data, adapting, schedule, judging, dtype, ram_bytes, device, seed, resume, merge, trackers
     )
     with misuse_of_command():
         refuse_idle_choices(choice)
