@@ -582,6 +582,13 @@ def _compare_steps(drill: Drill, names: Sequence[str], options: Options, must: S
         print(f"the built-in machine h200 predicts {seconds:.3f} s", flush=True)
 
 
+def finetune(drill: Drill) -> None:
+    """Fine-tune a little model."""
+    from drill_finetune import finetune as tuned
+
+    tuned(drill)
+
+
 PARTS: dict[str, Callable[[Drill], None]] = {
     "machine": machine,
     "correctness": correctness,
@@ -593,5 +600,6 @@ PARTS: dict[str, Callable[[Drill], None]] = {
     "calibrate": calibrate,
     "speed": speed,
     "experts": experts,
+    "finetune": finetune,
 }
 """Function of each part, by its name; it notes figures and faults in the drill that it is given."""

@@ -45,6 +45,7 @@ SHARES = {
     "calibrate": 0.14,
     "speed": 0.27,
     "experts": 0.15,
+    "finetune": 0.3,
 }
 """By part, in their order: the share that it may take of the time that is left."""
 

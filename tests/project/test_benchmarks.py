@@ -363,7 +363,10 @@ class TestSmallMemory:
 class TestDrill:
     """The drill for a GPU, rehearsed on the processor."""
 
-    PARTS = ("machine", "correctness", "graph", "ranks", "bytes", "ballast", "tiles", "calibrate", "speed", "experts")
+    PARTS = (
+        *("machine", "correctness", "graph", "ranks", "bytes", "ballast", "tiles", "calibrate", "speed", "experts"),
+        "finetune",
+    )
 
     def drill(self, out: Path, **variables: str) -> tuple[int, dict[str, list[str]], str]:
         """Run it; return the exit status, the cells of each part in the table, and all that it printed."""
@@ -387,8 +390,8 @@ class TestDrill:
         assert [name for name, cells in table.items() if cells[0] == "skipped"] == ["graph", "tiles", "experts"]
         assert table["graph"][2].startswith("--graph needs a GPU")
         assert {cells[0] for cells in table.values()} == {"passed", "skipped"}
-        assert len(list(tmp_path.iterdir())) == len(self.PARTS) + 2, (
-            "a JSON for each part, the log and the machine file"
+        assert len(list(tmp_path.iterdir())) == len(self.PARTS) + 3, (
+            "a JSON for each part, the log, the machine file and the folder of the fine-tuning"
         )
 
     def test_a_part_over_its_limit_fails_and_the_next_one_goes_on(self, tmp_path):
