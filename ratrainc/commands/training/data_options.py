@@ -34,35 +34,37 @@ def chat_template_option(parameter: str) -> Callable[[F], F]:
     )
 
 
-key_options = _all_of(
-    click.option(
-        "--text-key",
-        "data_text_key",
-        metavar="KEY",
-        help="The field of a JSONL line that is its text. Default: text.",
-    ),
-    click.option(
-        "--prompt-key",
-        "data_prompt_key",
-        metavar="KEY",
-        help="The field of a line that is its prompt, where only completions or answers are in the loss. "
-        "Default: prompt.",
-    ),
-    click.option(
-        "--completion-key",
-        "data_completion_key",
-        metavar="KEY",
-        help="And the one that is its completion. Default: completion.",
-    ),
-    click.option(
-        "--chat-key",
-        "data_chat_key",
-        metavar="KEY",
-        help="The field of a line that is its chat; it says that lines are chats. Default: messages, or conversations.",
-    ),
-    chat_template_option("data_chat_template"),
-)
-"""Options that name the fields of a line of JSONL."""
+def key_options(group: str) -> Callable[[F], F]:
+    """Options that name the fields of a line of JSONL, as fields of an option group."""
+    return _all_of(
+        click.option(
+            "--text-key",
+            f"{group}_text_key",
+            metavar="KEY",
+            help="The field of a JSONL line that is its text. Default: text.",
+        ),
+        click.option(
+            "--prompt-key",
+            f"{group}_prompt_key",
+            metavar="KEY",
+            help="The field of a line that is its prompt, where only completions or answers are in the loss. "
+            "Default: prompt.",
+        ),
+        click.option(
+            "--completion-key",
+            f"{group}_completion_key",
+            metavar="KEY",
+            help="And the one that is its completion. Default: completion.",
+        ),
+        click.option(
+            "--chat-key",
+            f"{group}_chat_key",
+            metavar="KEY",
+            help="The field of a line that is its chat; it says that lines are chats. Default: messages, or "
+            "conversations.",
+        ),
+        chat_template_option(f"{group}_chat_template"),
+    )
 
 
 def held_out_options(group: str, usual: str) -> Callable[[F], F]:

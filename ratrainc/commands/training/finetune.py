@@ -9,7 +9,7 @@ from ratrain.ratrain_ir.config.optimizer import DECAYS
 from ratrain.ratrain_ir.config.quantised import FROZEN_FORMATS
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS
 from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT, Adapting, FinetuneChoice, Judging, Schedule
-from ratrain.ratrainc.choices.run_choices import DataChoice, TrackerChoice
+from ratrain.ratrainc.choices.run_choices import DataChoice
 from ratrain.ratrainc.commands.training.data_options import held_out_options, key_options, trackers_option
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
@@ -40,6 +40,7 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.option(
     "--model",
+    "choice_model",
     required=True,
     type=InputFile("weights"),
     metavar="DIR",
@@ -47,7 +48,7 @@ Examples:
 )
 @click.option(
     "--data",
-    "data_paths",
+    "choice_data_paths",
     type=InputFile("data"),
     multiple=True,
     required=True,
@@ -58,6 +59,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
+    "choice_output",
     type=Result("run"),
     callback=output_directory,
     required=True,
@@ -66,23 +68,23 @@ Examples:
 )
 @click.option(
     "--lora",
-    "adapting_rank",
+    "choice_adapting_rank",
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
     metavar="RANK",
     help="Train adapters of this rank; the model itself is frozen.",
 )
-@click.option("--full", "adapting_whole", is_flag=True, help="Train the whole model instead.")
+@click.option("--full", "choice_adapting_whole", is_flag=True, help="Train the whole model instead.")
 @click.option(
     "--alpha",
-    "adapting_alpha",
+    "choice_adapting_alpha",
     type=FiniteRange(min=0, min_open=True),
     help="Adapters are scaled by alpha / rank. Default: twice the rank.",
 )
 @click.option(
     "--targets",
-    "adapting_targets",
+    "choice_adapting_targets",
     default=ALL_LINEAR,
     show_default=True,
     metavar="NAMES",
@@ -90,7 +92,7 @@ Examples:
 )
 @choice_option(
     "--base",
-    "adapting_base",
+    "choice_adapting_base",
     AUTO,
     AS_VIEWS,
     *FROZEN_FORMATS,
@@ -98,7 +100,7 @@ Examples:
 )
 @choice_option(
     "--dtype",
-    "dtype",
+    "choice_dtype",
     AUTO,
     "f32",
     "bf16",
@@ -108,14 +110,14 @@ Examples:
 )
 @click.option(
     "--ram",
-    "ram_bytes",
+    "choice_ram_bytes",
     callback=memory_bytes,
     metavar="BYTES",
     help="Hold no more than this in memory, or on the device, like 8GiB. Default: 90 % of what there is.",
 )
 @click.option(
     "--device",
-    "device",
+    "choice_device",
     default=HOST_DEVICE,
     show_default=True,
     metavar="cpu|cuda|cuda:N",
@@ -124,14 +126,14 @@ Examples:
 )
 @click.option(
     "--seq-len",
-    "schedule_seq_len",
+    "choice_schedule_seq_len",
     type=click.IntRange(min=2),
     metavar="TOKENS",
     help="Tokens of a sequence; longer documents are cut. Default: the longest document, at most 2048.",
 )
 @click.option(
     "--batch",
-    "schedule_batch",
+    "choice_schedule_batch",
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
@@ -139,96 +141,87 @@ Examples:
 )
 @click.option(
     "--epochs",
-    "schedule_epochs",
+    "choice_schedule_epochs",
     type=FiniteRange(min=0, min_open=True),
     default=3.0,
     show_default=True,
     help="Passes over the data.",
 )
-@click.option("--steps", "schedule_steps", type=click.IntRange(min=1), metavar="N", help="Steps, instead of epochs.")
+@click.option(
+    "--steps", "choice_schedule_steps", type=click.IntRange(min=1), metavar="N", help="Steps, instead of epochs."
+)
 @click.option(
     "--lr",
-    "schedule_lr",
+    "choice_schedule_lr",
     type=FiniteRange(min=0, min_open=True),
     metavar="RATE",
     help="Learning rate. Default: 2e-4 for adapters, 2e-5 with --full.",
 )
 @choice_option(
     "--schedule",
-    "schedule_decay",
+    "choice_schedule_decay",
     *DECAYS,
     CONSTANT,
     text="How the learning rate comes down to zero after the warm-up.",
 )
 @click.option(
     "--decay-steps",
-    "schedule_decay_steps",
+    "choice_schedule_decay_steps",
     type=click.IntRange(min=1),
     metavar="N",
     help="Come down in the last N steps only, and stay level before (WSD).",
 )
 @click.option(
     "--warmup-steps",
-    "schedule_warmup_steps",
+    "choice_schedule_warmup_steps",
     type=click.IntRange(min=0),
     metavar="N",
     help="Steps until the learning rate is reached. Default: 3 % of all.",
 )
-@held_out_options("judging", " Default: twice an epoch.")
-@key_options
+@held_out_options("choice_judging", " Default: twice an epoch.")
+@key_options("choice_data")
 @click.option(
     "--tokenizer",
-    "data_tokenizer",
+    "choice_data_tokenizer",
     type=InputFile("tokenizer"),
     metavar="TOKENIZER.json|bytes",
     help="Default: the tokenizer.json of the model.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of new adapters and of the order of the data.")
-@click.option("--merge", is_flag=True, help="Write the adapters merged into the model, for transformers.")
-@click.option("--resume", is_flag=True, help="Go on with the run in the output folder; give its other options again.")
-@trackers_option("trackers")
+@click.option(
+    "--seed", "choice_seed", type=click.IntRange(min=0), help="Seed of new adapters and of the order of the data."
+)
+@click.option(
+    "--merge", "choice_merge", is_flag=True, help="Write the adapters merged into the model, for transformers."
+)
+@click.option(
+    "--resume",
+    "choice_resume",
+    is_flag=True,
+    help="Go on with the run in the output folder; give its other options again.",
+)
+@trackers_option("choice_trackers")
 @json_option
-@in_groups(adapting=Adapting, schedule=Schedule, judging=Judging, data=DataChoice)
-def command(
-    model: str,
-    output: str,
-    data: DataChoice,
-    adapting: Adapting,
-    schedule: Schedule,
-    judging: Judging,
-    dtype: str,
-    ram_bytes: int | None,
-    device: str,
-    seed: int | None,
-    merge: bool,
-    resume: bool,
-    trackers: tuple[TrackerChoice, ...],
-    as_json: bool,
-) -> int:
+@in_groups(
+    choice_adapting=Adapting,
+    choice_schedule=Schedule,
+    choice_judging=Judging,
+    choice_data=DataChoice,
+    choice=FinetuneChoice,
+)
+def command(choice: FinetuneChoice, as_json: bool) -> int:
     """Fine-tune a model on this machine: plan for its memory, compile, train, evaluate, write the best weights.
 
     Documents are packed whole into sequences, and attention stays inside them. Adapters are written as a folder that
     PEFT loads, whole models as transformers does. Ctrl-C ends the run after its present step, with its state saved.
     """
+    _refuse_idle_options(choice)
     from ratrain.ratrainc.choices.run_choices import Display
     from ratrain.ratrainc.console.console import print_json
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.running.finetuning import finetune, refuse_idle_choices
 
-    if adapting.whole:
-        refuse_idle(
-            "is for adapters, and --full trains the model itself",
-            *("adapting_rank", "adapting_alpha", "adapting_targets", "adapting_base"),
-        )
-    if schedule.steps is not None:
-        refuse_idle("is the length of the run, and so is --steps", "schedule_epochs")
-    if judging.paths:
-        refuse_idle("cuts --data, and --eval-data is held out instead", "judging_fraction")
-    if data.chat_key is not None:
-        data = evolve(data, train_on="answers")
-    choice = FinetuneChoice(
-        model, output, data, adapting, schedule, judging, dtype, ram_bytes, device, seed, resume, merge, trackers
-    )
+    if choice.data.chat_key is not None:
+        choice = evolve(choice, data=evolve(choice.data, train_on="answers"))
     with misuse_of_command():
         refuse_idle_choices(choice)
         done = finetune(choice, Display(quiet=as_json))
@@ -237,3 +230,16 @@ def command(
     else:
         show(done.parts())
     return done.exit_code
+
+
+def _refuse_idle_options(choice: FinetuneChoice) -> None:
+    """Raise `click.UsageError` for options that were given and would change nothing."""
+    if choice.adapting.whole:
+        adapters = ("rank", "alpha", "targets", "base")
+        refuse_idle(
+            "is for adapters, and --full trains the model itself", *(f"choice_adapting_{name}" for name in adapters)
+        )
+    if choice.schedule.steps is not None:
+        refuse_idle("is the length of the run, and so is --steps", "choice_schedule_epochs")
+    if choice.judging.paths:
+        refuse_idle("cuts --data, and --eval-data is held out instead", "choice_judging_fraction")

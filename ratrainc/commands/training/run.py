@@ -94,7 +94,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     text="Which tokens are in the loss: all; of JSONL lines with a prompt and a completion the completions alone; of "
     "lines with a chat what the assistant says, or the last of it.",
 )
-@key_options
+@key_options("data")
 @click.option(
     "--eos",
     "data_eos",

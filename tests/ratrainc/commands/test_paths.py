@@ -69,12 +69,12 @@ USUAL: dict[str, dict[str, str]] = {
         "settings_execution_kernels": "reference",
     },
     "finetune": {
-        "model": "hf",
-        "data_paths": "text.txt",
-        "output": "tuned",
-        "schedule_steps": "1",
-        "schedule_seq_len": "64",
-        "dtype": "f32",
+        "choice_model": "hf",
+        "choice_data_paths": "text.txt",
+        "choice_output": "tuned",
+        "choice_schedule_steps": "1",
+        "choice_schedule_seq_len": "64",
+        "choice_dtype": "f32",
     },
     "generate": {"path": "checkpoint", "prompt_tokens": "1", "asked_tokens": "1", "asked_kernels": "reference"},
     "watch": {"runs": "log.jsonl"},
@@ -105,8 +105,10 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
 """What goes with a parameter, or does not."""
 NO_PATHS = {
     "data_chat_key",
-    "adapting_targets",
-    "ram_bytes",
+    *(f"choice_data_{key}_key" for key in ("text", "prompt", "completion", "chat")),
+    "choice_adapting_targets",
+    "choice_ram_bytes",
+    "choice_device",
     "settings_execution_ram_bytes",
     "strategy",
     "strategy_name",
@@ -150,11 +152,11 @@ FOLDERS = {
     ("export-weights", "output"),
     ("opt", "dump_dir"),
     ("examples", "folder"),
-    ("finetune", "output"),
+    ("finetune", "choice_output"),
     ("run", "settings_saving_best"),
 }
 FOLDERS |= {
-    ("finetune", "model"),
+    ("finetune", "choice_model"),
     ("run", "settings_start_checkpoint"),
     ("run", "settings_start_weights"),
     ("postmortem", "directory"),
@@ -330,7 +332,7 @@ BAD: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "empty": lambda _, __: "",
 }
 _READ = {
-    ("finetune", "model"),
+    ("finetune", "choice_model"),
     ("run", "settings_start_checkpoint"),
     ("run", "settings_start_weights"),
     ("export-weights", "checkpoint"),
@@ -345,7 +347,7 @@ WELL |= {
         ("export-weights", "output"),
         ("opt", "dump_dir"),
         ("examples", "folder"),
-        ("finetune", "output"),
+        ("finetune", "choice_output"),
     )
 }
 WELL |= {
