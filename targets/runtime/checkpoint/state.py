@@ -97,9 +97,11 @@ def _pack(engine: ProgramEngine, values: NDArray[np.float32], name: str, targets
     """Set targets to a matrix's elements [n], packed in one of `FROZEN_FORMATS`."""
     kernels, bits = engine.kernels, FORMATS.get(name)
     if bits is None:
-        packed = pack_nf4(values)
+        # The first target takes the bytes itself where it is an array: a copy would be memory that no plan counts.
+        packed = pack_nf4(values, next((target for target in targets if isinstance(target, np.ndarray)), None))
         for target in targets:
-            kernels.memory.write(target, packed)
+            if target is not packed:
+                kernels.memory.write(target, packed)
         return
     staged = kernels.memory.staged(values)
     for target in targets:

@@ -77,9 +77,10 @@ def nf4_parts(packed: U8, elements: int) -> Nf4Parts:
 
 
 @quiet
-def pack_nf4(values: F32) -> U8:
-    """Pack the elements [n] of a matrix. One that is not finite makes all of them NaN."""
-    packed = np.zeros(nf4_bytes(values.size), np.uint8)
+def pack_nf4(values: F32, packed: U8 | None = None) -> U8:
+    """Pack the elements [n] of a matrix, into `packed` if given. One that is not finite makes all of them NaN."""
+    packed = np.empty(nf4_bytes(values.size), np.uint8) if packed is None else packed
+    packed[nf4_sizes(values.size).ends[-1] :] = 0
     offset, scales, maxima, pairs = nf4_parts(packed, values.size)
     largest = np.empty(maxima.size, np.float32)
     for blocks in row_blocks(maxima.size, NF4_BLOCK):
