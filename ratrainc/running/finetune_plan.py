@@ -25,7 +25,7 @@ from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.quantised import NF4
-from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training
+from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training, split_names
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail, misuse
 from ratrain.ratrain_ir.support.quantities import MIB
@@ -37,17 +37,20 @@ from ratrain.ratrainc.console.extras import is_installed
 from ratrain.ratrainc.facts.kernel_choice import host_choice, with_kernels
 from ratrain.targets.runtime.arena.process_memory import resident_bytes, room
 from ratrain.targets.runtime.arena.processor import cpu_flags
-from ratrain.targets.runtime.data.packing import sequences_of
+from ratrain.targets.runtime.data.packing import in_pieces, sequences_of
 from ratrain.targets.runtime.engine.certificate import certificate
 from ratrain.targets.runtime.engine.first_use import compiles, first_use
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import HOST_DEVICE, default_kernels
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrainc.choices.finetune_choice import FinetuneChoice
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data.data import TokenStream
+    from ratrain.targets.runtime.data.documents import Documents
     from ratrain.targets.runtime.settings import RunSettings
 
 LONGEST = 2048
@@ -60,6 +63,8 @@ _OF_LORA, _OF_WHOLE = 2e-4, 2e-5
 _WARM_UP = 0.03
 _SHARE_OF_MEMORY = 0.9
 """Part of this machine's memory that a run takes at most, if nobody says how much: the rest is for others."""
+_FOR_TORCH = 1 << 30
+"""Memory from which PyTorch multiplies: its libraries take some 250 MiB."""
 _TRIES = 4
 _ENGINES = 8
 """Threads of engines that one rank has at most: one an engine."""
@@ -84,10 +89,10 @@ class Amounts:
 def amounts(choice: FinetuneChoice, stream: TokenStream, held: TokenStream | None) -> Amounts:
     """Return lengths and counts from the documents of the data. Raises `DiagnosticError` RT090 if there are none."""
     schedule = choice.schedule
-    lengths = _lengths(stream)
-    longest = max(int(lengths.max()), int(_lengths(held).max()) if held is not None else 1)
+    longest = max(int(_lengths_of(_documents(each)).max()) for each in (stream, held) if each is not None)
     seq_len = schedule.seq_len or min(LONGEST, _ROUND * ceil(longest / _ROUND))
-    sequences = len(sequences_of(np.minimum(lengths, seq_len), seq_len))
+    pieces = _lengths_of(in_pieces(_documents(stream), seq_len))
+    sequences = len(sequences_of(np.minimum(pieces, seq_len), seq_len))
     batch = min(schedule.batch, sequences)
     an_epoch = ceil(sequences / batch)
     steps = schedule.steps or max(1, ceil(schedule.epochs * an_epoch))
@@ -95,11 +100,14 @@ def amounts(choice: FinetuneChoice, stream: TokenStream, held: TokenStream | Non
     return Amounts(seq_len, sequences, batch, steps, min(every, steps) if held is not None else None)
 
 
-def _lengths(stream: TokenStream) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    documents = stream.documents
-    if documents is None:
+def _documents(stream: TokenStream) -> Documents:
+    if stream.documents is None:
         text = f"'{stream.name}' does not say where its documents end"
         fail("RT090", text, help="fine-tune on JSONL, a document a line, or on texts, a document a file")
+    return stream.documents
+
+
+def _lengths_of(documents: Documents) -> NDArray[np.int64]:
     lengths = np.diff(documents.bounds)
     return lengths[lengths > 0]
 
@@ -110,8 +118,9 @@ def planned(model: ModelConfig, choice: FinetuneChoice, counts: Amounts, setting
     most = choice.ram_bytes or int(_SHARE_OF_MEMORY * _room_of(choice.device))
     for plan in _plans(choice, counts):
         check_plan(plan, model)
-        words = f"compiling it in {plan.view_dtype}, frozen matrices as {plan.training.base}"
-        with status(words if plan.training else f"compiling it in {plan.view_dtype}"):
+        base = plan.training.base
+        packed = "" if base == AS_VIEWS else f", its frozen matrices packed as {base}"
+        with status(f"compiling it in {plan.view_dtype}{packed}"):
             try:
                 return _fitting(model, plan, most, settings)
             except DiagnosticError as error:
@@ -137,6 +146,7 @@ def _plans(choice: FinetuneChoice, counts: Amounts) -> Iterator[Plan]:
     adapting = choice.adapting
     fast_bf16 = host_choice(Dtype.BF16, cpu_flags(), has_torch=is_installed("torch"))
     fast = choice.device != HOST_DEVICE or fast_bf16 is None or fast_bf16.name == "torch"
+    fast = fast and not is_small(choice)
     usual = "bf16" if fast else "f32"
     dtypes = dict.fromkeys((usual, "bf16")) if choice.dtype == AUTO else (choice.dtype,)
     bases = (AS_VIEWS, PACKED) if adapting.base == AUTO else (adapting.base,)
@@ -149,14 +159,23 @@ def _plans(choice: FinetuneChoice, counts: Amounts) -> Iterator[Plan]:
         yield _plan(choice, counts, dtype, base)
 
 
+def is_small(choice: FinetuneChoice) -> bool:
+    """Tell whether the memory is so little that PyTorch's libraries are better left out of the process."""
+    return choice.device == HOST_DEVICE and choice.ram_bytes is not None and choice.ram_bytes < _FOR_TORCH
+
+
 def _plan(choice: FinetuneChoice, counts: Amounts, dtype: str, base: str) -> Plan:
     adapting, schedule = choice.adapting, choice.schedule
     training = Training()
     if not adapting.whole:
-        targets = adapting.targets
+        targets = ", ".join(split_names(adapting.targets))
         training = Training(LORA, rank=adapting.rank, alpha=adapting.scale, targets=targets, base=base)
     steps = counts.steps
-    warm = min(steps, ceil(_WARM_UP * steps) if schedule.warmup_steps is None else schedule.warmup_steps)
+    warm = ceil(_WARM_UP * steps) if schedule.warmup_steps is None else schedule.warmup_steps
+    falls = schedule.decay_steps or 0
+    if warm + falls > max(steps, 1 if schedule.warmup_steps is None and not falls else 0):
+        parts = f"{warm} of warm-up" + (f" and {falls} of decay" if falls else "")
+        misuse(f"{parts} do not fit into {steps} steps: name fewer --warmup-steps or --decay-steps, or more --steps")
     optimizer = Optimizer(
         lr=schedule.lr or (_OF_WHOLE if adapting.whole else _OF_LORA),
         betas=(0.9, 0.999),

@@ -11,6 +11,7 @@ The folder that it writes:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import changes_text, plan_to_toml
 from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, read_bytes, write_text
@@ -37,13 +38,13 @@ from ratrain.ratrainc.choices.run_choices import (
 from ratrain.ratrainc.compiling.proving import sound_program
 from ratrain.ratrainc.console.console import say, status
 from ratrain.ratrainc.console.parts import Part, Shown
-from ratrain.ratrainc.running.finetune_plan import Amounts, amounts, planned
+from ratrain.ratrainc.running.finetune_plan import Amounts, amounts, is_small, planned
 from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
 from ratrain.ratrainc.running.run_result import RunResult, run_parts
 from ratrain.ratrainc.running.training import check_outputs, run_training
 from ratrain.ratrainc.running.training_data import open_streams
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
-from ratrain.targets.program.rtx import program_bytes, write_program
+from ratrain.targets.program.rtx import program_bytes, read_program, write_program
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_step
 from ratrain.targets.runtime.data.chat_template import has_template
 from ratrain.targets.runtime.data.chats import MESSAGES_KEYS, PAIRS
@@ -51,7 +52,15 @@ from ratrain.targets.runtime.data.corpus import DOCUMENTS, data_files
 from ratrain.targets.runtime.data.jsonl import lines_of, object_in
 from ratrain.targets.runtime.data.token_file import text_bytes
 from ratrain.targets.runtime.data.tokenizer import names_end, tokenizer_of_weights
-from ratrain.targets.runtime.settings import HOST_DEVICE, Evaluation, Execution, RunSettings, Saving, Start
+from ratrain.targets.runtime.settings import (
+    AUTO_KERNELS,
+    HOST_DEVICE,
+    Evaluation,
+    Execution,
+    RunSettings,
+    Saving,
+    Start,
+)
 from ratrain.targets.runtime.weights.companions import is_byte_tokenizer
 from ratrain.targets.runtime.weights.weights import check_weights_place
 
@@ -128,7 +137,11 @@ def finetune(choice: FinetuneChoice, display: Display | None = None) -> Finetune
         counts.steps,
         evaluation=evolve(evaluation, every=counts.eval_every, patience=judging.patience),
         saving=Saving(str(folder / LAST), best=str(folder / BEST)),
-        execution=Execution(device=choice.device, ram_bytes=choice.ram_bytes if choice.device == HOST_DEVICE else None),
+        execution=Execution(
+            "fast" if is_small(choice) else AUTO_KERNELS,
+            device=choice.device,
+            ram_bytes=choice.ram_bytes if choice.device == HOST_DEVICE else None,
+        ),
         start=start,
     )
     outputs = Outputs(log=str(folder / LOG_FILE), trackers=choice.trackers)
@@ -229,10 +242,14 @@ def _write(folder: Path, program: Program, *, resumes: bool) -> None:
     """Write plan and program; of a run that goes on, check that they are what it began with."""
     place = folder / PROGRAM_FILE
     if resumes:
-        if not is_there(place) or read_bytes(str(place), "program") != program_bytes(program):
-            text = f"'{place}' is of another model, data, memory or options than this command names"
-            fail("RT092", text, help="give the options of the first run; 'ratrainc run' goes on with other ones")
-        return
+        if is_there(place) and read_bytes(str(place), "program") == program_bytes(program):
+            return
+        before = read_program(str(place)).plan
+        found = changes_text(before, program.plan)
+        was = changes_text(program.plan, before)
+        differs = f"{found} here, and {was or 'left out'} there" if found or was else "of another model or memory"
+        text = f"'{place}' is of another run than this command names: {differs}"
+        fail("RT092", text, help="give the options of the first run; 'ratrainc run' goes on with other ones")
     write_text(str(folder / PLAN_FILE), plan_to_toml(program.plan))
     write_program(program, str(place))
 
@@ -247,7 +264,7 @@ def _exported(choice: FinetuneChoice, folder: Path, *, whole: bool) -> tuple[str
             export_weights(checkpoint, target, init=None if whole else choice.model)
         else:
             target = str(folder / ADAPTER)
-            export_adapter(checkpoint, target, choice.model)
+            export_adapter(checkpoint, target, str(Path(choice.model).resolve()))
     return target, of_best
 
 
@@ -257,3 +274,5 @@ def refuse_idle_choices(choice: FinetuneChoice) -> None:
         misuse("--merge is for adapters: --full trains the model itself, and writes it whole")
     if not choice.data.paths:
         misuse("fine-tuning needs --data")
+    if os.path.realpath(choice.output) == os.path.realpath(choice.model):
+        misuse("-o is the folder of the model itself: name another one")

@@ -177,6 +177,10 @@ def _opened(path: str, init: str | None) -> _Origin:
         tokenizer = None if tokenizer_path is None or takes_bytes else TokenizerChoice(tokenizer_path, tokenizer_path)
         source = read_weights(path, model)
         return _Origin(model, source, Dtype.F32.value, _ends_of_directory(folder, model), takes_bytes, tokenizer)
+    tuned = next((name for name in ("best", "last") if is_there(folder / name / MANIFEST_FILE)), None)
+    if tuned is not None and not is_there(folder / MANIFEST_FILE):
+        text = f"'{path}' is a folder of 'ratrainc finetune', which holds several checkpoints"
+        fail("RT094", text, help=f"name one: {folder / tuned}")
     model, source = whole_weights(path, init)
     run = latest_run(path)
     plan, facts = run.get("plan"), facts_of(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_companions, latest_weights
 from ratrain.targets.runtime.checkpoint.whole_weights import check_beside, whole_weights
 from ratrain.targets.runtime.weights.adapter_files import ADAPTER_WEIGHTS, write_adapter
-from ratrain.targets.runtime.weights.companions import GENERATION_FILE, generation_config
+from ratrain.targets.runtime.weights.companions import GENERATION_FILE, TOKENIZER_FILES, generation_config
 from ratrain.targets.runtime.weights.weight_files import is_written_here, weight_files, write_weight_files
 from ratrain.targets.runtime.weights.weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 
@@ -61,18 +61,16 @@ def export_weights(
     with _made(directory) as folder:
         written = write_weight_files(folder, model, source, most_shard_bytes, dtype)
         write_text(str(folder / CONFIG_FILE), config)
-        for name, content in companions.items():
-            with replacing(str(folder / name)) as stream:
-                stream.write(content)
+        _write_companions(folder, companions)
     return Export(model, (*written, CONFIG_FILE, *companions))
 
 
 def export_adapter(checkpoint: str, directory: str, base: str | None = None) -> Export:
     """Write the adapters of a checkpoint as a folder that PEFT loads; `base` is where their model is, if known.
 
-    The folder names that place, and the run must have trained beside these weights. Raises `DiagnosticError` RT002
-    (cannot be read or written), RT091 (the directory holds weights that were not written here) or RT092: not a sound
-    checkpoint, one without adapters, or one of other weights.
+    The run's tokenizer goes with them. The folder names that place, and the run must have trained beside these
+    weights. Raises `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds weights that were
+    not written here) or RT092: not a sound checkpoint, one without adapters, or one of other weights.
     """
     model, source = latest_weights(checkpoint)
     if not model.training.adapts:
@@ -80,10 +78,19 @@ def export_adapter(checkpoint: str, directory: str, base: str | None = None) -> 
         fail("RT092", f"the checkpoint '{checkpoint}' has no adapters", help=way_out)
     if base is not None:
         check_beside(checkpoint, base)
+    tokenizer = {name: text for name, text in latest_companions(checkpoint).items() if name in TOKENIZER_FILES}
     _check_place(directory, [CONFIG_FILE])
     with _made(directory) as folder:
         _check_adapter_place(folder)
-        return Export(model, write_adapter(folder, model, source, base))
+        written = write_adapter(folder, model, source, base)
+        _write_companions(folder, tokenizer)
+        return Export(model, (*written, *tokenizer))
+
+
+def _write_companions(folder: Path, companions: Mapping[str, bytes]) -> None:
+    for name, content in companions.items():
+        with replacing(str(folder / name)) as stream:
+            stream.write(content)
 
 
 def _check_adapter_place(folder: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -130,7 +131,7 @@ def test_an_interrupted_fine_tuning_goes_on_to_the_same_bits(model: str, chats: 
         finetune(cut, Display(quiet=True, each_step=stop))
     with pytest.raises(DiagnosticError, match=r"(?s)holds a run already.*--resume"):
         finetune(cut, Display(quiet=True))
-    with pytest.raises(DiagnosticError, match="is of another model, data, memory or options"):
+    with pytest.raises(DiagnosticError, match=r"rank = 3, alpha = 6\.0 here, and rank = 4"):
         finetune(evolve(cut, resume=True, adapting=Adapting(rank=3)), Display(quiet=True))
     done = finetune(evolve(cut, resume=True), Display(quiet=True))
     assert [step.report.step for step in done.run.steps] == [5, 6, 7]
@@ -159,6 +160,37 @@ def test_less_memory_takes_another_form(model: str, chats: str, tmp_path: Path, 
     with pytest.raises(DiagnosticError, match=r"(?s)does not fit.*a shorter --seq-len"):
         shrink(64 << 20)
     assert list(dict.fromkeys(forms))[-2:] == [("bf16", "view"), ("bf16", "nf4")]
+
+
+def test_an_end_before_the_first_evaluation_is_saved(model: str, chats: str, tmp_path: Path) -> None:
+    def stop(timed: Any) -> None:
+        raise RuntimeError(f"stopped after {timed.report.step}")
+
+    cut = choice(model, chats, tmp_path / "cut", judging=Judging(every=4))
+    with pytest.raises(RuntimeError, match="stopped after 0"):
+        finetune(cut, Display(quiet=True, each_step=stop))
+    done = finetune(evolve(cut, resume=True, schedule=evolve(cut.schedule)), Display(quiet=True))
+    assert done.run.steps[0].report.step == 1
+
+
+def test_the_models_own_folder_is_no_output(model: str, chats: str) -> None:
+    with pytest.raises(DiagnosticError, match="-o is the folder of the model itself"):
+        api.finetune(choice(model, chats, Path(model)))
+
+
+def test_targets_and_texts(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several targets are adapted; of a long text nothing is left out; the adapters stand beside their tokenizer."""
+    (tmp_path / "book.txt").write_text("a long text of many words, again and again. " * 60)
+    command = ["finetune", "--model", model, "--data", str(tmp_path / "book.txt"), "-o", str(tmp_path / "o")]
+    assert main([*command, "--targets", "q_proj,v_proj", "--seq-len", "64", "--steps", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 longer ones cut into pieces" in said
+    assert "40 sequences of 64 tokens" in said
+    names = {name.split(".")[-3] for name in adapters(tmp_path / "o")}
+    assert names == {"q_proj", "v_proj"}
+    config = json.loads((tmp_path / "o" / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(Path(model).resolve())
+    assert (tmp_path / "o" / "adapter" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +228,8 @@ def test_pairs_without_a_template_are_joined_as_they_are(
     [
         (["--full", "--merge"], "--merge is for adapters"),
         (["--full", "--lora", "3"], "is for adapters, and --full"),
-        (["--schedule", "constant", "--decay-steps", "2"], "--decay-steps is for a rate that comes down"),
+        (["--schedule", "constant", "--decay-steps", "1", "--warmup-steps", "0"], "--decay-steps is for a rate that"),
+        (["--warmup-steps", "9"], "9 of warm-up do not fit into 1 steps"),
         (["--resume"], "holds no run to go on with"),
         (["--device", "cuda:77"], "cuda:77"),
         (["--targets", "nonsense"], "no linear layer"),

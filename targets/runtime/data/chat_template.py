@@ -44,6 +44,8 @@ CHATML = "chatml"
 """Template that needs no file: each message between `<|im_start|>` with its role and `<|im_end|>`."""
 TEMPLATE_FILE, _CONFIG, _SPECIAL_TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 _DEFAULT = "default"
+_OF_TOOLS = ("tool_calls", "function_call")
+"""Keys of messages that a template either writes or drops in silence."""
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -77,12 +79,11 @@ class _Generation(Extension):
 
 @frozen(eq=False)
 class ChatTemplate:
-    """A compiled template, its name for messages, and the special tokens that it may name."""
+    """A compiled template, its name for messages, its text, and the special tokens that it may name."""
 
     name: str
     compiled: Any
-    marks_answers: bool
-    """True if the template has `{% generation %}` blocks"""
+    source: str
     special_tokens: Mapping[str, str]
 
     def text(self, chat: Chat, tools: object = None, *, asks: bool = False) -> str:
@@ -92,14 +93,20 @@ class ChatTemplate:
         """
         return self._rendered(chat, tools, asks=asks).replace(_OPEN, "").replace(_CLOSE, "")
 
-    def with_answers(self, chat: Chat, tools: object = None, *, last_alone: bool = False) -> tuple[str, Spans]:
-        """Return the text of a chat and its answers, or the last of them alone. Raises `AnswerError`."""
-        places = [number for number, message in enumerate(chat) if message.get("role") == ASSISTANT]
+    def with_answers(
+        self, chat: Chat, tools: object = None, *, first: int = 0, last_alone: bool = False
+    ) -> tuple[str, Spans]:
+        """Return the text of a chat and its answers from message `first` on, or the last of them alone.
+
+        Raises `AnswerError`.
+        """
+        before = [number for number, message in enumerate(chat[:first]) if message.get("role") == ASSISTANT]
+        places = [number for number, message in enumerate(chat) if message.get("role") == ASSISTANT and number >= first]
         if not places:
             raise AnswerError(f"has no message whose role is {ASSISTANT}")
-        if self.marks_answers:
+        if _GENERATION.search(self.source) is not None:
             text, answers = _unmarked(self._rendered(chat, tools))
-            return text, answers[-1:] if last_alone else answers
+            return text, answers[-1:] if last_alone else answers[len(before) :]
         text = self.text(chat, tools)
         wanted = places[-1:] if last_alone else places
         return text, [self._answer(chat, tools, text, place) for place in wanted]
@@ -113,12 +120,17 @@ class ChatTemplate:
         return len(before), len(after)
 
     def _rendered(self, chat: Chat, tools: object, *, asks: bool = False) -> str:
+        said = next((key for key in _OF_TOOLS if any(each.get(key) for each in chat)), None)
+        if said is not None and said not in self.source:
+            raise AnswerError(f"has {said} in a message, and {self.name} leaves them out")
         try:
             text = self.compiled.render(
                 messages=chat, tools=tools, documents=None, add_generation_prompt=asks, **self.special_tokens
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise AnswerError(f"is a chat that {self.name} does not take: {error}") from None
+            other = next((n for n, each in enumerate(chat, 1) if not isinstance(each.get("content"), str)), None)
+            why = str(error) if other is None else f"the content of message {other} is no text"
+            raise AnswerError(f"is a chat that {self.name} does not take: {why}") from None
         return str(text)
 
 
@@ -167,7 +179,7 @@ def _compiled(name: str, text: str, tokens: Mapping[str, str]) -> ChatTemplate:
         compiled = environment.from_string(text)
     except TemplateSyntaxError as error:
         fail("RT090", f"{name}, line {error.lineno}, is no chat template: {error.message}", help=_OTHER_TEMPLATE)
-    return ChatTemplate(name, compiled, _GENERATION.search(text) is not None, tokens)
+    return ChatTemplate(name, compiled, text, tokens)
 
 
 def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

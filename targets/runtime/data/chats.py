@@ -43,7 +43,6 @@ PAIRS = (("prompt", "completion"), ("instruction", "output"))
 """Fields of a line with a question and an answer: TRL's, and Alpaca's."""
 _MORE = {"instruction": ("input",)}
 """Fields whose text follows a question's, where they are not empty."""
-_TURN = ("user", ASSISTANT)
 _FORMS = (
     'a chat is like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}; '
     "--chat-key names another field"
@@ -65,22 +64,24 @@ class Chats:
     """True if only the last answer of a chat is in the loss"""
 
     def pair_in(self, held: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Return the fields of a line that hold question and answer; None if it has none, or one is no text."""
+        """Return the fields of a line that hold question and answer, as texts or as messages; None if it has none."""
         for pair in self.pairs:
-            if all(isinstance(held.get(each), str) for each in pair):
+            if all(isinstance(held.get(each), str) or are_messages(held.get(each)) for each in pair):
                 return pair
         return None
 
     def document(self, path: str, line: Line) -> tuple[str, Spans]:
         """Return the text of a line's chat, and its answers. Raises RT090 with the line."""
         held = object_in(path, line)
-        chat = self._messages(path, line, held)
+        chat, first = self._messages(path, line, held)
         try:
             if self.counts_all:
                 text = self.template.text(chat, held.get("tools"))
                 spans = [(0, len(text))]
             else:
-                text, spans = self.template.with_answers(chat, held.get("tools"), last_alone=self.last_alone)
+                text, spans = self.template.with_answers(
+                    chat, held.get("tools"), first=first, last_alone=self.last_alone
+                )
             text.encode()
         except AnswerError as error:
             refuse_line(path, line, str(error), way_out=_way_out(str(error)))
@@ -88,19 +89,25 @@ class Chats:
             refuse_line(path, line, "has half of a surrogate pair, which is no text")
         return text, spans
 
-    def _messages(self, path: str, line: Line, held: Mapping[str, Any]) -> Chat:
+    def _messages(self, path: str, line: Line, held: Mapping[str, Any]) -> tuple[Chat, int]:
+        """Return the messages of a line, and the number of the first whose answer may count."""
         keys = MESSAGES_KEYS if self.key is None else (self.key,)
         name = next((key for key in keys if key in held), None)
+        first = 0
         if name is None and self.key is None and (pair := self.pair_in(held)) is not None:
-            question = "\n".join(held[each] for each in (pair[0], *_MORE.get(pair[0], ())) if held.get(each))
-            turns = zip(_TURN, (question, held[pair[1]]), strict=True)
-            held, name = {"messages": [{"role": role, "content": said} for role, said in turns]}, "messages"
+            question, answer = (held[each] for each in pair)
+            if isinstance(question, str):
+                more = (held[each] for each in _MORE.get(pair[0], ()) if isinstance(held.get(each), str) and held[each])
+                question = [{"role": "user", "content": "\n".join((question, *more))}]
+            first = len(question)
+            answer = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else answer
+            held, name = {"messages": [*question, *answer]}, "messages"
         if name is None or not are_messages(held[name]):
             has = f"; its fields are {', '.join(map(shown, held)) or 'none'}" if name is None else ""
             refuse_line(path, line, f"has no messages in {' or '.join(map(shown, keys))}{has}", way_out=_FORMS)
         if has_marks(json.dumps(held[name], ensure_ascii=False)):
             refuse_line(path, line, "has code points that are no characters (U+FDD0, U+FDD1)")
-        return [self._message(path, line, message, place) for place, message in enumerate(held[name], 1)]
+        return [self._message(path, line, message, place) for place, message in enumerate(held[name], 1)], first
 
     @staticmethod
     def _message(path: str, line: Line, message: Mapping[str, Any], place: int) -> Mapping[str, Any]:

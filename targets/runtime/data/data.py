@@ -122,7 +122,8 @@ def in_words(facts: Mapping[str, Any], found: str = "") -> str:
     if facts.get("pack") == "whole":
         cut = facts["cut_documents"]
         words += f"; whole documents in {facts['sequences']:,} sequences, {facts['filling']:,} tokens of filling"
-        words += f", {cut:,} longer ones cut" if cut else ""
+        lost = f": {facts['left_out']:,} tokens are left out" if facts["left_out"] else " into pieces"
+        words += f", {cut:,} longer ones cut{lost}" if cut else ""
     return words
 
 

@@ -241,7 +241,7 @@ def _way_out(fields: Fields) -> str:
     keys = (
         "--prompt-key and --completion-key name the fields"
         if fields.is_pair
-        else "--text-key names the field of the text"
+        else "--text-key names the field of the text, --prompt-key and --completion-key those of a pair"
     )
     return f"{keys}; every line needs them" if fields.is_pair else f"{keys}; every line needs it"
 

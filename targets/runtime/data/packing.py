@@ -58,13 +58,16 @@ def sequences_of(lengths: NDArray[np.int64], most: int) -> list[list[int]]:
 def packed_whole(stream: TokenStream, length: int, multiple: int = 1) -> TokenStream:
     """Return a stream whose sequences of `length` tokens hold whole documents.
 
-    Of a longer document the first `length` tokens are taken. The number of sequences is rounded up to a `multiple`
-    with filling alone. Raises `DiagnosticError` RT090 where the ends of documents are unknown.
+    A longer document that counts whole is cut into pieces, each a document; of another one the first `length` tokens
+    are taken. The number of sequences is rounded up to a `multiple` with filling alone. Raises `DiagnosticError` RT090
+    where the ends of documents are unknown.
     """
     documents = stream.documents
     if documents is None:
         text = f"'{stream.name}' does not say where its documents end: whole ones cannot be packed"
         fail("RT090", text, help="say which token ends a document, --eos 2; or take --pack cut")
+    long = int(np.count_nonzero(np.diff(documents.bounds) > length))
+    documents = in_pieces(documents, length)
     whole = np.diff(documents.bounds)
     taken = np.minimum(whole, length)
     present = np.flatnonzero(taken)
@@ -85,9 +88,17 @@ def packed_whole(stream: TokenStream, length: int, multiple: int = 1) -> TokenSt
     lengths.append(1)
     packed = _packed(stream, documents, np.array(pieces, np.int64), np.array(lengths, np.int64))
     filling = int(packed.documents.bounds[-1]) - int(taken.sum()) - 1 if packed.documents is not None else 0
-    cut = int(np.count_nonzero(whole > length))
-    facts = {"pack": "whole", "sequences": len(sequences), "filling": filling, "cut_documents": cut}
+    lost = int((whole - taken).sum())
+    facts = {"pack": "whole", "sequences": len(sequences), "filling": filling, "cut_documents": long, "left_out": lost}
     return evolve(packed, reading={**stream.reading, **facts})
+
+
+def in_pieces(documents: Documents, length: int) -> Documents:
+    """Return documents of at most `length` tokens, if all of their tokens count; else the same ones."""
+    if documents.answers is not None:
+        return documents
+    starts = [np.arange(low, high, length) for low, high in zip(documents.bounds, documents.bounds[1:], strict=False)]
+    return Documents(np.append(np.concatenate([np.empty(0, np.int64), *starts]), documents.bounds[-1]))
 
 
 def _packed(stream: TokenStream, documents: Documents, pieces: Positions, lengths: NDArray[np.int64]) -> TokenStream:

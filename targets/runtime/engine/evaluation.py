@@ -110,11 +110,11 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
     held = HeldOut(batches, count if most is None else min(most, count))
     if not any(batches.counted(number) for number in range(held.count)):
         text = f"'{stream.name}' has no label in the loss among the evaluated tokens: all belong to prompts"
+        more = "" if most is None else "evaluate on more batches (--eval-batches), "
         fail(
             "RT090",
             text,
-            help="hold out more of the data (--eval-fraction), evaluate on more batches (--eval-batches), or on "
-            "another file (--eval-data)",
+            help=f"hold out more of the data (--eval-fraction), {more}or evaluate on another file (--eval-data)",
         )
     return held
 

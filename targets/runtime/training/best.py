@@ -36,7 +36,9 @@ class Best:
         return cls(data, loss, step, since)
 
     def note(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return what a checkpoint keeps; nothing before the first finite loss, which JSON could not hold."""
+        if not isfinite(self.loss):
+            return {}
         return {NOTE: {"data": self.data, "loss": self.loss, "step": self.step, "since": self.since}}
 
     def hear(self, loss: float, step: int) -> bool:

@@ -26,7 +26,9 @@ def test_the_lowest_loss_so_far(losses: list[float], cut: int) -> None:
     best = Best("data")
     for step, loss in enumerate(losses):
         if step == cut:
-            best = Best.noted(json.loads(json.dumps(best.note())) if best.loss < inf else best.note(), "data")
+            since = best.since
+            best = Best.noted(json.loads(json.dumps(best.note(), allow_nan=False)), "data")
+            best.since = since  # before the first finite loss nothing is kept
         before = [each for each in losses[:step] if each < inf]
         assert best.hear(loss, step) is (loss < inf and (not before or loss < min(before)))
     finite = [(loss, step) for step, loss in enumerate(losses) if loss < inf]

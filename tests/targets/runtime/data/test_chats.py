@@ -90,6 +90,9 @@ def test_forms_of_chats_are_alike(tmp_path: Path) -> None:
     assert counted(opened(tmp_path, [{"talk": CHAT, "messages": 3}], key="talk")) == counted(mine)
     pair = {"prompt": CHAT[1]["content"], "completion": CHAT[2]["content"], "id": 3}
     assert text_of(opened(tmp_path, [pair])) == text_of(opened(tmp_path, [CHAT[1:3]]))
+    trl = {"prompt": CHAT[:4], "completion": CHAT[4:]}
+    assert text_of(opened(tmp_path, [trl])) == text_of(mine)
+    assert counted(opened(tmp_path, [trl])) == counted(mine)[-1:] == counted(opened(tmp_path, [trl], MARKED))
     alpaca = {"instruction": CHAT[1]["content"], "input": "", "output": CHAT[2]["content"]}
     assert text_of(opened(tmp_path, [alpaca])) == text_of(opened(tmp_path, [CHAT[1:3]]))
     assert "<user>one\ntwo</s>" in text_of(opened(tmp_path, [alpaca | {"instruction": "one", "input": "two"}]))
@@ -148,6 +151,8 @@ def test_what_counts_is_what_the_assistant_says(
         (CHAT, THINKING, {}, r"(?s)message 3, that .* writes in another way when.*--train-on last-answer"),
         ([{"role": "assistant", "content": "a \ufdd0 b"}], PLAIN, {}, "code points that are no characters"),
         ([{"role": "assistant", "content": "\ud800"}], PLAIN, {}, "half of a surrogate pair"),
+        ([{"role": "assistant", "content": None}], PLAIN, {}, "the content of message 1 is no text"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{}]}], PLAIN, {}, "has tool_calls in a message, and"),
         (CHAT, "{{ messages.__class__.__mro__ }}", {}, "does not take"),
     ],
 )

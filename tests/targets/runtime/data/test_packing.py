@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from attrs import evolve
@@ -12,7 +14,7 @@ from ratrain.ratrain_ir.ops.base import Part
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.data.documents import Documents, bounds_of
-from ratrain.targets.runtime.data.packing import packed_whole, sequences_of
+from ratrain.targets.runtime.data.packing import in_pieces, packed_whole, sequences_of
 from tests.targets.runtime.data.test_documents import make_plan, streams
 
 SETTINGS = settings(max_examples=120, deadline=None)
@@ -43,7 +45,11 @@ def test_each_sequence_holds_whole_documents(stream: TokenStream, length: int, m
     assert batches.sequences % multiple == 0
     assert batches.sequences == packed.reading["sequences"]
     expected = set()
-    for start, stop in zip(documents.bounds, documents.bounds[1:], strict=False):
+    pieces = in_pieces(documents, length).bounds
+    if documents.answers is None:
+        assert packed.reading["left_out"] == 0
+        assert set(documents.bounds) <= set(pieces)
+    for start, stop in pairwise(pieces):
         counts = documents.is_counted(int(start), int(stop))
         kept = min(int(stop - start), length)
         expected |= {(int(start) + k - 1, int(start) + k) for k in range(1, kept) if counts[k]}
@@ -56,7 +62,7 @@ def test_each_sequence_holds_whole_documents(stream: TokenStream, length: int, m
         for token, label, start, place in zip(tokens, labels, starts, range(length), strict=True):
             if label >= 0:
                 found.add((int(token), int(label)))
-                first = int(documents.bounds[np.searchsorted(documents.bounds, token, "right") - 1])
+                first = int(pieces[np.searchsorted(pieces, token, "right") - 1])
                 assert place - start == token - first  # positions count from where its document begins
     assert found == expected
     assert sum(batches.counted(step) for step in range(batches.sequences)) == len(expected)
