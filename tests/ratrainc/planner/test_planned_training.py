@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
-from ratrain.ratrainc.choices.timed_plan import time_plan
+from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.functions.planning import compare, pareto, plan, smallest, what_if
 from ratrain.ratrainc.planner.space.space import template
 from ratrain.targets.machine.machine import load_machine
@@ -62,6 +62,7 @@ def test_the_plan_of_a_search_trains_so_and_reads_back(like: str, tmp_path: Path
     found = load_plan(str(tmp_path / "found.toml"), MODEL)
     assert found.training == ADAPTERS
     timed = time_plan(MODEL, found, answer.passes, load_machine("mt3000"))
+    assert isinstance(timed, TimedPlan)
     assert timed.figures.step_seconds == pytest.approx(answer.best.seconds)
     assert answer.answer.bound_seconds <= answer.best.seconds
     assert answer.answer.relaxed_bound_seconds <= answer.best.seconds
