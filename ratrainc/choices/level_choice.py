@@ -124,7 +124,8 @@ def _shortest(most: int, seconds_of: Callable[[int], float]) -> int:
 def _ordered(timed: TimedPlan, model: ModelConfig, plan: Plan) -> list[tuple[Block, ...]]:
     """Return groups of blocks for whose gathers compute waits, most waited seconds per element of the view first.
 
-    Tied embeddings are one group of two blocks, since they share one table; all other groups are single blocks.
+    Tied embeddings are one group of two blocks, since they share one table; all other groups are single blocks. Blocks
+    in which nothing trains have no view to keep.
     """
     waited: dict[Block, float] = {}
     for stage in _waited(timed):
@@ -133,8 +134,8 @@ def _ordered(timed: TimedPlan, model: ModelConfig, plan: Plan) -> list[tuple[Blo
     groups: dict[tuple[Block, ...], float] = {}
     for each in (each for blocks in topology_of(model, plan).stage_blocks for each in blocks):
         group = ends if model.tied_embeddings and each in ends else (each,)
-        nbytes = sum(flat_elements(model, plan, member) for member in group)
-        groups[group] = sum(waited.get(member, 0.0) for member in group) / nbytes
+        if elements := sum(flat_elements(model, plan, member) for member in group):
+            groups[group] = sum(waited.get(member, 0.0) for member in group) / elements
     return sorted((group for group in groups if groups[group] > 0), key=lambda group: -groups[group])
 
 

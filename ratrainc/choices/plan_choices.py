@@ -32,7 +32,9 @@ class PlanChoice:
     peers: tuple[int, ...] | None = None
     """numbers of tensor-parallel ranks; None: `tp` of `like` if above 1, else 1 and all that divide the model"""
     like: str | None = None
-    """plan file whose types, sums, chunks, keys of [compute] and optimizer all plans take, and `tp` if it is above 1"""
+    """plan file whose types, sums, chunks, optimizer and keys of [compute] and [train] all plans take, and `tp` if it
+    is above 1
+    """
     dtype: str | None = None
     """type of views and gradients of all plans: `bf16`, `f16` or `f32`; None: as in `like`, else that of the machine's
     target, bf16 on GPUs

@@ -203,7 +203,8 @@ class Fit(Shown):
     def _our_plan(self) -> str:
         ours, which = self.ours, "our own plan for the same devices and batch"
         if self.job.adapter is not None:
-            return f"{which}: none is searched with adapters: compile a plan with [train] method = 'lora'"
+            how = "'ratrainc plan --like P.toml', where P.toml has [train] method = 'lora', searches one"
+            return f"{which}: none is searched with adapters here: {how}"
         if ours is None:
             return f"{which}: --exact searches, compiles and places it, in seconds to a minute"
         if not ours.plan:

@@ -24,7 +24,6 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
-from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
@@ -565,12 +564,3 @@ def test_a_folder_of_other_adapters_is_refused_by_name(key: str, value: object, 
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
     with pytest.raises(DiagnosticError, match="LoRA" if key == "peft_type" else key):
         start(program, 1, init_adapter=str(tmp_path / "peft"))
-
-
-def test_no_plan_is_searched_for_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bounds count operations of full training, so they would not be bounds."""
-    place = tmp_path / "lora.toml"
-    place.write_text(plan_to_toml(make_plan(pp=1, training=LORA)))
-    words = ["plan", "--model", "tinyllama-1.1b", "--clusters", "2", "--global-batch", "8", "--seq-len", "64"]
-    assert main([*words, "--like", str(place)]) == 1
-    assert "plans are searched for full training alone" in " ".join(capsys.readouterr().err.split())

@@ -15,6 +15,7 @@ from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTenso
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.config.tensor_ranks import problems
+from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
@@ -24,6 +25,7 @@ from ratrain.ratrainc.choices.timed_plan import time_plan
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
+from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
@@ -31,6 +33,7 @@ from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.space.tilings import tilings
+from ratrain.ratrainc.planner.space.trained import check_planned_training
 from ratrain.targets.machine.machine import load_machine
 from tests.targets.machine.test_links import group
 from tests.targets.machine.test_links import machine as grouped_machine
@@ -116,6 +119,8 @@ def far_groups(draw):
     return grouped_machine(*groups, group("system", None, draw(bandwidths), draw(st.sampled_from([0.0, 1e-3]))))
 
 
+ATTENTION_ONLY, MLP_ONLY = "q_proj, v_proj", "down_proj"
+
 WHOLE_MATRICES = (
     {"attention": "scores-kept"},
     {"attention": "scores-recomputed", "logits": "whole", "head_chunk": DEFAULT_HEAD_CHUNK},
@@ -141,6 +146,49 @@ def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
             columns.head_scratch[0] - chunked.head_scratch[0]
             >= 4 * 32 * shape.micro_batch_size * model.vocab_size // shape.tp
         )
+
+
+ADAPTED = st.builds(
+    Training,
+    method=st.just("lora"),
+    rank=st.sampled_from([2, 16]),
+    targets=st.sampled_from([ATTENTION_ONLY, MLP_ONLY, f"{ATTENTION_ONLY}, {MLP_ONLY}"]),
+    base=st.sampled_from(["view", "nf4", "int8-block"]),
+)
+FROZEN = st.builds(
+    Training,
+    freeze=st.sampled_from(["*embed*", "*mlp*", "*attention*, *attn*", "*norm*", "*embed*, *head*", "*embed*, *attn*"]),
+)
+
+
+@settings(max_examples=8)
+@given(planned(), ADAPTED | FROZEN, st.booleans())
+def test_bounds_of_less_training_are_never_above_what_is_found(case, training, tied):
+    """Adapters of attention, of the MLP or of both, frozen parameters, packed matrices, tied embeddings."""
+    model, shape, layers, named, machine, room = case
+    model = evolve(model, tied_embeddings=tied)
+    assume(is_planned(model, shape, named, machine, training))
+    roomy = evaluated(model, shape, layers, named.passes, named, machine, training)
+    check(model, shape, layers, named, machine, roomy, training)
+    budget = tightened(model, shape, layers, named, machine, max(roomy.peak_bytes), room, training)
+    found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine, training)
+    if max(found.peak_bytes) <= budget:
+        check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found, training)
+
+
+def is_planned(model, shape, named, machine, training):
+    """Tell whether the planner has such a plan: what trains fits the model, and backwards are whole."""
+    setting = setting_of(model, named, machine, training)
+    if (
+        has_halves(named.schedule or "1f1b", evolve(shape.pipeline, stages=2, micro_batches=4))
+        or "split" in named.passes
+    ):
+        return False
+    try:
+        check_planned_training(model, setting.shaped(tp=shape.tp))
+    except DiagnosticError:
+        return False
+    return True
 
 
 @settings(max_examples=8)
@@ -298,10 +346,10 @@ def test_bounds_of_tensor_peers_are_near_what_is_found(pp, name, sharded):
     assert bound > (0.6 if name == "tp-heavy" else 0.75) * timed.figures.step_seconds
 
 
-def check(model, shape, layers, named, machine, found):
-    columns = columns_of(model, shape, named, machine)
+def check(model, shape, layers, named, machine, found, training=WHOLE):
+    columns = columns_of(model, shape, named, machine, training)
     bounds = plan_bounds(columns, np.array([layers], float))
-    note = f"{shape} {layers} {named.name}: bound {bounds.seconds[0]}, found {found.step_seconds}"
+    note = f"{shape} {layers} {named.name} {training.words}: bound {bounds.seconds[0]}, found {found.step_seconds}"
     assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), note
     assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
     assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)
@@ -309,9 +357,9 @@ def check(model, shape, layers, named, machine, found):
     assert shape_bounds_with_bytes(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING), note
 
 
-def tightened(model, shape, layers, named, machine, highest, room):
+def tightened(model, shape, layers, named, machine, highest, room, training=WHOLE):
     """A budget between the bound on the peak and the peak that was found."""
-    columns = columns_of(model, shape, named, machine)
+    columns = columns_of(model, shape, named, machine, training)
     least = float(plan_bounds(columns, np.array([layers], float)).peak_bytes.max())
     return int(least + room * max(0.0, highest - least))
 
@@ -322,8 +370,8 @@ def with_budget(pipeline, budget):
     return pipeline_text(passes)
 
 
-def evaluated(model, shape, layers, pipeline, named, machine):
-    plan = shape.plan(setting_of(model, named, machine), cuts_of(layers, shape))
+def evaluated(model, shape, layers, pipeline, named, machine, training=WHOLE):
+    plan = shape.plan(setting_of(model, named, machine, training), cuts_of(layers, shape))
     return found_for(Task(model, plan, pipeline, machine))
 
 
@@ -336,10 +384,10 @@ def found_for(task):
         raise
 
 
-def setting_of(model, named, machine):
-    return SearchSetting(model, machine, evolve(template(32), head_chunk=8), named.passes)
+def setting_of(model, named, machine, training=WHOLE):
+    return SearchSetting(model, machine, evolve(template(32), head_chunk=8, training=training), named.passes)
 
 
-def columns_of(model, shape, named, machine):
-    profiles = Profiles(setting_of(model, named, machine))
+def columns_of(model, shape, named, machine, training=WHOLE):
+    profiles = Profiles(setting_of(model, named, machine, training))
     return Columns.of(profiles, [shape], schedule=named.schedule or "1f1b")

@@ -451,7 +451,7 @@ def plan_choice_options(function: F) -> F:
         "plans_like",
         type=InputFile("plan"),
         metavar="P.toml",
-        help="Take types, sums, chunks, the optimizer and several tensor-parallel ranks from this plan.",
+        help="Take types, sums, chunks, [train], the optimizer and several tensor-parallel ranks from this plan.",
     )
     zero = click.option(
         "--zero",

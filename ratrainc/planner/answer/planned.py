@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
-    from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
 _FOLDED = (
@@ -116,7 +115,7 @@ class Planned(Shown):
             columns += ["slow stage", "jitter"]
         if self.tokens is not None:
             columns += ["days", "cluster-h"]
-        of_families = f", {_families_text(request.families)}" if request.families else ""
+        of_families = f", {_families_text(request)}" if request.families else ""
         title = (
             f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
             f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} ({_times_text(shown)})"
@@ -199,6 +198,8 @@ class Planned(Shown):
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
             f"{answer.seconds:.1f} s"
         )
+        for reason, names in _by_reason(answer.request.families_left_out).items():
+            yield f"left out: {', '.join(names)}: {reason}"
         yield from self._notes
         idle = answer.request.clusters - best.plan.clusters
         if idle and objective is TIME:
@@ -236,6 +237,7 @@ class Planned(Shown):
             "step_error": request.machine.step_error,
             "strategy": request.strategy.name,
             "families": [family.name for family in request.searched],
+            "left_out": request.families_left_out,
             "objective": request.objective.name,
             "clusters": request.clusters,
             "global_batch": request.global_batch,
@@ -263,6 +265,11 @@ class Planned(Shown):
         }
 
 
+def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Group the families that were left out by their reason."""
+    return {reason: [name for name, own in left_out.items() if own == reason] for reason in left_out.values()}
+
+
 def _times_text(shown: Sequence[Candidate]) -> str:
     """Say which of the times shown are simulated."""
     simulated = sum(candidate.evaluation is not None for candidate in shown)
@@ -282,8 +289,9 @@ def _estimates_text(shown: Sequence[Candidate]) -> str:
     return f"{plans}, not simulated: {why}. The search without --quick settles which plan is best."
 
 
-def _families_text(searched: Sequence[PlanFamily]) -> str:
+def _families_text(request: PlanRequest) -> str:
     """Say how many schedules are searched, and with which other memories."""
+    searched = [family for family in request.families if family.name not in request.families_left_out]
     memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
     using = f" and {', '.join(map(repr, memories))}" if memories else ""
     count = len({family.schedule for family in searched})

@@ -223,10 +223,10 @@ class _Memory:
         sure = surely_held(c, flight)
         windows = np.floor((m - 1) / flight)
         held = layers * c.activation + c.documents  # by a micro-batch in flight, whatever is kept
-        held[0] += c.inputs  # labels are read by the head alone
+        held[0] += c.tokens
         own = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c, c.carried, layers)  # the loss scale takes an alignment
-        head = c.head_scratch + c.head_ends + c.head_gradient + c.inputs
+        head = c.head_scratch + c.head_ends + c.head_gradient + c.labels
         free[-1] -= np.maximum(head - own, 0.0)
         most, ended = np.maximum(own, head), own - c.head_view  # nobody reads it after the head's last backward
         updated = most - np.maximum(ended - c.gradients[HEAD], head)

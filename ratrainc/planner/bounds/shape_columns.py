@@ -45,7 +45,8 @@ class Columns:
     activation: Numbers
     mlp_ends: Numbers
     head_ends: Numbers
-    inputs: Numbers
+    tokens: Numbers
+    labels: Numbers
     documents: Numbers
     mlp_saved: Numbers
     mlp_scratch: Numbers

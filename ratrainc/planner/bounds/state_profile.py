@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import flat_elements
+from ratrain.ratrain_ir.model.blocks import flat_elements, frozen_elements, packed_frozen_bytes
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_within_step,
     parts_view,
@@ -168,8 +168,15 @@ class _State:
         return self.part_bytes(kind) if gathers_within_step(self.plan, block_of(kind)) else self.view_bytes(kind)
 
     def carried_bytes(self, kind: str) -> int:
-        # each block also carries its update count
-        return self.carried_view_bytes(kind) + self.state_bytes(kind) + aligned(Dtype.I64.itemsize)
+        # each block that trains also carries its update count
+        count = aligned(Dtype.I64.itemsize) if self.shard(kind) else 0
+        return self.carried_view_bytes(kind) + self.state_bytes(kind) + count + self.frozen_bytes(kind)
+
+    def frozen_bytes(self, kind: str) -> int:
+        """Return the bytes of a block's frozen parameters, plain and packed, which no replica shares out."""
+        of_block = self.module.model, self.plan, block_of(kind)
+        plain = frozen_elements(*of_block) * Dtype(self.plan.view_dtype).itemsize
+        return aligned(plain) + aligned(packed_frozen_bytes(*of_block))
 
     def state_bytes(self, kind: str) -> int:
         # f32 master weights and two moments

@@ -11,12 +11,12 @@ from attrs import frozen
 
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.placement.split_backward import split_backwards
-from ratrain.passes.recovery.kept_bytes import kept_bytes
+from ratrain.passes.recovery.kept_bytes import kept_bytes, mlp_input_bytes
 from ratrain.passes.recovery.rewriting import LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import Block, block
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, passes_gradient_on
 from ratrain.ratrain_ir.model.slots import (
     computed_type,
     exchanged_type,
@@ -73,8 +73,10 @@ class WorkProfile:
     """bytes of an mlp's input and of the gradients of its input and output; whole tensors with tensor-parallel ranks"""
     head_ends: int
     """bytes of the head's input and of its gradient"""
-    inputs: int
-    """bytes of the tokens, or of the labels, of a micro-batch"""
+    tokens: int
+    """bytes of the tokens of a micro-batch, held for the embedding's backward; 0 if it has none"""
+    labels: int
+    """bytes of the labels of a micro-batch"""
     documents: int
     """bytes of the document starts of a micro-batch, held by every stage from forward to backward; 0 if none are kept
     apart"""
@@ -113,7 +115,8 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
     context = PassContext(target)  # it knows ops that take equal time
     # one stage for each choice of recovery, with its recomputation written out
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in setting.choices]
-    apart = _in_halves(module)
+    # backwards of what trains less than the whole model are whole
+    apart = None if plan.training else _in_halves(module)
     # with tensor-parallel ranks a pass may split backwards under any schedule, so the lesser of both forms counts
     halves = apart if tp > 1 else None
     numbers = range(slices) if plan.slices else (None,)
@@ -133,7 +136,7 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
         first_forward=parts[0].seconds["forward"],
         first_backward=parts[0].seconds["passed_back"],
-        pending=min(_pending_bytes(apart, number) for number in numbers),
+        pending=0 if apart is None else min(_pending_bytes(apart, number) for number in numbers),
     )
 
 
@@ -160,8 +163,12 @@ def _slice_profile(
     """Read the profile of slice `number`, whose plan is `plan`; `halves`: the stage with split backwards, if any."""
     whole = _Ops.of(module, module.stages[0], context, number)
     always_kept = _always_kept_bytes(model, plan)
+    # The first layer of a model whose lowest block that trains is an mlp holds that one's input in place of its own.
+    attention_goes_back = has_backward(model, plan, block("attention", 0))
+    passes_on = passes_gradient_on(model, plan, block("mlp", 0))
+    twice = 0 if attention_goes_back else mlp_input_bytes(model, plan)
     options = [
-        (kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
+        (max(kept_bytes(model, plan, choice) - always_kept - twice, 0), _Ops.of(module, stage, context, number))
         for choice, stage in chosen
     ]
     # the least over all choices of recovery, so that no choice takes less than forward, backward and its recovery
@@ -188,10 +195,11 @@ def _slice_profile(
         },
         nbytes={
             "activation": stream,
-            "mlp_ends": stream + gathered + 2 * ends,
+            "mlp_ends": (stream if attention_goes_back else 0) + gathered + (1 + passes_on) * ends,
             "head_ends": 2 * whole_stream,
-            "inputs": tokens,
-            "documents": tokens if plan.keeps_documents_apart else 0,
+            "tokens": tokens if has_backward(model, plan, block("embed")) else 0,
+            "labels": tokens,
+            "documents": tokens if plan.keeps_documents_apart and attention_goes_back else 0,
             "mlp_saved": _saved_bytes(model, plan, block("mlp", 0)),
             "boundary": exchanged_type(model, plan).nbytes,
             "always_kept": always_kept,

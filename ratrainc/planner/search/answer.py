@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.space.objective import Cost, Objective
@@ -91,7 +91,7 @@ class Candidate:
 
     def utilisation(self, request: PlanRequest) -> float:
         """Return its model operations a second, without recovery, as a fraction of the peak of its clusters."""
-        operations = model_flops_per_token(request.model, self.plan.seq_len) * self.tokens_per_second
+        operations = trained_flops_per_token(request.model, self.plan) * self.tokens_per_second
         return operations / (request.machine["fp16_peak"] * self.plan.clusters)
 
     def training_cost(self, clusters: int, tokens: float) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
+from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
@@ -26,6 +27,7 @@ from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes, with_dtype
 from ratrain.ratrainc.planner.space.space import template as usual_template
 from ratrain.ratrainc.planner.space.tensor_ranks import choose_tp, with_whole_rows
+from ratrain.ratrainc.planner.space.trained import check_planned_training, ends_train
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.target import target_of
 
@@ -67,7 +69,7 @@ class PlanRequest:
 
     @property
     def searched(self) -> tuple[PlanFamily, ...]:
-        """The families of the search, at least one."""
+        """The families of the search, at least one; with those that `families_left_out` names."""
         return self.families or (PlanFamily(self.strategy.name, self.strategy),)
 
     @property
@@ -85,12 +87,31 @@ class PlanRequest:
             return self.strategy.schedule or default_schedule(PipelineShape(1, 1))
         return self.plan_template.schedule or default_schedule(self.plan_template.shape)
 
+    def left_out(self, schedule: str) -> str | None:
+        """Return why no plan of a schedule can train what this request trains; None if some can."""
+        if not self.setting.template.training:
+            return None
+        smallest = (PipelineShape(2, 4, *division) for division in divisions(schedule))
+        if any(has_halves(schedule, each) for each in smallest):
+            return "backwards in halves, of a model with frozen parameters or adapters, are not built"
+        return None
+
+    @property
+    def families_left_out(self) -> dict[str, str]:
+        """The families that the search leaves out, with the reason."""
+        reasons = {family.name: self.left_out(family.schedule) for family in self.families}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
     def shapes(self) -> list[Shape]:
         """Return every shape to consider.
 
-        Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, or if tensor-parallel ranks
-        that are asked for, or needed by the strategy, do not share out the model.
+        Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, if tensor-parallel ranks
+        that are asked for, or needed by the strategy, do not share out the model, or if bounds or the schedule do not
+        go with what trains.
         """
+        check_planned_training(self.model, self.setting.shaped())
+        if (reason := self.left_out(self.schedule)) is not None:
+            fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
         space = shapes(
             self.model,
             self.clusters,
@@ -103,6 +124,8 @@ class PlanRequest:
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,
         )
+        if not ends_train(self.setting.template, self.model):  # a level of their own would be of nothing
+            space = [shape for shape in space if shape.ends is None]
         return with_whole_rows(self.setting, space)
 
     @property
@@ -162,9 +185,6 @@ def planning_request(
     template = None
     if plans.like is not None:
         template = load_plan(plans.like, model)
-        if template.training:
-            text = f"'{plans.like}' trains {template.training.words}: plans are searched for full training alone"
-            fail("RT064", text, help="leave [train] out of it, and write it into a plan that is found")
         template = _without_schedule(template, chosen, plans.like, searched)
         template = evolve(template, seq_len=seq_len)
     template = _computing(template, plans, seq_len, target_of(machine).usual_dtype)
@@ -194,6 +214,7 @@ def planning_request(
     # fail before the search on anything that no plan of it could have
     planned = request.setting.template
     check_plan(planned, model)
+    check_planned_training(model, request.setting.shaped())
     # every division of the schedule has slices
     if not searched and planned.attention != "fused" and all(k > 1 for *_, k in divisions(request.schedule)):
         text = f'attention = "{planned.attention}" holds the scores of whole sequences, which slices do not have'

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.tensor_ranks import problems
-from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.model.checked_training import check_training
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.planner.space.tilings import divisors
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.choices.strategies import Strategy
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
     from ratrain.ratrainc.planner.space.space import Shape
@@ -65,7 +68,18 @@ def _problem(setting: SearchSetting, peers: int) -> tuple[str, str] | None:
 
     Rows of activations are not looked at.
     """
-    return next(problems(setting.model, setting.shaped(tp=peers, micro_batch_size=peers)), None)
+    plan = setting.shaped(tp=peers, micro_batch_size=peers)
+    problem = next(problems(setting.model, plan), None)
+    return problem or _training_problem(setting.model, plan)
+
+
+def _training_problem(model: ModelConfig, plan: Plan) -> tuple[str, str] | None:
+    """Return why tensor-parallel ranks cannot train what a plan trains, and a way out; None if they can."""
+    try:
+        check_training(model, plan)
+    except DiagnosticError as error:
+        return error.diagnostics[0].message, error.diagnostics[0].help or ""
+    return None
 
 
 def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shape]:
