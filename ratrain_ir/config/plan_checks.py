@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
+from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
@@ -65,9 +66,11 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
 
 def _check_training(reader: FieldReader, training: Training) -> None:
     """Check that keys of adapters are given only where adapters train, and frozen parameters only where others do."""
-    for name in ("rank", "alpha", "rslora", "targets"):
+    for name in ("rank", "alpha", "rslora", "targets", "rank_pattern", "alpha_pattern"):
         if not training.adapts and reader.good("method", name) and getattr(training, name) != getattr(WHOLE, name):
-            text = f'{name} = {shown(getattr(training, name))} changes nothing without adapters (method = "full")'
+            said = getattr(training, name)
+            said = str(said) if isinstance(said, ModuleNumbers) else said
+            text = f'{name} = {shown(said)} changes nothing without adapters (method = "full")'
             reader.contradiction("RT064", name, text, help=f'leave {name} out, or write method = "lora"')
     if not training and training.base != AS_VIEWS:
         text = f"base = {shown(training.base)} changes nothing where all parameters train"

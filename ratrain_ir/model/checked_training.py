@@ -5,17 +5,12 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.module_patterns import expression_of, is_named, matches_end, matches_whole, number_text
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.adapters import (
-    ROUTER,
-    is_adaptable,
-    is_named,
-    is_stack_module,
-    linear_name,
-    packed_name,
-)
+from ratrain.ratrain_ir.model.adapters import is_stack_module, is_target
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
+from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, routers
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 
@@ -23,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
     from ratrain.ratrain_ir.config.plan import Plan
 
 
@@ -40,22 +36,55 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
 
 
 def _check_targets(model: ModelConfig, plan: Plan) -> None:
-    wholes: dict[str, str] = {}  # layer that has the adapter, by the names of its parts or by its own
-    routers: list[str] = []
-    for owner in block_chain(model):
-        for each in parameters(model, owner):
-            name = linear_name(model, owner.kind, owner.layer, each.weight)
-            if is_adaptable(each.weight):
-                wholes[name] = packed_name(model, owner.kind, owner.layer, each.weight) or name
-            elif each.weight == ROUTER:
-                routers.append(name)
+    wholes = layers_by_part(model)
+    found = routers(model)
     modules = list(dict.fromkeys(wholes.values()))
     words = '"' + ", ".join(sorted({_short(module) for module in modules})) + '"'
-    for target in split_names(plan.training.targets):
-        _check_target(model, target, wholes, routers, words)
+    expression = expression_of(plan.training.targets)
+    if expression is not None:
+        _check_expression(model, expression, modules, words)
+    else:
+        for target in split_names(plan.training.targets):
+            _check_target(model, target, wholes, found, words)
+    adapted = [module for module in modules if is_target(plan.training, module)]
+    for key in ("rank_pattern", "alpha_pattern"):
+        _check_numbers(key, getattr(plan.training, key), adapted)
 
 
-def _check_target(model: ModelConfig, target: str, wholes: Mapping[str, str], routers: list[str], words: str) -> None:
+def _check_expression(model: ModelConfig, expression: str, modules: list[str], words: str) -> None:
+    """Raise RT064 unless a regular expression matches layers that may have an adapter, and no other modules."""
+    what = f"targets: the expression {shown(expression)}"
+    others = [name for name in module_names(model) if name not in modules and matches_whole(expression, name)]
+    if others:
+        text = f"{what} matches {others[0]} too, which has no adapter here"
+        fail("RT064", text, help=f"let it match linear layers alone: {words}")
+    if not any(matches_whole(expression, module) and not is_stack_module(module) for module in modules):
+        text = f"{what} matches no linear layer of {model.name}"
+        fail("RT064", text, help=f'it matches whole names, like "{modules[0]}"')
+
+
+def _check_numbers(key: str, numbers: ModuleNumbers | None, adapted: list[str]) -> None:
+    """Raise RT064 where an entry of a pattern names no adapted layer, or two of them give one layer two numbers.
+
+    PEFT takes the first of two, but sorts them in the files that it writes (peft/config.py, `save_pretrained`).
+    """
+    found: dict[str, tuple[str, float]] = {}
+    for pattern, number in numbers or ():
+        named = [module for module in adapted if matches_end(pattern, module)]
+        if not named:
+            text = f"{key}: no layer with an adapter is named {shown(pattern)}"
+            fail("RT064", text, help=f'names are like "{adapted[0]}", or ends of them' if adapted else None)
+        for module in named:
+            first, before = found.setdefault(module, (pattern, number))
+            if number != before:
+                text = f"{key}: {module} is named by {shown(first)} and {shown(pattern)}"
+                way_out = f"let one of them name it: {number_text(before)} or {number_text(number)}"
+                fail("RT064", text, help=way_out)
+
+
+def _check_target(
+    model: ModelConfig, target: str, wholes: Mapping[str, str], routing: tuple[str, ...], words: str
+) -> None:
     """Raise RT064 unless a target names layers that may have an adapter, and no others."""
     what = f"targets: {shown(target)}"
     if target == ALL_LINEAR:
@@ -77,7 +106,7 @@ def _check_target(model: ModelConfig, target: str, wholes: Mapping[str, str], ro
         whole = _short(wholes[parts[0]])
         text = f"{what}: in {model.family} that is a part of {whole}, which has one adapter as a whole"
         fail("RT064", text, help=f'write "{whole}"')
-    if any(is_named(router, target) for router in routers):
+    if any(is_named(router, target) for router in routing):
         fail("RT064", f"{what}: adapters of routers are not built", help=f"use any of {words}")
     text = f"targets: no linear layer of {model.name} is named {shown(target)}"
     all_of_them = "" if model.family in _ALL_WITH_EXPERTS else f', or "{ALL_LINEAR}"'

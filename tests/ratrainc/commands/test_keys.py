@@ -203,6 +203,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "alpha",
         "rslora",
         "targets",
+        "rank_pattern",
+        "alpha_pattern",
         "freeze",
         "base",
         "decay",
