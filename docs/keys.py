@@ -93,6 +93,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "train.targets": {"value": "q_proj", "given": _LORA},
     "train.rank_pattern": {"value": "q_proj 2", "given": _LORA},
     "train.alpha_pattern": {"value": "q_proj 2", "given": _LORA, "seen": NUMBERS},
+    "train.modules_to_save": {"value": "norm", "given": _LORA},
     "train.base": {"value": "int4-block", "given": _LORA},
     "train.freeze": {"value": "model.embed_tokens.*"},
     "experts.balance_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FULL, LORA = "full", "lora"
 METHODS = (FULL, LORA)
+ADAPTER_KEYS = ("rank", "alpha", "rslora", "targets", "rank_pattern", "alpha_pattern", "modules_to_save")
+"""Keys that change nothing without adapters."""
 AS_VIEWS = "view"
 """Value of `base`: frozen matrices are stored as views are."""
 ALL_LINEAR = "all-linear"
@@ -168,6 +170,17 @@ class Training:
             in_header_if_default=False,
         ),
     )
+    modules_to_save: str = field(
+        default="",
+        metadata=key(
+            "train",
+            "modules that train whole beside adapters, by last parts of their names: "
+            '"embed_tokens, lm_head"; tied ones are named both',
+            _read_names,
+            in_header_if_default=False,
+            not_in_file=lambda own: not own.modules_to_save,
+        ),
+    )
     freeze: str = field(
         default="",
         metadata=key(
@@ -226,7 +239,8 @@ class Training:
             factor = f"alpha {self.alpha:g}{', rslora' if self.rslora else ''}"
             ranks = "" if self.rank_pattern is None else f" ({self.rank_pattern})"
             factor += "" if self.alpha_pattern is None else f" ({self.alpha_pattern})"
-            return f"adapters of rank {self.rank}{ranks}, {factor}, on {self.targets}{stored}"
+            whole = f", and {self.modules_to_save} whole" if self.modules_to_save else ""
+            return f"adapters of rank {self.rank}{ranks}, {factor}, on {self.targets}{whole}{stored}"
         return f"all but {self.freeze}{stored}" if self.freeze else "everything"
 
     @property

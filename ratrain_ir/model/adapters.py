@@ -49,8 +49,13 @@ def is_adapter(weight: str) -> bool:
 def trains_parameter(training: Training, name: str, *, adapter: bool) -> bool:
     """Tell whether a parameter trains, by its name in the checkpoint."""
     if training.adapts:
-        return adapter
+        return adapter or is_saved(training, name.rpartition(".")[0])
     return not any(fnmatchcase(name, pattern) for pattern in split_names(training.freeze))
+
+
+def is_saved(training: Training, module: str) -> bool:
+    """Tell whether a module trains whole beside adapters."""
+    return any(is_named(module, name) for name in split_names(training.modules_to_save))
 
 
 def adapter_shapes(

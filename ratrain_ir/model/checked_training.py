@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.module_patterns import expression_of, is_named, matches_end, matches_whole, number_text
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.adapters import is_stack_module, is_target
+from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
-from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, routers
+from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, parameter_modules, routers
+from ratrain.ratrain_ir.model.parameter_names import head_module
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.config.training import Training
 
 
 def check_training(model: ModelConfig, plan: Plan) -> None:
@@ -49,6 +51,38 @@ def _check_targets(model: ModelConfig, plan: Plan) -> None:
     adapted = [module for module in modules if is_target(plan.training, module)]
     for key in ("rank_pattern", "alpha_pattern"):
         _check_numbers(key, getattr(plan.training, key), adapted)
+    _check_saved(model, plan.training, adapted)
+
+
+def _check_saved(model: ModelConfig, training: Training, adapted: list[str]) -> None:
+    """Raise RT064 unless the modules that train whole are there, alone in files, and have no adapters.
+
+    PEFT trains copies of tied embeddings apart unless `ensure_weight_tying` is set (huggingface/peft 0.21.2,
+    peft/tuners/tuners_utils.py, `_check_tied_modules`); here they stay tied, so both are named.
+    """
+    modules = parameter_modules(model)
+    for name in split_names(training.modules_to_save):
+        what = f"modules_to_save: {shown(name)}"
+        named = [module for module in modules if is_named(module, name)]
+        if not named:
+            text = f"modules_to_save: no module of {model.name} is named {shown(name)}"
+            fail("RT064", text, help=f'names are like "{next(iter(modules))}" or "{head_module(model)}", or their ends')
+        both = next((module for module in named if module in adapted), None)
+        if both is not None:
+            fail("RT064", f"{what} names {both}, which gets an adapter", help="take it out of targets, or leave it out")
+        other = next((module for module in named if is_stack_module(f"{module}.") or module in routers(model)), None)
+        packed = next((module for module in named if module in _packed_layers(model)), None)
+        if other or packed:
+            text = f"{what} names {other or packed}: routers, experts and packed layers do not train whole here"
+            fail("RT064", text, help="leave it out")
+    ends = (next(iter(modules)), head_module(model))
+    if model.tied_embeddings and len({is_saved(training, module) for module in ends}) > 1:
+        text = f"modules_to_save names one of {ends[0]} and {ends[1]}, which are one table in {model.name}"
+        fail("RT064", text, help=f'name both or neither: "{ends[0]}, {ends[1]}"')
+
+
+def _packed_layers(model: ModelConfig) -> set[str]:
+    return {whole for part, whole in layers_by_part(model).items() if part != whole}
 
 
 def _check_expression(model: ModelConfig, expression: str, modules: list[str], words: str) -> None:

@@ -65,6 +65,7 @@ TRAININGS = {
         rank_pattern=ModuleNumbers((("layers.1.self_attn.q_proj", 2),)),
         alpha_pattern=ModuleNumbers((("layers.2.mlp.down_proj", 1.5),)),
     ),
+    "ends too": evolve(QV, modules_to_save="embed_tokens, lm_head"),
     "frozen layers": evolve(LAYERS, freeze="*.mlp.*, model.norm.*"),
 }
 ONE: dict[str, Any] = {"pp": 1, "dp": 1, "zero": 0, "micro_batches": 6, "view_dtype": "f32"}
@@ -328,6 +329,20 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
         "layers 0 to 0",
     ),
     "a base without a matrix": (MODEL, {"training": Training(freeze="*norm*", base="int8-block")}, "no matrix"),
+    "a module that is not there": (MODEL, {"training": evolve(LORA, modules_to_save="wte")}, "is named 'wte'"),
+    "a module with an adapter": (MODEL, {"training": evolve(LORA, modules_to_save="q_proj")}, "which gets an adapter"),
+    "one side of a tied table": (
+        evolve(MODEL, tied_embeddings=True),
+        {"training": evolve(LORA, modules_to_save="lm_head")},
+        "which are one table",
+    ),
+    "a router that is saved": (EXPERTS, {"training": evolve(QV, modules_to_save="gate")}, "do not train whole here"),
+    "experts that are saved": (EXPERTS, {"training": evolve(QV, modules_to_save="experts")}, "do not train whole"),
+    "a packed layer that is saved": (
+        GPT2,
+        {"training": evolve(LORA, targets="c_fc", modules_to_save="c_attn")},
+        "do not train whole here",
+    ),
     "an expression without a match": (MODEL, {"training": evolve(LORA, targets="re:q_proj")}, "matches no linear"),
     "an expression of more": (MODEL, {"training": evolve(LORA, targets="re:.*(q_proj|norm)")}, "layernorm too"),
     "an expression of blocks": (MODEL, {"training": evolve(LORA, targets="re:.*mlp.*")}, "layers.0.mlp too"),
@@ -367,6 +382,7 @@ def test_what_is_not_built_is_refused_by_name(what: str) -> None:
         (Training(targets="q_proj"), "targets"),
         (Training(rank_pattern=RANKS), "rank_pattern"),
         (Training(alpha_pattern=RANKS), "alpha_pattern"),
+        (Training(modules_to_save="lm_head"), "modules_to_save"),
         (evolve(LORA, freeze="*"), "freeze"),
         (Training(base="int8-block"), "base"),
     ],

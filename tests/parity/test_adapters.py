@@ -55,7 +55,13 @@ EXPERT_RANKS = evolve(
     rank_pattern=ModuleNumbers((("experts.down_proj", 2), ("1.mlp.experts.gate_up_proj", 3), ("o_proj", 1))),
     alpha_pattern=ModuleNumbers((("experts.gate_up_proj", 5),)),
 )
+SAVED = evolve(QV, modules_to_save="embed_tokens, lm_head, model.norm")
+SAVED_NORMS = evolve(QV, modules_to_save="input_layernorm, mlp.down_proj")
 CASES = [
+    ("llama", SAVED),
+    ("llama", SAVED_NORMS),
+    ("gpt2", evolve(PACKED, modules_to_save="wte, lm_head, wpe")),
+    ("qwen2", evolve(QV, modules_to_save="embed_tokens, lm_head")),
     ("llama", SOME_LAYERS),
     ("llama", RANKED),
     ("qwen3", RANKED_ROOTS),
@@ -109,6 +115,8 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
         lora_alpha=training.alpha,
         use_rslora=training.rslora,
         target_modules=targets if training.targets == ALL_LINEAR or training.targets != targets else modules,
+        modules_to_save=list(split_names(training.modules_to_save)) or None,
+        ensure_weight_tying=bool(training.modules_to_save) and network.config.tie_word_embeddings,
         rank_pattern={pattern: int(rank) for pattern, rank in training.rank_pattern or ()},
         alpha_pattern=dict(training.alpha_pattern or ()),
         target_parameters=[each for each in split_names(training.targets) if each.startswith("experts.")],
@@ -133,7 +141,9 @@ def base_of(name: str, folder: Path) -> Any:
 
 def modules_of(program: Any) -> list[str]:
     """The linear layers that have an adapter, by the names in `transformers`."""
-    return sorted({name.partition(".lora_")[0] for name in layout(program) if ".experts." not in name})
+    return sorted(
+        {name.partition(".lora_")[0] for name in layout(program) if ".experts." not in name and ".lora_" in name}
+    )
 
 
 def layout(program: Any) -> dict[str, Stored]:
@@ -148,6 +158,7 @@ def layout(program: Any) -> dict[str, Stored]:
         ("llama", PLAIN, 2),
         ("llama", RSLORA, 4),
         ("llama", RANKED, 2),
+        ("llama", SAVED, 2),
         ("qwen3_moe", EXPERT_RANKS, 2),
         ("gemma2", PLAIN, 2),
         ("gpt2", PLAIN, 2),
@@ -182,7 +193,7 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         for name, held in layout(program).items()
     }
     wanted = {
-        key.replace(".default", ""): each.grad.numpy()
+        key.replace(".modules_to_save", "").replace(".default", ""): each.grad.numpy()
         for key, each in network.named_parameters()
         if each.grad is not None
     }
@@ -197,6 +208,8 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
     [
         ("llama", PLAIN),
         ("llama", SOME_LAYERS),
+        ("llama", SAVED),
+        ("qwen2", evolve(QV, modules_to_save="embed_tokens, lm_head")),
         ("llama", RANKED_ROOTS),
         ("gpt2-exact", PACKED_RANKS),
         ("qwen3_moe", EXPERT_RANKS),

@@ -24,8 +24,9 @@ from ratrain.ratrain_ir.config.module_patterns import (
     number_text,
 )
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
-from ratrain.ratrain_ir.model.adapters import is_stack_module, is_target
-from ratrain.ratrain_ir.model.module_names import layers_by_part
+from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
+from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
+from ratrain.ratrain_ir.model.parameter_names import head_module
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.support.files import read_text
 from ratrain.ratrain_ir.support.text import shown
@@ -37,6 +38,7 @@ COMPARED = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"),
         *("target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("modules_to_save", "ensure_weight_tying"),
     }
 )
 """Keys that must say what the plan says."""
@@ -46,7 +48,6 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     "lora_bias": (False, None),
     "lora_dropout": (0, 0.0, None),
     "init_lora_weights": (True, False, "gaussian", None),  # others change the base's weights too
-    "modules_to_save": (None, []),
     "trainable_token_indices": (None, []),
     "alora_invocation_tokens": (None,),
     "layer_replication": (None, []),
@@ -74,7 +75,6 @@ INERT: Mapping[str, str] = {
     "corda_config": "read with init_lora_weights = corda alone",
     "lora_ga_config": "read with init_lora_weights = lora_ga alone",
     "runtime_config": "the place of matrices in memory",
-    "ensure_weight_tying": "of adapters of the embedding or the head, or where these are saved, which is refused",
 }
 """Keys that change no number here, with the reason."""
 _MOST_SHOWN = 8
@@ -98,6 +98,7 @@ def read_config(path: str, model: ModelConfig) -> None:
     modules = list(dict.fromkeys(layers_by_part(model).values()))
     adapted = [module for module in modules if is_target(model.training, module)]
     _check_targets(path, config, modules, adapted, report)
+    _check_saved(path, config, model, report)
     report.check()
     ranks = {module: model.training.rank_of(module) for module in adapted}
     alphas = {module: model.training.alpha_of(module) for module in adapted}
@@ -127,6 +128,33 @@ def _check_targets(
         text = "names" if module in named else "does not name"
         other = "has no adapter in the program" if module in named else "has one in the program"
         report.error("RT091", f"'{path}' {text} {module}, which {other}", help=help_text)
+
+
+def saved_modules(model: ModelConfig) -> list[str]:
+    """Return the modules that train whole beside a model's adapters; of a tied table that of the embedding."""
+    saved = [module for module in parameter_modules(model) if is_saved(model.training, module)]
+    return [module for module in saved if not (model.tied_embeddings and module == head_module(model))]
+
+
+def ties_saved(model: ModelConfig) -> bool:
+    """Tell whether a tied table trains whole beside adapters."""
+    return model.tied_embeddings and is_saved(model.training, head_module(model))
+
+
+def _check_saved(path: str, config: Mapping[str, Any], model: ModelConfig, report: Diagnostics) -> None:
+    """Refuse other modules that train whole than the plan's; a name is the end of theirs (PEFT: `_set_trainable`)."""
+    names = tuple(_names(path, config, "modules_to_save"))
+    found = {module for module in parameter_modules(model) if module.endswith(names)} if names else set()
+    if ties_saved(model):
+        found -= {head_module(model)}
+        if not config.get("ensure_weight_tying"):
+            text = f"'{path}' trains copies of a tied table apart: ensure_weight_tying is not set"
+            report.error("RT091", text, help="leave embedding and head out of modules_to_save")
+    wanted = set(saved_modules(model))
+    if found != wanted:
+        said = ", ".join(sorted(found)) or "none"
+        text = f"'{path}' has modules_to_save = {said}, the program {', '.join(sorted(wanted)) or 'none'}"
+        report.error("RT091", text, help="compile with the same modules_to_save in the plan's [train]")
 
 
 def _names_layer(path: str, config: Mapping[str, Any], module: str) -> bool:
@@ -239,7 +267,8 @@ def config_of(model: ModelConfig, base: str | None, modules: list[str], stacks: 
         "fan_in_fan_out": model.family == "gpt2",
         "target_modules": modules if expression is None else expression,
         **({"target_parameters": stacks} if stacks else {}),
-        "modules_to_save": None,
+        "modules_to_save": saved_modules(model) or None,
+        **({"ensure_weight_tying": True} if ties_saved(model) else {}),
         **patterns,
         "layers_to_transform": None,
         "layers_pattern": None,

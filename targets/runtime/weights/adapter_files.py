@@ -33,12 +33,14 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_adapter, is_stack
-from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack
+from ratrain.ratrain_ir.model.blocks import block, parameters
+from ratrain.ratrain_ir.model.parameter_names import head_module
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.tensor_file import FLOAT_TYPES, StoredTensor, cut, open_tensors
-from ratrain.targets.runtime.weights.adapter_config import config_of, read_config
+from ratrain.targets.runtime.weights.adapter_config import config_of, read_config, ties_saved
 from ratrain.targets.runtime.weights.weight_files import write_layout
 from ratrain.targets.runtime.weights.weights import Stored, layout_of, named_parameters, weights_of
 
@@ -54,8 +56,8 @@ _MOST_SHOWN = 8
 
 
 def adapter_parameters(model: ModelConfig) -> dict[str, Parameter]:
-    """Return the parameters of a model's adapters by name, in forward order."""
-    return {name: each for name, each in named_parameters(model).items() if is_adapter(each.weight)}
+    """Return the parameters of a model's adapters, and of modules that train whole, by name, in forward order."""
+    return {name: each for name, each in named_parameters(model).items() if each.trains}
 
 
 @frozen
@@ -131,6 +133,7 @@ def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
     path = str(Path(folder) / ADAPTER_WEIGHTS)
     stored = {name.removeprefix(_PREFIX): tensor for name, tensor in open_tensors(path, "RT091").items()}
     wanted = adapter_layout(model)
+    _drop_tied_copy(path, model, stored)
     report = Diagnostics()
     help_text = "the plan's targets and rank must be those that the adapters were trained with"
     for name in [*(wanted.keys() - stored.keys()), *(stored.keys() - wanted.keys())][:_MOST_SHOWN]:
@@ -145,6 +148,21 @@ def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
     return weights_of(path, adapter_parameters(model), wanted, stored)
 
 
+def _drop_tied_copy(path: str, model: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    """Drop the second copy that PEFT writes of a tied table; refuse one with other values, with RT091."""
+    head, table = f"{head_module(model)}.weight", parameters(model, block("embed"))[0]
+    if not ties_saved(model) or head not in stored or table.name not in stored:
+        return
+    one, other = stored[table.name], stored.pop(head)
+    same = one.shape == other.shape == table.shape and all(
+        np.array_equal(a, b)
+        for a, b in zip(one.pieces(0, table.elements), other.pieces(0, table.elements), strict=True)
+    )
+    if not same:
+        text = f"'{path}': {table.name} and {head} differ, which are one table in {model.name}"
+        fail("RT091", text, help="train them with ensure_weight_tying = True in PEFT")
+
+
 def write_adapter(
     folder: Path, model: ModelConfig, source: Callable[[str], Float32], base: str | None
 ) -> tuple[str, ...]:
@@ -153,6 +171,10 @@ def write_adapter(
     `base` is the place of the model that they belong to, if it is known. Raises RT002 where they cannot be written.
     """
     layout = {f"{_PREFIX}{name}": held for name, held in adapter_layout(model).items()}
+    if ties_saved(model):  # PEFT writes the table under both names
+        layout[f"{_PREFIX}{head_module(model)}.weight"] = layout[
+            f"{_PREFIX}{parameters(model, block('embed'))[0].name}"
+        ]
     write_layout(str(folder / ADAPTER_WEIGHTS), layout, source, Dtype.F32)
     write_text(str(folder / ADAPTER_CONFIG), json.dumps(_config(model, base), indent=2) + "\n")
     return ADAPTER_WEIGHTS, ADAPTER_CONFIG
@@ -164,6 +186,8 @@ def _config(model: ModelConfig, base: str | None) -> dict[str, Any]:
     stacks: set[str] = set()
     for name, held in adapter_layout(model).items():
         module = name.partition(".lora_")[0]
+        if module == name:
+            continue
         if isinstance(held, _StoredStack):
             stacks.add(f"{module.removesuffix('.base_layer')}.{held.target}")
         else:

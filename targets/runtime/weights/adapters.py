@@ -36,19 +36,22 @@ def with_adapters(base: WeightSource, model: ModelConfig, seed: int, given: Weig
     if not model.training.adapts:
         return base
     adapters = given if given is not None else _NewAdapters(named_parameters(model), seed)
-    return _Beside(named_parameters(model), base, adapters)
+    return _Beside(named_parameters(model), base, adapters, whole_of_adapters=given is not None)
 
 
 @frozen(eq=False)
 class _Beside(WeightSource):
-    """Weights of one source, and adapters of another."""
+    """Weights of one source, and adapters of another, with what trains whole beside them if that source has it."""
 
     base: WeightSource
     adapters: WeightSource
+    whole_of_adapters: bool
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of a parameter's flat values."""
-        source = self.adapters if is_adapter(self.parameters[name].weight) else self.base
+        parameter = self.parameters[name]
+        of_adapters = parameter.trains if self.whole_of_adapters else is_adapter(parameter.weight)
+        source = self.adapters if of_adapters else self.base
         return source.pieces(name, start, stop)
 
 

@@ -124,6 +124,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     | st.sampled_from(("q_proj 4, mlp.down_proj 32", r".*\.[0-3]\.(q|v)_proj{1,2} 1")).map(parsed_numbers),
     "alpha_pattern": st.none()
     | st.sampled_from((r"^.*\"up.* 1e-07, q 0.1, v 1000000", "k_proj 3")).map(parsed_numbers),
+    "modules_to_save": st.sampled_from(("", "lm_head, embed_tokens")),
     "freeze": st.sampled_from(("", "model.embed_tokens.*, *.mlp.*")),
     "attention_mask": st.sampled_from(ATTENTION_MASKS),
     "logits": st.sampled_from(LOGITS),

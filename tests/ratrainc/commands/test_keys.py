@@ -205,6 +205,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "targets",
         "rank_pattern",
         "alpha_pattern",
+        "modules_to_save",
         "freeze",
         "base",
         "decay",
