@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from attrs import evolve
 
@@ -13,7 +14,7 @@ from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.toml_text import toml_value
 from ratrain.ratrainc.running.weight_export import export_adapter
-from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, start, train
+from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, start, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,3 +85,27 @@ def test_a_folder_of_other_adapters_is_refused_by_name(key: str, value: object, 
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
     with pytest.raises(DiagnosticError, match=OTHER_WORDS.get(key, key)):
         start(program, 1, init_adapter=str(tmp_path / "peft"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_modules_that_train_whole_go_on_from_a_folder(tied: bool, tmp_path: Path) -> None:
+    model, peft = evolve(MODEL, tied_embeddings=tied), tmp_path / "peft"
+    training = evolve(LORA, targets="q_proj", modules_to_save="embed_tokens, lm_head")
+    program = make_program(model, training=training)
+    train(program, 2, save=str(tmp_path / "kept"))
+    export_adapter(str(tmp_path / "kept"), str(peft))
+    config = json.loads((peft / "adapter_config.json").read_text())
+    assert config["modules_to_save"] == ["model.embed_tokens", *(["lm_head"] * (not tied))]
+    assert config.get("ensure_weight_tying", False) is tied
+    resumed = train(program, 1, resume=str(tmp_path / "kept"))
+    again = train(program, 1, init_adapter=str(peft), order="sequential")
+    assert losses(again) != losses(train(program, 1, order="sequential"))
+    assert np.isfinite(losses(resumed)).all()
+    for other in ({"modules_to_save": ["model.norm"]}, {"modules_to_save": None}, {"modules_to_save": "lm_head"}):
+        (peft / "adapter_config.json").write_text(json.dumps(config | other))
+        with pytest.raises(DiagnosticError, match="modules_to_save"):
+            start(program, 1, init_adapter=str(peft))
+    if tied:
+        (peft / "adapter_config.json").write_text(json.dumps(config | {"ensure_weight_tying": False}))
+        with pytest.raises(DiagnosticError, match="trains copies of a tied table apart"):
+            start(program, 1, init_adapter=str(peft))
