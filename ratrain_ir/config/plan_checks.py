@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
-from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import problems
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.fields import as_float
-from ratrain.ratrain_ir.config.module_patterns import EXPRESSION, ModuleNumbers, expression_error, expression_of
 from ratrain.ratrain_ir.config.plan_keys import flag, integer, key, number, word
 from ratrain.ratrain_ir.config.quantised import FROZEN_FORMATS
+from ratrain.ratrain_ir.support.module_patterns import EXPRESSION, ModuleNumbers, expression_error, expression_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,9 +21,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.module_patterns import expression_of, is_named, matches_whole
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
 from ratrain.ratrain_ir.model.parameter_names import JOINT, experts_module, packed_module, parameter_name
+from ratrain.ratrain_ir.support.module_patterns import expression_of, is_named, matches_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.module_patterns import expression_of, is_named, matches_end, matches_whole, number_text
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
 from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
@@ -13,15 +12,16 @@ from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trai
 from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, parameter_modules, routers
 from ratrain.ratrain_ir.model.parameter_names import head_module
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.module_patterns import expression_of, is_named, matches_end, matches_whole, number_text
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.config.training import Training
+    from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 
 
 def check_training(model: ModelConfig, plan: Plan) -> None:

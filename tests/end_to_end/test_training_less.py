@@ -11,7 +11,6 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.config.plan_text import load_plan, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_FORMATS, LARGEST_CODE, NF4, frozen_bytes
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
@@ -22,6 +21,7 @@ from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.slots import saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module

@@ -11,9 +11,9 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training, split_names
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.adapter_config import COMPARED, INERT

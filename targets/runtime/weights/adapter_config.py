@@ -15,7 +15,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.fields import as_float
-from ratrain.ratrain_ir.config.module_patterns import (
+from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
+from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
+from ratrain.ratrain_ir.model.parameter_names import head_module
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
+from ratrain.ratrain_ir.support.files import read_text
+from ratrain.ratrain_ir.support.module_patterns import (
     ModuleNumbers,
     expression_error,
     expression_of,
@@ -23,12 +29,6 @@ from ratrain.ratrain_ir.config.module_patterns import (
     matches_whole,
     number_text,
 )
-from ratrain.ratrain_ir.config.training import ALL_LINEAR
-from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
-from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
-from ratrain.ratrain_ir.model.parameter_names import head_module
-from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
-from ratrain.ratrain_ir.support.files import read_text
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
-from ratrain.ratrain_ir.config.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.config.optimizer import CLIPS, DECAYS
 from ratrain.ratrain_ir.config.plan import (
     ATTENTION_MASKS,
@@ -32,6 +31,7 @@ from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.toml_text import toml_comment, toml_key, toml_value
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
