@@ -9,8 +9,9 @@ from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import problems
-from ratrain.ratrain_ir.config.training import AS_VIEWS, WHOLE
+from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
 
 def _check_training(reader: FieldReader, training: Training) -> None:
     """Check that keys of adapters are given only where adapters train, and frozen parameters only where others do."""
-    for name in ("rank", "alpha", "rslora", "targets"):
+    for name in ADAPTER_KEYS:
         if not training.adapts and reader.good("method", name) and getattr(training, name) != getattr(WHOLE, name):
-            text = f'{name} = {shown(getattr(training, name))} changes nothing without adapters (method = "full")'
+            said = getattr(training, name)
+            said = str(said) if isinstance(said, ModuleNumbers) else said
+            text = f'{name} = {shown(said)} changes nothing without adapters (method = "full")'
             reader.contradiction("RT064", name, text, help=f'leave {name} out, or write method = "lora"')
     if not training and training.base != AS_VIEWS:
         text = f"base = {shown(training.base)} changes nothing where all parameters train"

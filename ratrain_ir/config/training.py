@@ -11,18 +11,25 @@ weights and moments. Defaults of rank and alpha are those of PEFT (huggingface/p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from ratrain.ratrain_ir.config.fields import as_float
 from ratrain.ratrain_ir.config.plan_keys import flag, integer, key, number, word
 from ratrain.ratrain_ir.config.quantised import FROZEN_FORMATS
+from ratrain.ratrain_ir.support.module_patterns import EXPRESSION, ModuleNumbers, expression_error, expression_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain.ratrain_ir.config.fields import FieldReader
 
 FULL, LORA = "full", "lora"
 METHODS = (FULL, LORA)
+ADAPTER_KEYS = ("rank", "alpha", "rslora", "targets", "rank_pattern", "alpha_pattern", "modules_to_save")
+"""Keys that change nothing without adapters."""
 AS_VIEWS = "view"
 """Value of `base`: frozen matrices are stored as views are."""
 ALL_LINEAR = "all-linear"
@@ -39,6 +46,34 @@ def _read_names(reader: FieldReader, name: str, default: Any) -> str:
         return str(default)
     expected = "names with commas between them"
     return ", ".join(split_names(reader.text(name, _are_names, expected)))
+
+
+def _read_targets(reader: FieldReader, name: str, default: Any) -> str:
+    """Read names, or a regular expression after `re:`."""
+    said = reader.values.get(name, default)
+    expression = expression_of(said) if isinstance(said, str) else None
+    if expression is None:
+        return _read_names(reader, name, default)
+    expected = f"a regular expression after {EXPRESSION}, as Python's re reads it ({expression_error(expression)}),"
+    return reader.text(name, lambda _: bool(expression) and expression_error(expression) is None, expected)
+
+
+def _numbers_by_module(accept: Callable[[float], bool], expected: str) -> Any:
+    """Return a reading of `ModuleNumbers` from a text or a table, or of None if absent; `accept` approves numbers."""
+
+    def read(reader: FieldReader, name: str, default: Any) -> ModuleNumbers | None:
+        said = reader.values.get(name, default)
+        if said is None:
+            return None
+        if isinstance(said, Mapping):
+            read = [(str(pattern), as_float(value)) for pattern, value in said.items()]
+            known = [(pattern, value) for pattern, value in read if value is not None]
+            numbers = ModuleNumbers.of_entries(known, accept) if len(known) == len(read) else None
+            reader.values = {**reader.values, name: said if numbers is None else str(numbers)}
+        text = reader.text(name, lambda text: ModuleNumbers.parse(text, accept) is not None, expected)
+        return ModuleNumbers.parse(text, accept)
+
+    return read
 
 
 def _are_names(text: str) -> bool:
@@ -100,10 +135,50 @@ class Training:
         metadata=key(
             "train",
             'linear layers that get an adapter: last parts of their names in the checkpoint, as "q_proj, v_proj", or '
-            '"all-linear": all but the output head',
-            _read_names,
+            '"all-linear": all but the output head; or a regular expression of whole names, as PEFT matches it, which '
+            "can choose layers too (`layers_to_transform` of PEFT): 're:.*\\.[01]\\.self_attn\\.(q|v)_proj'",
+            _read_targets,
             in_header_if_default=False,
             not_in_file=lambda own: own.method == FULL,
+        ),
+    )
+    rank_pattern: ModuleNumbers | None = field(
+        default=None,
+        metadata=key(
+            "train",
+            "ranks of layers that have others than `rank`, by ends of their names, which may be regular expressions: "
+            '"q_proj 4, mlp.down_proj 32", or a table; the first that matches counts, as in PEFT',
+            _numbers_by_module(
+                lambda value: value == int(value) and 1 <= value <= _MAX_RANK,
+                f"names and ranks up to {_MAX_RANK}, like 'q_proj 4, mlp.down_proj 32',",
+            ),
+            text=str,
+            in_header_if_default=False,
+        ),
+    )
+    alpha_pattern: ModuleNumbers | None = field(
+        default=None,
+        metadata=key(
+            "train",
+            "alphas of layers that have others than `alpha`, as `rank_pattern` has ranks; without an entry here, "
+            "`alpha` is divided by the rank that the layer has",
+            _numbers_by_module(
+                lambda value: 0 < value <= _MAX_ALPHA,
+                f"names and numbers above 0, up to {_MAX_ALPHA:.0f}, like 'q_proj 8, mlp.down_proj 64',",
+            ),
+            text=str,
+            in_header_if_default=False,
+        ),
+    )
+    modules_to_save: str = field(
+        default="",
+        metadata=key(
+            "train",
+            "modules that train whole beside adapters, by last parts of their names: "
+            '"embed_tokens, lm_head"; tied ones are named both',
+            _read_names,
+            in_header_if_default=False,
+            not_in_file=lambda own: not own.modules_to_save,
         ),
     )
     freeze: str = field(
@@ -143,10 +218,18 @@ class Training:
         """Format of frozen matrices, one of `FROZEN_FORMATS`; None if they are stored as views are."""
         return None if self.base == AS_VIEWS else self.base
 
-    @property
-    def scale(self) -> float:
-        """Factor of an adapter's product."""
-        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+    def rank_of(self, module: str) -> int:
+        """Return the rank of the adapter beside a linear layer."""
+        return self.rank if self.rank_pattern is None else int(self.rank_pattern.of(module, self.rank))
+
+    def alpha_of(self, module: str) -> float:
+        """Return the alpha of the adapter beside a linear layer."""
+        return self.alpha if self.alpha_pattern is None else self.alpha_pattern.of(module, self.alpha)
+
+    def scale_of(self, module: str) -> float:
+        """Return the factor of the product of the adapter beside a linear layer."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (rank**0.5 if self.rslora else rank)
 
     @property
     def words(self) -> str:
@@ -154,7 +237,10 @@ class Training:
         stored = "" if self.base == AS_VIEWS else f", frozen in {self.base}"
         if self.adapts:
             factor = f"alpha {self.alpha:g}{', rslora' if self.rslora else ''}"
-            return f"adapters of rank {self.rank}, {factor}, on {self.targets}{stored}"
+            ranks = "" if self.rank_pattern is None else f" ({self.rank_pattern})"
+            factor += "" if self.alpha_pattern is None else f" ({self.alpha_pattern})"
+            whole = f", and {self.modules_to_save} whole" if self.modules_to_save else ""
+            return f"adapters of rank {self.rank}{ranks}, {factor}, on {self.targets}{whole}{stored}"
         return f"all but {self.freeze}{stored}" if self.freeze else "everything"
 
     @property

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
 from ratrain.ratrain_ir.model.parameter_names import JOINT, experts_module, packed_module, parameter_name
+from ratrain.ratrain_ir.support.module_patterns import expression_of, is_named, matches_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrain_ir.config.training import Training
+from ratrain.ratrain_ir.config.training import Training
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """(short name, shape) of parameters"""
@@ -48,8 +49,13 @@ def is_adapter(weight: str) -> bool:
 def trains_parameter(training: Training, name: str, *, adapter: bool) -> bool:
     """Tell whether a parameter trains, by its name in the checkpoint."""
     if training.adapts:
-        return adapter
+        return adapter or is_saved(training, name.rpartition(".")[0])
     return not any(fnmatchcase(name, pattern) for pattern in split_names(training.freeze))
+
+
+def is_saved(training: Training, module: str) -> bool:
+    """Tell whether a module trains whole beside adapters."""
+    return any(is_named(module, name) for name in split_names(training.modules_to_save))
 
 
 def adapter_shapes(
@@ -64,10 +70,11 @@ def adapter_shapes(
         packed = packed_name(model, kind, layer, weight)
         if is_target(training, packed or alone):
             *experts, outputs, inputs = shape
+            rank = training.rank_of(packed or alone)
             stem = weight.removesuffix("_proj")
-            first = (f"{stem if packed is None else _JOINT_OF[stem]}{FIRST}", (*experts, training.rank, inputs))
+            first = (f"{stem if packed is None else _JOINT_OF[stem]}{FIRST}", (*experts, rank, inputs))
             adapters += [first] * (first not in adapters)  # parts of a packed layer share it
-            adapters.append((f"{stem}{SECOND}", (*experts, outputs, training.rank)))
+            adapters.append((f"{stem}{SECOND}", (*experts, outputs, rank)))
     return adapters
 
 
@@ -116,6 +123,12 @@ def packed_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -
     return packed_module(model, linear_name(model, kind, layer, weight))
 
 
+def adapter_module(model: ModelConfig, kind: str, layer: int | None, stem: str) -> str:
+    """Return the name of the linear layer, or stack, that the adapter of a stem stands beside; of a part the whole."""
+    weight = stem if is_stack(stem) else f"{stem}_proj"
+    return packed_name(model, kind, layer, weight) or linear_name(model, kind, layer, weight)
+
+
 @cache
 def is_target(training: Training, module: str) -> bool:
     """Tell whether a linear layer gets an adapter; parts of a packed layer are asked for by its name.
@@ -124,14 +137,12 @@ def is_target(training: Training, module: str) -> bool:
     """
     if training.targets == ALL_LINEAR:
         return not is_stack_module(module)
+    expression = expression_of(training.targets)
+    if expression is not None:
+        return not is_stack_module(module) and matches_whole(expression, module)
     return any(is_named(module, target) for target in split_names(training.targets))
 
 
 def is_stack_module(module: str) -> bool:
     """Tell whether the name of a layer is that of a stack of experts, or of a part of one."""
     return ".experts." in module
-
-
-def is_named(module: str, target: str) -> bool:
-    """Tell whether a target names a layer: it is the layer's name, or the end of it after a dot, as in PEFT."""
-    return module == target or module.endswith(f".{target}")

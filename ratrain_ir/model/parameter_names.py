@@ -164,6 +164,11 @@ JOINT: Mapping[str, tuple[str, ...]] = {
 Stacks of experts are packed in the classes of `transformers` 5, whatever files hold."""
 
 
+def head_module(model: ModelConfig) -> str:
+    """Return the name of the output head's module, which it has in the classes with tied embeddings too."""
+    return _names(model)["head"]["table"].removesuffix(".weight")
+
+
 def experts_module(model: ModelConfig, layer: int | None) -> str:
     """Return the name of a layer's experts in the classes of `transformers` 5, whose parameters are their stacks."""
     return f"model.layers.{layer}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}.experts"

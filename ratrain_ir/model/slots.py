@@ -105,9 +105,11 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
 
 def _low_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the slots of a block's adapters: scale * x A^T of each, [tokens, rank]; of stacks a row a choice."""
-    stems = [p.weight.removesuffix(FIRST) for p in parameters(model, block) if p.weight.endswith(FIRST)]
+    firsts = [each for each in parameters(model, block) if each.weight.endswith(FIRST)]
+    stems = [each.weight.removesuffix(FIRST) for each in firsts]
     rows = [expert_rows(model, plan) if is_stack(stem) else tokens_per_micro_batch(plan) for stem in stems]
-    types = [tensor_type(Dtype(plan.view_dtype), (each, plan.training.rank)) for each in rows]
+    sizes = [(count, each.shape[-2]) for count, each in zip(rows, firsts, strict=True)]
+    types = [tensor_type(Dtype(plan.view_dtype), size) for size in sizes]
     return tuple(Slot(f"{stem}_low", type_) for stem, type_ in zip(stems, types, strict=True))
 
 

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack, stems_of_first
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, adapter_module, is_stack, stems_of_first
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     flat_elements,
@@ -122,6 +122,8 @@ class Builder:
     """formats of the block's packed matrices, by short name"""
     firsts: dict[str, str] = field(init=False)
     """stem of its A by the stem of each adapted linear layer: `q` of `q_proj`; of parts of a packed one it is `qkv`"""
+    ranks: dict[str, int] = field(init=False)
+    """rank of the adapter of each of these"""
 
     def __attrs_post_init__(self) -> None:
         self.model = rank_model(self.whole, self.plan)
@@ -129,6 +131,7 @@ class Builder:
         self.packed = {each.weight: each.packed for each in own if each.packed is not None}
         self.frozen = {each.weight: each.shape for each in own if not each.trains}
         self.firsts = stems_of_first(each.weight for each in own)
+        self.ranks = {each.weight.removesuffix(SECOND): each.shape[-1] for each in own if each.weight.endswith(SECOND)}
 
     @property
     def act(self) -> Dtype:
@@ -340,7 +343,7 @@ class Builder:
         self.step("gemm", {"a": dy, "b": low, "out": f"g.{stem}{SECOND}"}, trans_a=True, accumulate=adds)
         self.step("gemm", {"a": dy, "b": f"w.{stem}{SECOND}", "out": dlow}, accumulate=stem != parts[0])
         if stem == parts[-1]:
-            self.scale_low(dlow)
+            self.scale_low(stem, dlow)
             out = f"g.{self.firsts[stem]}{FIRST}"
             self.step("gemm", {"a": dlow, "b": source, "out": out}, trans_a=True, accumulate=adds)
 
@@ -360,7 +363,7 @@ class Builder:
         low = self.low(stem, chunk)
         if stem == self.parts_of(stem)[0]:
             self.step("gemm", {"a": source, "b": f"w.{self.firsts[stem]}{FIRST}", "out": low}, trans_b=True)
-            self.scale_low(low)
+            self.scale_low(stem, low)
         return low
 
     def add_adapter_gradient(self, stem: str, out: str, chunk: Chunk | None = None) -> None:
@@ -380,17 +383,19 @@ class Builder:
 
     def low_gradient(self, stem: str, chunk: Chunk | None = None) -> str:
         """Return the intermediate for scale * dy B of an adapter."""
-        name, rank = f"d{self.firsts[stem]}_low", self.model.training.rank
+        name, rank = f"d{self.firsts[stem]}_low", self.ranks[stem]
         dtype = Dtype.F32 if len(self.parts_of(stem)) > 1 else self.act
         if chunk is None:
             rows = expert_rows(self.model, self.plan) if is_stack(stem) else self.rows
             return self.temporary(name, rows, rank, dtype=dtype)
         return self.chunk_temporary(name, chunk, rank, dtype=dtype)
 
-    def scale_low(self, low: str) -> None:
+    def scale_low(self, stem: str, low: str) -> None:
         """Scale what an adapter's thin side holds, in place."""
-        if self.model.training.scale != 1:
-            self.step("scale", {"a": low, "out": low}, scale=self.model.training.scale)
+        module = adapter_module(self.model, self.block.kind, self.block.layer, stem)
+        scale = self.model.training.scale_of(module)
+        if scale != 1:
+            self.step("scale", {"a": low, "out": low}, scale=scale)
 
     def bias_gradient(self, dy: str, bias: str, *, first: bool = True) -> None:
         """Add the gradient of the bias of a linear layer; chunks after the `first` add to it."""

@@ -58,7 +58,7 @@ def add_input_adapter(builder: Builder, name: str, source: str, out: str) -> Non
     if stem == builder.parts_of(stem)[0]:
         operands = {"a": source, "b": f"w.{builder.firsts[stem]}{FIRST}", **GROUPS, "out": low}
         builder.step("expert_rows", operands, trans_b=True)
-        builder.scale_low(low)
+        builder.scale_low(stem, low)
     _rows_to_rows(builder, low, f"w.{stem}{SECOND}", out, builder.model.expert_width, trans_b=True)
 
 
@@ -68,7 +68,7 @@ def add_down_low(builder: Builder) -> None:
         low = builder.low(_DOWN)
         operands = {"a": "prod", "b": f"w.{_DOWN}{FIRST}", **_ROWS, "out": low}
         builder.step("expert_rows", operands, trans_b=True)
-        builder.scale_low(low)
+        builder.scale_low(_DOWN, low)
 
 
 def add_down_adapter(builder: Builder, sums: str, out: str) -> None:
@@ -85,7 +85,7 @@ def down_adapter_gradients(builder: Builder, above: str) -> None:
     low, dlow = builder.low(_DOWN), builder.low_gradient(_DOWN)
     _gradients(builder, above, low, f"g.{_DOWN}{SECOND}", GROUPS, gathers_a=True)
     builder.step("expert_rows", {"a": above, "b": f"w.{_DOWN}{SECOND}", **GROUPS, "out": dlow})
-    builder.scale_low(dlow)
+    builder.scale_low(_DOWN, dlow)
     _gradients(builder, dlow, "prod", f"g.{_DOWN}{FIRST}", _ROWS, gathers_a=False)
 
 
@@ -106,10 +106,10 @@ def input_adapter_gradients(builder: Builder, name: str, dy: str, source: str, s
         return
     low, dlow, parts = builder.low(stem), builder.low_gradient(stem), builder.parts_of(stem)
     _gradients(builder, dy, low, f"g.{stem}{SECOND}", _ROWS, gathers_a=False)
-    rank, first = builder.model.training.rank, builder.firsts[stem]
+    rank, first = builder.ranks[stem], builder.firsts[stem]
     _rows_to_rows(builder, dy, f"w.{stem}{SECOND}", dlow, rank, accumulate=stem != parts[0])
     if stem == parts[-1]:
-        builder.scale_low(dlow)
+        builder.scale_low(stem, dlow)
         _gradients(builder, dlow, source, f"g.{first}{FIRST}", GROUPS, gathers_a=False)
         operands = {"a": dlow, "b": f"w.{first}{FIRST}", **GROUPS, "sums": sums, "out": dxn}
         builder.step("expert_sums", operands, accumulate=True)

@@ -15,6 +15,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slots import saved_slots, scores_type
@@ -111,9 +112,11 @@ def _first_trained_alike(one: Block, alike: Block, model: ModelConfig, plan: Pla
 
 @cache
 def _trained_form(one: Block, model: ModelConfig, plan: Plan) -> tuple[object, ...]:
-    """Return what distinguishes the routines of a block by what trains: its parameters, and its gradients."""
-    own = [(each.weight, each.trains) for each in parameters(rank_model(model, plan), one)]
-    return (*own, has_backward(model, plan, one), passes_gradient_on(model, plan, one))
+    """Return what distinguishes the routines of a block by what trains: parameters, scales and gradients."""
+    own = [(each.weight, each.trains, each.shape) for each in parameters(rank_model(model, plan), one)]
+    stems = stems_of_first(weight for weight, *_ in own)
+    scales = [plan.training.scale_of(adapter_module(model, one.kind, one.layer, stem)) for stem in stems]
+    return (*own, *scales, has_backward(model, plan, one), passes_gradient_on(model, plan, one))
 
 
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.slots import saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
@@ -57,6 +58,13 @@ NORM = "model.layers.1.post_attention_layernorm.weight"
 TRAININGS = {
     "adapters": LORA,
     "adapters of q and v": QV,
+    "ranks by layer": evolve(
+        LORA,
+        targets=r"re:.*\.(q|k|down)_proj",
+        rank_pattern=ModuleNumbers((("layers.1.self_attn.q_proj", 2),)),
+        alpha_pattern=ModuleNumbers((("layers.2.mlp.down_proj", 1.5),)),
+    ),
+    "ends too": evolve(QV, modules_to_save="embed_tokens, lm_head"),
     "frozen layers": evolve(LAYERS, freeze="*.mlp.*, model.norm.*"),
 }
 ONE: dict[str, Any] = {"pp": 1, "dp": 1, "zero": 0, "micro_batches": 6, "view_dtype": "f32"}
@@ -226,7 +234,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(training: Training, every: int |
 
 
 def test_a_plan_with_adapters_is_read_back(tmp_path: Path) -> None:
-    for training in (LORA, QV, LAYERS, WHOLE, evolve(LAYERS, base="int4-block"), evolve(LORA, base="nf4")):
+    for training in (*TRAININGS.values(), WHOLE, evolve(LAYERS, base="int4-block"), evolve(LORA, base="nf4")):
         plan = make_plan(training=training)
         (tmp_path / "plan.toml").write_text(plan_to_toml(plan))
         assert load_plan(str(tmp_path / "plan.toml"), MODEL) == plan
@@ -301,6 +309,7 @@ def test_a_packed_base_has_its_bytes_and_a_transient_of_one_matrix() -> None:
         assert len({each.offset for each in whole}) < len(whole) == 3
 
 
+RANKS = ModuleNumbers((("q_proj", 2),))
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "a target without a match": (MODEL, {"training": evolve(LORA, targets="q_proj, wq")}, "is named 'wq'"),
     "packed queries": (GPT2, {"training": evolve(LORA, targets="c_attn, q_proj")}, "is a part of c_attn"),
@@ -319,6 +328,36 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
         "layers 0 to 0",
     ),
     "a base without a matrix": (MODEL, {"training": Training(freeze="*norm*", base="int8-block")}, "no matrix"),
+    "a module that is not there": (MODEL, {"training": evolve(LORA, modules_to_save="wte")}, "is named 'wte'"),
+    "a module with an adapter": (MODEL, {"training": evolve(LORA, modules_to_save="q_proj")}, "which gets an adapter"),
+    "one side of a tied table": (
+        evolve(MODEL, tied_embeddings=True),
+        {"training": evolve(LORA, modules_to_save="lm_head")},
+        "which are one table",
+    ),
+    "a router that is saved": (EXPERTS, {"training": evolve(QV, modules_to_save="gate")}, "do not train whole here"),
+    "experts that are saved": (EXPERTS, {"training": evolve(QV, modules_to_save="experts")}, "do not train whole"),
+    "a packed layer that is saved": (
+        GPT2,
+        {"training": evolve(LORA, targets="c_fc", modules_to_save="c_attn")},
+        "do not train whole here",
+    ),
+    "an expression without a match": (MODEL, {"training": evolve(LORA, targets="re:q_proj")}, "matches no linear"),
+    "an expression of more": (MODEL, {"training": evolve(LORA, targets="re:.*(q_proj|norm)")}, "layernorm too"),
+    "an expression of blocks": (MODEL, {"training": evolve(LORA, targets="re:.*mlp.*")}, "layers.0.mlp too"),
+    "an expression of the head": (MODEL, {"training": evolve(LORA, targets="re:.*")}, "too, which has no adapter"),
+    "an expression of a part": (GPT2, {"training": evolve(LORA, targets="re:.*q_proj")}, "matches no linear"),
+    "a rank of no layer": (MODEL, {"training": evolve(LORA, rank_pattern=ModuleNumbers((("wq", 2),)))}, "named 'wq'"),
+    "a rank of a layer without an adapter": (
+        MODEL,
+        {"training": evolve(LORA, targets="v_proj", rank_pattern=RANKS)},
+        "rank_pattern: no layer with an adapter is named 'q_proj'",
+    ),
+    "two alphas of a layer": (
+        MODEL,
+        {"training": evolve(LORA, alpha_pattern=ModuleNumbers((("q_proj", 2), ("0.*", 3))))},
+        "layers.0.self_attn.q_proj is named by 'q_proj' and '0.*'",
+    ),
     "norms over tensor ranks": (OLMO2, {"training": LORA, "tp": 2}, "tensor-parallel ranks take together"),
 }
 
@@ -340,6 +379,9 @@ def test_what_is_not_built_is_refused_by_name(what: str) -> None:
         (Training(alpha=4.0), "alpha"),
         (Training(rslora=True), "rslora"),
         (Training(targets="q_proj"), "targets"),
+        (Training(rank_pattern=RANKS), "rank_pattern"),
+        (Training(alpha_pattern=RANKS), "alpha_pattern"),
+        (Training(modules_to_save="lm_head"), "modules_to_save"),
         (evolve(LORA, freeze="*"), "freeze"),
         (Training(base="int8-block"), "base"),
     ],
@@ -540,27 +582,3 @@ def test_operations_of_a_token_are_those_that_are_needed() -> None:
     ):
         plan = make_plan(**{**ONE, "training": training})
         assert trained_flops_per_token(MODEL, plan) == pytest.approx(wanted, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("lora_dropout", 0.05),
-        ("init_lora_weights", "pissa"),
-        ("use_dora", True),
-        ("modules_to_save", ["lm_head"]),
-        ("rank_pattern", {"q_proj": 2}),
-        ("alpha_pattern", {"q_proj": 2}),
-        ("r", 8),
-        ("peft_type", "IA3"),
-    ],
-)
-def test_a_folder_of_other_adapters_is_refused_by_name(key: str, value: object, tmp_path: Path) -> None:
-    program = make_program(training=LORA)
-    train(program, 1, save=str(tmp_path / "kept"))
-    export_adapter(str(tmp_path / "kept"), str(tmp_path / "peft"))
-    start(program, 1, init_adapter=str(tmp_path / "peft")).close()
-    config = tmp_path / "peft" / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
-    with pytest.raises(DiagnosticError, match="LoRA" if key == "peft_type" else key):
-        start(program, 1, init_adapter=str(tmp_path / "peft"))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training, split_names
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.weights.adapter_config import COMPARED, INERT
+from ratrain.targets.runtime.weights.adapter_config import PLAIN as PLAIN_KEYS
 from ratrain.targets.runtime.weights.adapter_files import adapter_layout
 from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import start, train
@@ -27,6 +34,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning"),  # of target parameters
     pytest.mark.filterwarnings("ignore::UserWarning"),  # peft: a base without a configuration in the same folder
 ]
 
@@ -36,7 +44,30 @@ RSLORA = Training(method="lora", rank=4, alpha=16.0, rslora=True, targets="o_pro
 ATTENTION = Training(method="lora", rank=4, alpha=8.0, targets="q_proj, k_proj, v_proj, o_proj")
 EXPERTS = Training(method="lora", rank=4, alpha=8.0, targets="q_proj, o_proj, experts.gate_up_proj, experts.down_proj")
 PACKED = Training(method="lora", rank=2, alpha=4.0, targets="c_attn")
+SOME_LAYERS = Training(method="lora", rank=4, alpha=8.0, targets=r"re:.*\.[02]\..*\.(q|v|down)_proj")
+PATTERNS = ModuleNumbers((("q_proj", 2), ("layers.1.mlp.down_proj", 3), (r".*\.[23]\.mlp\.(down|up)_proj", 5)))
+ALPHAS = ModuleNumbers((("v_proj", 0.5), (r"layers\.[02]\.mlp\.down_proj", 3)))
+RANKED = evolve(PLAIN, rank_pattern=PATTERNS, alpha_pattern=ALPHAS)
+RANKED_ROOTS = evolve(RANKED, rslora=True)
+PACKED_RANKS = evolve(PLAIN, rank_pattern=ModuleNumbers((("h.1.attn.c_attn", 2), ("h.3.mlp.c_fc", 1))))
+EXPERT_RANKS = evolve(
+    EXPERTS,
+    rank_pattern=ModuleNumbers((("experts.down_proj", 2), ("1.mlp.experts.gate_up_proj", 3), ("o_proj", 1))),
+    alpha_pattern=ModuleNumbers((("experts.gate_up_proj", 5),)),
+)
+SAVED = evolve(QV, modules_to_save="embed_tokens, lm_head, model.norm")
+SAVED_NORMS = evolve(QV, modules_to_save="input_layernorm, mlp.down_proj")
 CASES = [
+    ("llama", SAVED),
+    ("llama", SAVED_NORMS),
+    ("gpt2", evolve(PACKED, modules_to_save="wte, lm_head, wpe")),
+    ("qwen2", evolve(QV, modules_to_save="embed_tokens, lm_head")),
+    ("llama", SOME_LAYERS),
+    ("llama", RANKED),
+    ("qwen3", RANKED_ROOTS),
+    ("gpt2-exact", PACKED_RANKS),
+    ("gpt2", evolve(PACKED, targets=r"re:transformer\.h\.[13]\.attn\.c_(attn|proj)")),
+    ("qwen3_moe", EXPERT_RANKS),
     *(("llama", training) for training in (PLAIN, QV, RSLORA)),
     ("llama-biased", PLAIN),
     ("mistral-window", RSLORA),
@@ -78,11 +109,16 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
     import peft
     import torch
 
+    targets = training.targets.removeprefix("re:")
     config = peft.LoraConfig(
         r=training.rank,
         lora_alpha=training.alpha,
         use_rslora=training.rslora,
-        target_modules=ALL_LINEAR if training.targets == ALL_LINEAR else modules,
+        target_modules=targets if training.targets == ALL_LINEAR or training.targets != targets else modules,
+        modules_to_save=list(split_names(training.modules_to_save)) or None,
+        ensure_weight_tying=bool(training.modules_to_save) and network.config.tie_word_embeddings,
+        rank_pattern={pattern: int(rank) for pattern, rank in training.rank_pattern or ()},
+        alpha_pattern=dict(training.alpha_pattern or ()),
         target_parameters=[each for each in split_names(training.targets) if each.startswith("experts.")],
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
@@ -105,7 +141,9 @@ def base_of(name: str, folder: Path) -> Any:
 
 def modules_of(program: Any) -> list[str]:
     """The linear layers that have an adapter, by the names in `transformers`."""
-    return sorted({name.partition(".lora_")[0] for name in layout(program) if ".experts." not in name})
+    return sorted(
+        {name.partition(".lora_")[0] for name in layout(program) if ".experts." not in name and ".lora_" in name}
+    )
 
 
 def layout(program: Any) -> dict[str, Stored]:
@@ -119,6 +157,9 @@ def layout(program: Any) -> dict[str, Stored]:
         *((*case, 1) for case in CASES),
         ("llama", PLAIN, 2),
         ("llama", RSLORA, 4),
+        ("llama", RANKED, 2),
+        ("llama", SAVED, 2),
+        ("qwen3_moe", EXPERT_RANKS, 2),
         ("gemma2", PLAIN, 2),
         ("gpt2", PLAIN, 2),
         ("phi3", PLAIN, 4),
@@ -152,7 +193,7 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         for name, held in layout(program).items()
     }
     wanted = {
-        key.replace(".default", ""): each.grad.numpy()
+        key.replace(".modules_to_save", "").replace(".default", ""): each.grad.numpy()
         for key, each in network.named_parameters()
         if each.grad is not None
     }
@@ -166,6 +207,12 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
     ("name", "training"),
     [
         ("llama", PLAIN),
+        ("llama", SOME_LAYERS),
+        ("llama", SAVED),
+        ("qwen2", evolve(QV, modules_to_save="embed_tokens, lm_head")),
+        ("llama", RANKED_ROOTS),
+        ("gpt2-exact", PACKED_RANKS),
+        ("qwen3_moe", EXPERT_RANKS),
         ("qwen3", RSLORA),
         ("gpt2-exact", PACKED),
         ("gpt2", PLAIN),
@@ -195,3 +242,35 @@ def test_trained_adapters_have_their_loss_in_peft_and_merged(name: str, training
         for model in (beside, whole):
             loss = float(loss_of(model, sequences(program, 20)))
             assert following.report.loss == pytest.approx(loss, rel=HELD_OUT)
+
+
+def test_every_key_of_peft_is_compared_refused_or_inert() -> None:
+    """A key that a later PEFT adds is in none of the tables."""
+    import peft
+
+    keys = {each.name for each in dataclasses.fields(peft.LoraConfig)}
+    assert keys == COMPARED | PLAIN_KEYS.keys() | INERT.keys()
+    usual = peft.LoraConfig().to_dict()
+    assert [key for key, plain in PLAIN_KEYS.items() if usual[key] not in plain] == []
+    assert len(COMPARED) + len(PLAIN_KEYS) + len(INERT) == len(keys)
+
+
+@pytest.mark.parametrize("said", [r".*\.[02]\..*\.(down|q|v)_proj", "list", "layers", "layers of a name", "exclude"])
+def test_a_folder_is_taken_by_the_layers_that_it_names(said: str, tmp_path: Path) -> None:
+    network = base_of("llama", tmp_path / "base")
+    program = program_of(load_model(str(tmp_path / "base")), training=SOME_LAYERS)
+    adapted(network, SOME_LAYERS, tmp_path / "adapter", [])
+    names = ["q_proj", "v_proj", "down_proj"]
+    forms: dict[str, dict[str, Any]] = {
+        "list": {"target_modules": modules_of(program)},
+        "layers": {"target_modules": names, "layers_to_transform": [0, 2]},
+        "layers of a name": {"target_modules": names, "layers_to_transform": [0, 2], "layers_pattern": "layers"},
+        "exclude": {"target_modules": names, "exclude_modules": r".*\.[13]\..*"},
+    }
+    place = tmp_path / "adapter" / "adapter_config.json"
+    usual = json.loads(place.read_text())
+    place.write_text(json.dumps(usual | forms.get(said, {"target_modules": said})))
+    start(program, 1, init=str(tmp_path / "base"), init_adapter=str(tmp_path / "adapter")).close()
+    place.write_text(json.dumps(usual | {"target_modules": [*names, "o_proj"]}))
+    with pytest.raises(DiagnosticError, match=r"layers\.0\.self_attn\.o_proj, which has no adapter in the program"):
+        start(program, 1, init=str(tmp_path / "base"), init_adapter=str(tmp_path / "adapter"))

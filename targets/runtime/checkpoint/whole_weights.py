@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.training import WHOLE
+from ratrain.ratrain_ir.model.adapters import is_adapter
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_run, latest_weights
 from ratrain.targets.runtime.weights.adapters import base_digest, merged
@@ -40,10 +41,10 @@ def whole_weights(directory: str, init: str | None = None) -> tuple[ModelConfig,
         return model, source
     whole = evolve(model, training=WHOLE)
     base = _base(directory, whole, init)
-    if model.training.adapts:
-        return whole, merged(base, model, source)
-    trained = frozenset(name for name, each in named_parameters(model).items() if each.trains)
-    return whole, _Partly(named_parameters(whole), base, source, trained)
+    named = named_parameters(model)
+    trained = frozenset(name for name, each in named.items() if each.trains and not is_adapter(each.weight))
+    partly = _Partly(named_parameters(whole), base, source, trained) if trained else base
+    return whole, merged(partly, model, source) if model.training.adapts else partly
 
 
 def _base(directory: str, model: ModelConfig, init: str | None) -> WeightSource:

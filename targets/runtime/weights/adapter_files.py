@@ -24,7 +24,7 @@ Names and keys are those of huggingface/peft (`get_peft_model_state_dict`, `Lora
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,40 +33,31 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_adapter, is_stack
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack
+from ratrain.ratrain_ir.model.blocks import block, parameters
+from ratrain.ratrain_ir.model.parameter_names import head_module
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
-from ratrain.ratrain_ir.support.files import read_text, write_text
+from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.tensor_file import FLOAT_TYPES, StoredTensor, cut, open_tensors
+from ratrain.targets.runtime.weights.adapter_config import config_of, read_config, ties_saved
 from ratrain.targets.runtime.weights.weight_files import write_layout
 from ratrain.targets.runtime.weights.weights import Stored, layout_of, named_parameters, weights_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrain_ir.config.training import Training
     from ratrain.ratrain_ir.model.blocks import Parameter
     from ratrain.targets.runtime.arena.tensor_file import Float32
     from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_PLAIN: Mapping[str, tuple[object, ...]] = {
-    "use_dora": (False, None),
-    "bias": ("none", None),
-    "lora_dropout": (0, 0.0, None),
-    "init_lora_weights": (True, False, "gaussian", None),  # others change the base's weights too
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "trainable_token_indices": (None, []),
-}
-"""Keys of PEFT that change what is trained or computed, with the values that change nothing."""
 _MOST_SHOWN = 8
 
 
 def adapter_parameters(model: ModelConfig) -> dict[str, Parameter]:
-    """Return the parameters of a model's adapters by name, in forward order."""
-    return {name: each for name, each in named_parameters(model).items() if is_adapter(each.weight)}
+    """Return the parameters of a model's adapters, and of modules that train whole, by name, in forward order."""
+    return {name: each for name, each in named_parameters(model).items() if each.trains}
 
 
 @frozen
@@ -138,10 +129,11 @@ def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
     Raises RT002 (cannot be read) and RT091: no adapters of LoRA, another rank or scale, features that are not built,
     tensors missing, unexpected or of another shape.
     """
-    _check_config(str(Path(folder) / ADAPTER_CONFIG), model.training)
+    read_config(str(Path(folder) / ADAPTER_CONFIG), model)
     path = str(Path(folder) / ADAPTER_WEIGHTS)
     stored = {name.removeprefix(_PREFIX): tensor for name, tensor in open_tensors(path, "RT091").items()}
     wanted = adapter_layout(model)
+    _drop_tied_copy(path, model, stored)
     report = Diagnostics()
     help_text = "the plan's targets and rank must be those that the adapters were trained with"
     for name in [*(wanted.keys() - stored.keys()), *(stored.keys() - wanted.keys())][:_MOST_SHOWN]:
@@ -156,27 +148,19 @@ def read_adapter(folder: str, model: ModelConfig) -> WeightSource:
     return weights_of(path, adapter_parameters(model), wanted, stored)
 
 
-def _check_config(path: str, training: Training) -> None:
-    """Refuse, with RT091, the configuration of other adapters than a plan trains."""
-    try:
-        config = json.loads(read_text(path, "configuration of adapters"))
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        fail("RT091", f"'{path}' is not the configuration of LoRA adapters", help="PEFT writes one beside its weights")
-    report = Diagnostics()
-    for key, plain in _PLAIN.items():
-        if config.get(key, plain[0]) not in plain:
-            report.error("RT091", f"'{path}': {key} = {shown(config[key])} is not built")
-    said = {"r": training.rank, "lora_alpha": training.alpha, "use_rslora": training.rslora}
-    usual = {"r": 8, "lora_alpha": 8, "use_rslora": False}
-    keys = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
-    for key, want in said.items():
-        have = config.get(key, usual[key])
-        if have != want:
-            text = f"'{path}' has {key} = {shown(have)}, the program {keys[key]} = {shown(want)}"
-            report.error("RT091", text, help=f"compile with {keys[key]} = {have} in the plan's [train]")
-    report.check()
+def _drop_tied_copy(path: str, model: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    """Drop the second copy that PEFT writes of a tied table; refuse one with other values, with RT091."""
+    head, table = f"{head_module(model)}.weight", parameters(model, block("embed"))[0]
+    if not ties_saved(model) or head not in stored or table.name not in stored:
+        return
+    one, other = stored[table.name], stored.pop(head)
+    same = one.shape == other.shape == table.shape and all(
+        np.array_equal(a, b)
+        for a, b in zip(one.pieces(0, table.elements), other.pieces(0, table.elements), strict=True)
+    )
+    if not same:
+        text = f"'{path}': {table.name} and {head} differ, which are one table in {model.name}"
+        fail("RT091", text, help="train them with ensure_weight_tying = True in PEFT")
 
 
 def write_adapter(
@@ -187,6 +171,10 @@ def write_adapter(
     `base` is the place of the model that they belong to, if it is known. Raises RT002 where they cannot be written.
     """
     layout = {f"{_PREFIX}{name}": held for name, held in adapter_layout(model).items()}
+    if ties_saved(model):  # PEFT writes the table under both names
+        layout[f"{_PREFIX}{head_module(model)}.weight"] = layout[
+            f"{_PREFIX}{parameters(model, block('embed'))[0].name}"
+        ]
     write_layout(str(folder / ADAPTER_WEIGHTS), layout, source, Dtype.F32)
     write_text(str(folder / ADAPTER_CONFIG), json.dumps(_config(model, base), indent=2) + "\n")
     return ADAPTER_WEIGHTS, ADAPTER_CONFIG
@@ -194,34 +182,14 @@ def write_adapter(
 
 def _config(model: ModelConfig, base: str | None) -> dict[str, Any]:
     """Return PEFT's configuration of a model's adapters."""
-    training = model.training
     modules: set[str] = set()
     stacks: set[str] = set()
     for name, held in adapter_layout(model).items():
         module = name.partition(".lora_")[0]
+        if module == name:
+            continue
         if isinstance(held, _StoredStack):
             stacks.add(f"{module.removesuffix('.base_layer')}.{held.target}")
         else:
             modules.add(module)
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "revision": None,
-        "r": training.rank,
-        "lora_alpha": int(training.alpha) if training.alpha == int(training.alpha) else training.alpha,
-        "lora_dropout": 0.0,
-        "use_rslora": training.rslora,
-        "use_dora": False,
-        "bias": "none",
-        "fan_in_fan_out": model.family == "gpt2",
-        "target_modules": sorted(modules),
-        **({"target_parameters": sorted(stacks)} if stacks else {}),
-        "modules_to_save": None,
-        "rank_pattern": {},
-        "alpha_pattern": {},
-        "layers_to_transform": None,
-        "layers_pattern": None,
-        "init_lora_weights": True,
-        "inference_mode": True,
-    }
+    return config_of(model, base, sorted(modules), sorted(stacks))

@@ -12,17 +12,20 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_adapter, is_stack, stems_of_first
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, adapter_module, is_adapter, is_stack, stems_of_first
 from ratrain.ratrain_ir.model.blocks import block_chain, parameters
 from ratrain.ratrain_ir.support.files import is_directory, path_errors
 from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS, Float32, cut
 from ratrain.targets.runtime.weights.weight_source import WeightSource
 from ratrain.targets.runtime.weights.weights import named_parameters, named_stream
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
 def with_adapters(base: WeightSource, model: ModelConfig, seed: int, given: WeightSource | None = None) -> WeightSource:
@@ -33,19 +36,22 @@ def with_adapters(base: WeightSource, model: ModelConfig, seed: int, given: Weig
     if not model.training.adapts:
         return base
     adapters = given if given is not None else _NewAdapters(named_parameters(model), seed)
-    return _Beside(named_parameters(model), base, adapters)
+    return _Beside(named_parameters(model), base, adapters, whole_of_adapters=given is not None)
 
 
 @frozen(eq=False)
 class _Beside(WeightSource):
-    """Weights of one source, and adapters of another."""
+    """Weights of one source, and adapters of another, with what trains whole beside them if that source has it."""
 
     base: WeightSource
     adapters: WeightSource
+    whole_of_adapters: bool
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of a parameter's flat values."""
-        source = self.adapters if is_adapter(self.parameters[name].weight) else self.base
+        parameter = self.parameters[name]
+        of_adapters = parameter.trains if self.whole_of_adapters else is_adapter(parameter.weight)
+        source = self.adapters if of_adapters else self.base
         return source.pieces(name, start, stop)
 
 
@@ -72,12 +78,14 @@ class _NewAdapters(WeightSource):
 
 def merged(base: WeightSource, model: ModelConfig, adapters: WeightSource) -> WeightSource:
     """Return the weights of `base` with the adapters of `model` merged into them; the result has no adapters."""
-    pairs: dict[str, tuple[str, str]] = {}
+    pairs: dict[str, tuple[str, str, float]] = {}
     for owner in block_chain(model):
         own = {each.weight: each.name for each in parameters(model, owner)}
         for stem, first in stems_of_first(own).items():
-            pairs[own[stem if is_stack(stem) else f"{stem}_proj"]] = own[f"{first}{FIRST}"], own[f"{stem}{SECOND}"]
-    return _Merged(base.parameters, base, model, adapters, pairs)
+            scale = model.training.scale_of(adapter_module(model, owner.kind, owner.layer, stem))
+            pair = own[f"{first}{FIRST}"], own[f"{stem}{SECOND}"], scale
+            pairs[own[stem if is_stack(stem) else f"{stem}_proj"]] = pair
+    return _Merged(base.parameters, base, adapters, pairs)
 
 
 def _product_rows(b: Float32, a: Float32, start: int, stop: int) -> Float32:
@@ -95,10 +103,9 @@ class _Merged(WeightSource):
     """Weights with adapters merged into them."""
 
     base: WeightSource
-    model: ModelConfig
     adapters: WeightSource
-    pairs: Mapping[str, tuple[str, str]]
-    """names of A and B by the name of the weight that they stand beside"""
+    pairs: Mapping[str, tuple[str, str, float]]
+    """names of A and B, and their scale, by the name of the weight that they stand beside"""
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of a parameter's flat values."""
@@ -106,8 +113,9 @@ class _Merged(WeightSource):
         if name not in self.pairs:
             yield from self.base.pieces(name, start, stop)
             return
-        a, b = (self.adapters(each) for each in self.pairs[name])
-        width, scale = parameter.shape[-1], np.float32(self.model.training.scale)
+        first, second, factor = self.pairs[name]
+        a, b = self.adapters(first), self.adapters(second)
+        width, scale = parameter.shape[-1], np.float32(factor)
         together = max(1, PIECE_ELEMENTS // width)
         for low, high in cut(start // width, -(-stop // width), together):
             begin, end = max(start, low * width), min(stop, high * width)

@@ -31,6 +31,7 @@ from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.toml_text import toml_comment, toml_key, toml_value
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -77,6 +78,13 @@ def test_half_a_character_becomes_a_question_mark() -> None:
 
 
 MANY, RATES = st.integers(1, 1 << 16), st.floats(0, 1000)
+
+
+def parsed_numbers(text: str) -> ModuleNumbers | None:
+    """Numbers of modules of any size."""
+    return ModuleNumbers.parse(text, lambda _: True)
+
+
 PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "pp": MANY,
     "dp": MANY,
@@ -111,7 +119,12 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "alpha": st.floats(0, 1e6, exclude_min=True),
     "rslora": st.booleans(),
     "base": st.sampled_from((AS_VIEWS, *FROZEN_FORMATS)),
-    "targets": st.sampled_from((ALL_LINEAR, "q_proj", "q_proj, mlp.down_proj")),
+    "targets": st.sampled_from((ALL_LINEAR, "q_proj", "q_proj, mlp.down_proj", r"re:.*\.(q|v)_pro[j\"'],?")),
+    "rank_pattern": st.none()
+    | st.sampled_from(("q_proj 4, mlp.down_proj 32", r".*\.[0-3]\.(q|v)_proj{1,2} 1")).map(parsed_numbers),
+    "alpha_pattern": st.none()
+    | st.sampled_from((r"^.*\"up.* 1e-07, q 0.1, v 1000000", "k_proj 3")).map(parsed_numbers),
+    "modules_to_save": st.sampled_from(("", "lm_head, embed_tokens")),
     "freeze": st.sampled_from(("", "model.embed_tokens.*, *.mlp.*")),
     "attention_mask": st.sampled_from(ATTENTION_MASKS),
     "logits": st.sampled_from(LOGITS),
