@@ -88,7 +88,7 @@ Examples:
     default=ALL_LINEAR,
     show_default=True,
     metavar="NAMES",
-    help="Linear layers that get an adapter, as q_proj,v_proj.",
+    help="Linear layers that get an adapter, as q_proj,v_proj; or an expression of names, as in a plan.",
 )
 @choice_option(
     "--base",
