@@ -173,6 +173,12 @@ def test_an_end_before_the_first_evaluation_is_saved(model: str, chats: str, tmp
     assert done.run.steps[0].report.step == 1
 
 
+def test_a_device_that_is_not_there_is_named(model: str, chats: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(DiagnosticError, match="cuda:77"):
+        finetune(choice(model, chats, tmp_path / "o", device="cuda:77"), Display(quiet=True))
+
+
 def test_the_models_own_folder_is_no_output(model: str, chats: str) -> None:
     with pytest.raises(DiagnosticError, match="-o is the folder of the model itself"):
         api.finetune(choice(model, chats, Path(model)))
@@ -231,7 +237,6 @@ def test_pairs_without_a_template_are_joined_as_they_are(
         (["--schedule", "constant", "--decay-steps", "1", "--warmup-steps", "0"], "--decay-steps is for a rate that"),
         (["--warmup-steps", "9"], "9 of warm-up do not fit into 1 steps"),
         (["--resume"], "holds no run to go on with"),
-        (["--device", "cuda:77"], "cuda:77"),
         (["--targets", "nonsense"], "no linear layer"),
         (["--prompt-key", "question"], 'has no fields "question"'),
         (["--chat-key", "talk"], 'has no messages in "talk"'),
