@@ -1,4 +1,4 @@
-"""Part of the drill that fine-tunes a little model with a frozen base in nf4 and as views, planned for the device's memory."""
+"""Fine-tune a little model on the device: beside a base as views and in nf4, and whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDE = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8,
 
 
 def finetune(drill: Drill) -> None:
-    """Fine-tune on the device; hold the held-out loss to falling, and weights to those that the same steps give here."""
+    """Fine-tune on the device; check that held-out losses fall, and are within 2 % of this processor's."""
     from attrs import evolve
 
     from ratrain import api

@@ -150,14 +150,11 @@ def _plans(choice: FinetuneChoice, counts: Amounts) -> Iterator[Plan]:
     fast = fast and not is_small(choice)
     usual = "bf16" if fast else "f32"
     dtypes = dict.fromkeys((usual, "bf16")) if choice.dtype == AUTO else (choice.dtype,)
-    bases = (AS_VIEWS, PACKED) if adapting.base == AUTO else (adapting.base,)
-    if adapting.whole:
-        bases = (AS_VIEWS,)
-    forms = [(dtype, base) for base in bases for dtype in dtypes]
-    if adapting.base == AUTO and not adapting.whole:
-        forms = [form for form in forms if form[1] == AS_VIEWS or form[0] == list(dtypes)[-1]]
-    for dtype, base in forms:
+    base = AS_VIEWS if adapting.whole or adapting.base == AUTO else adapting.base
+    for dtype in dtypes:
         yield _plan(choice, counts, dtype, base)
+    if adapting.base == AUTO and not adapting.whole:
+        yield _plan(choice, counts, list(dtypes)[-1], PACKED)
 
 
 def is_small(choice: FinetuneChoice) -> bool:

@@ -1,4 +1,4 @@
-"""What `finetune` writes, in PEFT and transformers: the held-out loss that it said, chat by chat."""
+"""Load what `finetune` writes in PEFT and transformers; hold its held-out loss to the one that was said."""
 
 from __future__ import annotations
 

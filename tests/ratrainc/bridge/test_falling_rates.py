@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.optimizer import Optimizer
 
 Shape = Callable[[float], float]
-LINE: Shape = lambda done: 1.0 - done  # noqa: E731
-WAVE: Shape = lambda done: 0.5 * (1.0 + math.cos(math.pi * done))  # noqa: E731
-SHAPES = {"linear": LINE, "cosine": WAVE}
+
+
+def line(done: float) -> float:
+    return 1.0 - done
+
+
+def wave(done: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+SHAPES: dict[str, Shape] = {"linear": line, "cosine": wave}
 MEGATRON = "torchrun --nproc_per_node 2 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 4 --seq-length 64 --lr"
 
 
@@ -293,7 +301,7 @@ def test_the_late_decay_of_megatron_bridge_is_that_of_a_plan(tmp_path: Path) -> 
     own = read(
         tmp_path, "megatron-bridge", f"{BRIDGE}scheduler: {{{said}, lr_wsd_decay_style: linear}}\n"
     ).plan.optimizer
-    follows(own, lambda step: megatron_rate(step, 5, 400, 60, LINE, 1e-4), 6, 405)
+    follows(own, lambda step: megatron_rate(step, 5, 400, 60, line, 1e-4), 6, 405)
     made = read(tmp_path, "megatron-bridge", f"{BRIDGE}scheduler: {{{said}}}\n")
     assert "scheduler.lr_decay_style" in {each.key for each in made.left if each.trains}
     assert made.plan.optimizer.total_steps is None
