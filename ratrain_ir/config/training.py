@@ -85,6 +85,11 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",")) if text.strip() else ()
 
 
+def _spaced(text: str) -> str:
+    """Return names as a plan's text has them, a comma and a space between; an expression unchanged."""
+    return text if expression_of(text) is not None else ", ".join(split_names(text))
+
+
 @frozen
 class Training:
     """Parameters of a model that train; by default all of them."""
@@ -132,6 +137,7 @@ class Training:
     )
     targets: str = field(
         default=ALL_LINEAR,
+        converter=_spaced,
         metadata=key(
             "train",
             'linear layers that get an adapter: last parts of their names in the checkpoint, as "q_proj, v_proj", or '
@@ -172,6 +178,7 @@ class Training:
     )
     modules_to_save: str = field(
         default="",
+        converter=_spaced,
         metadata=key(
             "train",
             "modules that train whole beside adapters, by last parts of their names: "
@@ -183,6 +190,7 @@ class Training:
     )
     freeze: str = field(
         default="",
+        converter=_spaced,
         metadata=key(
             "train",
             "parameters that do not train, by name in the checkpoint; `*` stands for any characters: "

@@ -25,10 +25,9 @@ from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.quantised import NF4
-from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training, split_names
+from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail, misuse
-from ratrain.ratrain_ir.support.module_patterns import expression_of
 from ratrain.ratrain_ir.support.quantities import MIB
 from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT
 from ratrain.ratrainc.compiling.building import compile as compiled
@@ -166,10 +165,8 @@ def _plan(choice: FinetuneChoice, counts: Amounts, dtype: str, base: str) -> Pla
     adapting, schedule = choice.adapting, choice.schedule
     training = Training()
     if not adapting.whole:
-        targets = adapting.targets
-        if expression_of(targets) is None:
-            targets = ", ".join(split_names(targets))
-        training = Training(LORA, rank=adapting.rank, alpha=adapting.scale, targets=targets, base=base)
+        rank, targets = adapting.rank, adapting.targets
+        training = Training(LORA, rank=rank, alpha=adapting.scale, targets=targets, base=base)
     steps = counts.steps
     warm = ceil(_WARM_UP * steps) if schedule.warmup_steps is None else schedule.warmup_steps
     falls = schedule.decay_steps or 0
