@@ -32,10 +32,10 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.model.slots import normed_gradient_slots, pending_slots, saved_slots
+from ratrain.ratrain_ir.model.slots import head_gradient_slots, normed_gradient_slots, pending_slots, saved_slots
 from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
-from ratrain.ratrain_ir.ops.compute import BlockOp, Forward, Recompute, Release
+from ratrain.ratrain_ir.ops.compute import BackwardHeads, BlockOp, Forward, Recompute, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.signatures import bind, signatures
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -86,7 +86,14 @@ MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 
 NORMED = "tensor-parallel ranks, where what blocks add is normed"
 OVER_HEADS = "tensor-parallel ranks, where norms are over all heads"
-PEERS = {"one tensor-parallel rank": 1, "tensor-parallel ranks": 2, NORMED: 2, OVER_HEADS: 2}
+CONTEXT = "context ranks"
+PEERS: dict[str, dict[str, Any]] = {
+    "one tensor-parallel rank": {},
+    "tensor-parallel ranks": {"tp": 2},
+    NORMED: {"tp": 2},
+    OVER_HEADS: {"tp": 2},
+    CONTEXT: {"cp": 2},
+}
 NORMS = {NORMED: {"norm_placement": "both"}, OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"}}
 
 _TOGETHER = {
@@ -96,12 +103,16 @@ _TOGETHER = {
     frozenset({"tensor-parallel ranks", NORMED}): "with tensor-parallel ranks",
     frozenset(
         {"one tensor-parallel rank", "tensor-parallel ranks", NORMED}
-    ): "unless tensor-parallel ranks norm queries and keys over all heads",
+    ): "unless queries or keys wait for other ranks",
     frozenset({"tensor-parallel ranks", NORMED, OVER_HEADS}): "with tensor-parallel ranks",
     frozenset({NORMED}): f"with {NORMED}",
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
-    frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "",
+    frozenset({CONTEXT}): "with context ranks",
+    frozenset({"one tensor-parallel rank", CONTEXT}): "",
+    frozenset({"one tensor-parallel rank", "tensor-parallel ranks", CONTEXT}): "",
+    frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "without context ranks",
+    frozenset(PEERS) - {OVER_HEADS}: "unless tensor-parallel ranks norm queries and keys over all heads",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 3",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
@@ -155,12 +166,12 @@ LENDING = "place-gpipe,recompute{policy=full store=peer}"
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
     """Every kind of plan that changes what ops there are; documents make no difference to what tensor-parallel ranks exchange."""
     kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING, PEERS))
-    for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask), (peers, tp) in product(*kinds):
-        if tp > 1 and mask != "causal":
+    for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask), (peers, ranks) in product(*kinds):
+        if "tp" in ranks and mask != "causal":
             continue
         optimizer = evolve(PLAN.optimizer, clip=clip)
         model = evolve(MODEL, tied_embeddings=tied, **NORMS.get(peers, {}))
-        plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, tp=tp, **keys)
+        plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, **ranks, **keys)
         yield Conditions(sharding, clipping, tying, masking, peers), model, plan
 
 
@@ -210,6 +221,8 @@ def _form(module: Module, op: Op) -> tuple[Shape, Form]:
         return (Release,), Form(Release(reads=(any_tensor,)), accumulates=False, kinds={"x": frozenset(StateKind)})
     binding = bind(op, module.model, module.plan)
     groups = _slot_groups(module, op.block) if isinstance(op, BlockOp) else {}
+    if type(op) is BackwardHeads and module.plan.cp > 1:
+        del groups["d"]  # it leaves one of these
     slots = {tensor.slot: tensor for group in groups.values() for tensor in group}
     named = {
         tensor: (slots.get(role) if tensor.kind is StateKind.SAVED else None)
@@ -241,7 +254,8 @@ def _slot_groups(module: Module, unit: Block) -> Groups:
     slots = {
         "s": saved_slots(module.model, module.plan, unit),
         "pending": pending_slots(module.model, module.plan, unit),
-        "d": normed_gradient_slots(module.model, module.plan, unit),
+        "d": normed_gradient_slots(module.model, module.plan, unit)
+        or head_gradient_slots(module.model, module.plan, unit),
     }
     return {
         prefix: tuple(Tensor(f"{prefix}.{slot.name}", StateKind.SAVED, slot.type) for slot in group)

@@ -51,13 +51,12 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
 )
 from ratrain.ratrain_ir.model.slots import (
     HEADS_SLOTS,
-    INPUT_HALF_SLOTS,
     PRODUCTS,
     SQUARES,
-    WEIGHT_HALF_SLOTS,
     computed_type,
     half_slots,
     shares_rows,
+    slots_behind_heads,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp, source_block, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
@@ -77,7 +76,9 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
+    GatherKeys,
     GatherRows,
+    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
@@ -239,8 +240,38 @@ class _StageLowering(StageTensors):
         reads, writes = (self.part_of_sums(block, piece, name),), self.row_sums(block, piece, name)
         self.emit(ReduceSums(payload=payload, block=block, **piece_fields(piece), reads=reads, writes=writes))
 
+    def project_for_context(self, block: Block, piece: Piece) -> None:
+        """Emit the projection of queries, keys and values, and the gather of the latter two over context ranks."""
+        made = self.made_by_project(block, piece)
+        source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
+        reads = (source, *self.views(block, piece, Phase.FORWARD), *self.documents(block, piece))
+        self.emit(Project(block=block, **piece_fields(piece), reads=reads, writes=made))
+        self.gather_keys(block, piece, Phase.FORWARD)
+
+    def gather_keys(self, block: Block, piece: Piece, phase: Phase) -> None:
+        """Emit the gather of keys and values over context ranks for a pass."""
+        reads, writes = self.made_by_project(block, piece)[1:3], self.whole_keys(block, piece, phase)
+        self.emit(GatherKeys(block=block, **piece_fields(piece), phase=phase, reads=reads, writes=writes))
+
+    def backward_heads_of_context(self, block: Block, piece: Piece) -> None:
+        """Emit attention's backward down to queries and parts of keys and values, and the sum of these parts."""
+        names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
+        saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
+        self.gather_keys(block, piece, Phase.BACKWARD)
+        dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
+        # as in `backward_heads`: the rows arrive early, also for recovery
+        self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
+        reads = (dy, *saved, *self.views(block, piece, Phase.BACKWARD), *self.documents(block, piece))
+        reads += self.whole_keys(block, piece, Phase.BACKWARD)
+        queries, *keys = self.head_gradients(block, piece)
+        parts, fields = self.key_parts(block, piece), piece_fields(piece)
+        self.emit(BackwardHeads(block=block, **fields, reads=reads, writes=(queries, *parts)))
+        self.emit(ReduceKeys(block=block, **fields, reads=parts, writes=tuple(keys)))
+
     def project(self, block: Block, piece: Piece) -> None:
         """Emit the projection of queries, keys and values, and the sums over ranks that their norms take."""
+        if self.made_by_project(block, piece):
+            self.project_for_context(block, piece)
         if projected := self.projected(block, piece):
             source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
             writes = (self.part_of_sums(block, piece, SQUARES), *projected)
@@ -251,8 +282,11 @@ class _StageLowering(StageTensors):
     def backward_heads(self, block: Block, piece: Piece) -> None:
         """Emit attention's backward down to normed queries and keys, and the sums over ranks that their norms take.
 
-        Nothing is emitted for a block whose query and key norms are not over all tensor-parallel ranks.
+        Nothing is emitted for a block whose query and key norms are not over all tensor-parallel ranks, unless context
+        ranks share its keys.
         """
+        if self.head_gradients(block, piece):
+            self.backward_heads_of_context(block, piece)
         if not (gradients := self.normed_gradients(block, piece)):
             return
         names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
@@ -314,6 +348,8 @@ class _StageLowering(StageTensors):
         fields = piece_fields(piece)
         if projected := self.projected(block, piece):
             return self.forward_of_heads(block, piece, projected)
+        if made := self.made_by_project(block, piece):
+            return self.forward_of_context(block, piece, made)
         if block.kind == "embed":
             source = self.input(Part.TOKENS, piece)
         else:
@@ -338,6 +374,18 @@ class _StageLowering(StageTensors):
         made = (*projected, *self.row_sums(block, piece, SQUARES))
         views = self.views(block, piece, Phase.FORWARD)
         reads = (*views, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
+        kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
+        output = self.written_activation(next_block(self.model, block), piece)
+        return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
+
+    def forward_of_context(self, block: Block, piece: Piece, made: tuple[Tensor, ...]) -> Forward:
+        """Build the forward of an attention from projected queries, and keys and values of all context ranks."""
+        # tensor-parallel ranks add the input where they sum their parts
+        source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
+        stream = (source,) if self.plan.tp == 1 else ()
+        views = self.views(block, piece, Phase.FORWARD)
+        reads = (*stream, *views, *self.documents(block, piece), made[0])
+        reads += self.whole_keys(block, piece, Phase.FORWARD)
         kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
         output = self.written_activation(next_block(self.model, block), piece)
         return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
@@ -416,16 +464,17 @@ class _StageLowering(StageTensors):
             if block.kind == "embed":
                 inputs = (dy, self.input(Part.TOKENS, piece), *self.documents(block, piece))
             else:
-                gradients = self.normed_gradients(block, piece)
+                gradients = self.normed_gradients(block, piece) or self.head_gradients(block, piece)
                 if gradients:
                     # `backward_heads` has done the part through the scores: read only the slots of the rest
                     others = (*gradients, *self.row_sums(block, piece, PRODUCTS))
-                    halves = (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
-                    names = [n for h in halves for n in half_slots(self.model, self.plan_of(piece), block, h)]
+                    names = slots_behind_heads(self.model, self.plan_of(piece), block)
                     saved = tuple(tensor for tensor in saved if tensor.slot in names)
                 else:
                     others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
                 others += self.branch_part(next_block(self.model, block), piece, gradient=True)
+                if self.head_gradients(block, piece):
+                    others += self.documents(block, piece)
                 others += self.branch_sums(block, piece)
                 if block.kind == "mlp" and self.plan.router:
                     others += (self.named("scale"),)

@@ -41,7 +41,10 @@ from ratrain.ratrain_ir.model.slots import (
     branch_sums,
     computed_type,
     exchanged_type,
+    head_gradient_slots,
+    key_part_types,
     last_viewer,
+    made_by_project,
     normed_gradient_slots,
     projected_slots,
     reads_documents,
@@ -51,10 +54,11 @@ from ratrain.ratrain_ir.model.slots import (
     seen_slices,
     sum_slots,
     token_type,
+    whole_key_slots,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.base import Part, Piece, Slice, piece_name
+from ratrain.ratrain_ir.ops.base import Part, Phase, Piece, Slice, piece_name
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.topology import Topology
 
@@ -205,6 +209,25 @@ class StageTensors:
         """Return this rank's part of the sums over each row."""
         name = f"{name}_part.{block}.{piece_name(piece)}"
         return self.tensor(StateKind.PARTIAL, name, row_sums_type(self.plan_of(piece)))
+
+    def made_by_project(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Return queries, keys, values and saved slots before them, which `project` makes for context ranks."""
+        return self.slots(block, piece, made_by_project(self.model, self.plan_of(piece), block))
+
+    def whole_keys(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
+        """Return keys and values of all context ranks, as a pass reads them; empty without such ranks."""
+        slots = whole_key_slots(self.model, self.plan_of(piece), block)
+        return self.slots(block, piece, slots, f"{phase.value}_keys")
+
+    def head_gradients(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Return the gradients of queries, keys and values as they enter the softmax; empty without context ranks."""
+        return self.slots(block, piece, head_gradient_slots(self.model, self.plan_of(piece), block), "d")
+
+    def key_parts(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Return a context rank's parts of the gradients of all keys and values."""
+        types = key_part_types(self.model, self.plan_of(piece), block)
+        names = {f"{name}.{block}.{piece_name(piece)}": type_ for name, type_ in types.items()}
+        return tuple(self.tensor(StateKind.PARTIAL, name, type_) for name, type_ in names.items())
 
     def seen(self, block: Block, piece: Piece) -> list[Slice]:
         """List the earlier slices of the micro-batch whose keys a slice of an attention sees; none for other blocks."""

@@ -79,6 +79,8 @@ class Mesh:
     chunk_stages: tuple[int, ...]
     shard_group: int | None = field(default=None, kw_only=True)
     view_group: int | None = field(default=None, kw_only=True)
+    contexts: int = field(default=1, kw_only=True)
+    """context ranks: as many neighbouring replicas share sequences"""
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
@@ -111,13 +113,29 @@ class Mesh:
     def name(self, rank: Rank) -> str:
         """Return a rank's name for messages, `stage @1 replica 0 tensor rank 2`; no tensor rank if tp is 1."""
         peer = f" tensor rank {rank.peer}" if self.peers > 1 else ""
-        return f"stage @{rank.stage} replica {rank.replica}{peer}"
+        replica, context = self.in_context(rank.replica)
+        shared = f" context rank {context}" if self.contexts > 1 else ""
+        return f"stage @{rank.stage} replica {replica}{shared}{peer}"
+
+    def in_context(self, replica: int) -> tuple[int, int]:
+        """Return the replica whose sequences a holder of weights has, and its rank among those that share them."""
+        return divmod(replica, self.contexts)
+
+    @cached_property
+    def sum_order(self) -> tuple[int, ...]:
+        """Replicas in the order in which their gradients are summed: ascending, but context ranks descend.
+
+        Later tokens come first, as slices add their gradients.
+        """
+        of_one = range(self.contexts - 1, -1, -1)
+        return tuple(first + rank for first in range(0, self.replicas, self.contexts) for rank in of_one)
 
     @property
     def words(self) -> str:
         """Numbers of stages, replicas and tensor-parallel ranks (if several), in words for messages."""
         peers = f" x {self.peers} tensor-parallel ranks" if self.peers > 1 else ""
-        return f"{self.stages} stages x {self.replicas} replicas{peers}"
+        contexts = f" x {self.contexts} context ranks" if self.contexts > 1 else ""
+        return f"{self.stages} stages x {self.replicas // self.contexts} replicas{contexts}{peers}"
 
     # Chunks
 
@@ -233,8 +251,8 @@ class Mesh:
         """Return the members of a rank's group of a kind, in rank order.
 
         `REPLICAS`: the replicas of its stage and peer. `SHARDS`, `VIEWS`, `PARTS`: some of these, see `replicas_of`.
-        `ENDS`: first and last stage of its replica and peer. `TENSOR`: the tensor-parallel ranks of its stage and
-        replica. `ALL`: all ranks.
+        `CONTEXT` also. `ENDS`: first and last stage of its replica and peer. `TENSOR`: the tensor-parallel ranks of its
+        stage and replica. `ALL`: all ranks.
         """
         if group is Group.ALL:
             return self.ranks
@@ -248,8 +266,10 @@ class Mesh:
         """Return the replicas of a stage that meet one of them in a group of a kind.
 
         `SHARDS` share out all shards; `VIEWS` share out a view; `PARTS`, within a shard group, hold the same part of a
-        view. Other groups are all replicas.
+        view. `CONTEXT` share sequences. Other groups are all replicas.
         """
+        if group is Group.CONTEXT:
+            return _neighbours(replica, self.contexts)
         if group is Group.SHARDS:
             return _neighbours(replica, self.shards)
         if group is Group.VIEWS:
@@ -277,12 +297,14 @@ class Mesh:
         """Count the communicators of a rank of a stage: groups of several ranks, one for each partner stage.
 
         Counted are: all ranks; its replicas; two for shard groups (its own, and the replicas with the same shards); two
-        for view groups (its own, and the replicas with the same part); the ends if they share a matrix (`tied`); and
-        two for its tensor-parallel ranks, as activations and gradients are under way at the same time.
+        for view groups (its own, and the replicas with the same part); the ends if they share a matrix (`tied`); one
+        for its context ranks; and two for its tensor-parallel ranks, as activations and gradients are under way at the
+        same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
         peers, shards = 2 * (self.peers > 1), 2 * ((self.shard_group is not None) + (self.view_group is not None))
-        groups = (self.size > 1) + (self.replicas > 1) + shards + peers + (tied and len(ends) > 1 and stage in ends)
+        of_replicas = (self.replicas > 1) + (self.contexts > 1)
+        groups = (self.size > 1) + of_replicas + shards + peers + (tied and len(ends) > 1 and stage in ends)
         return groups + len(self._partners.get(stage, ()))
 
     def most_communicators(self, *, tied: bool) -> int:
@@ -414,14 +436,23 @@ def mesh_of_shape(
     peers: int = 1,
     shard_group: int | None = None,
     view_group: int | None = None,
+    contexts: int = 1,
 ) -> Mesh:
-    """Return the mesh of a pipeline's shape with its replicas and tensor-parallel ranks."""
-    return Mesh(shape.stages, replicas, peers, shape.chunk_stages, shard_group=shard_group, view_group=view_group)
+    """Return the mesh of a pipeline's shape with its replicas (context ranks included) and tensor-parallel ranks."""
+    return Mesh(
+        shape.stages,
+        replicas,
+        peers,
+        shape.chunk_stages,
+        shard_group=shard_group,
+        view_group=view_group,
+        contexts=contexts,
+    )
 
 
 def mesh_of(plan: Plan) -> Mesh:
     """Return the mesh of a plan."""
-    return mesh_of_shape(plan.shape, plan.dp, plan.tp, plan.shard_group, plan.view_group)
+    return mesh_of_shape(plan.shape, plan.replicas, plan.tp, plan.shard_group, plan.view_group, plan.cp)
 
 
 @cache
@@ -439,4 +470,5 @@ def topology_of(model: ModelConfig, plan: Plan) -> Topology:
         layers,
         shard_group=mesh.shard_group,
         view_group=mesh.view_group,
+        contexts=mesh.contexts,
     )

@@ -307,9 +307,9 @@ def _way_out(module: Module) -> str:
         levers.append('attention = "fused" in the plan')
     if plan.holds_logits:
         levers.append('logits = "chunked" in the plan')
-    if plan.zero == 0 and plan.dp > 1:
+    if plan.zero == 0 and plan.replicas > 1:
         levers.append("zero = 1 in the plan")
-    elif plan.dp > 1 and plan.reduce == "last":
+    elif plan.replicas > 1 and plan.reduce == "last":
         levers.append('zero = 2 with reduce = "each-micro-batch"')
     if plan.micro_batch_size > 1:
         levers.append("a smaller micro_batch_size")

@@ -1,4 +1,4 @@
-"""Gathered inputs of tensor-parallel ranks, kept from the forward to the backward where bytes are left.
+"""Gathered inputs of tensor-parallel ranks, or keys of context ranks, kept for the backward where bytes are left.
 
     %x_whole.mlp.0.m0.forward = gather_rows activation mlp.0 m0 forward (%x.mlp.0.m0)
     ...
@@ -9,13 +9,15 @@
     ...
     %dx_part.mlp.0.m0, ... = backward mlp.0 m0 (%dx_whole.head.m0, %x_whole.mlp.0.m0.forward, ...)
 
-Each kept input saves the same exchange. It costs its bytes from the forward to the backward, less the rank's own rows,
-which nothing else needs in between. So a greedy choice keeps the inputs with the shortest distance first. It runs after
-the choice of recovery, on the bytes that are left. Cost: one sweep over the ops, and O(log n) trial placements.
+Keys and values of context ranks (`gather_keys`) are kept alike. What is kept saves the same exchange. It costs its
+bytes from the forward to the backward, less the rank's own rows, which nothing else needs in between. So a greedy
+choice keeps those with the shortest distance first. It runs after the choice of recovery, on the bytes that are left.
+Cost: one sweep over the ops, and O(log n) trial placements.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
@@ -25,7 +27,7 @@ from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase
-from ratrain.ratrain_ir.ops.collectives import GatherRows
+from ratrain.ratrain_ir.ops.collectives import GatherKeys, GatherRows
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -43,9 +45,9 @@ Twice = tuple[int, int]
 def gathers_to_keep(stage: Stage, trials: Trials, budget: int) -> list[Twice]:
     """Return the repeated gathers of a stage whose first result should be kept, within a budget of bytes.
 
-    Empty if the plan does not shard rows over tensor-parallel ranks.
+    Empty if the plan neither shards rows over tensor-parallel ranks nor has context ranks.
     """
-    if not shares_rows(trials.module.plan):
+    if not shares_rows(trials.module.plan) and trials.module.plan.cp == 1:
         return []
     keeper = _Keeper(stage, trials, budget)
     # All save the same exchange, so the shortest life is the best value for its bytes.
@@ -58,7 +60,7 @@ def gathers_to_keep(stage: Stage, trials: Trials, budget: int) -> list[Twice]:
 def with_kept(ops: list[Op], kept: Iterable[Twice]) -> list[Op]:
     """Return a list without the repeated gathers in `kept`, whose readers read the first result."""
     dropped = {again for _, again in kept}
-    instead = {ops[again].writes[0]: ops[first].writes[0] for first, again in kept}
+    instead = dict(chain.from_iterable(zip(ops[again].writes, ops[first].writes, strict=True) for first, again in kept))
     reading: list[Op] = []
     for position, op in enumerate(ops):
         if position in dropped:
@@ -69,17 +71,13 @@ def with_kept(ops: list[Op], kept: Iterable[Twice]) -> list[Op]:
 
 
 @define
-class _GatheredTwice:
-    """Input that is gathered for a forward and again for its backward, by positions in the list."""
+class _Part:
+    """Tensor that two gathers make from one of the rank itself."""
 
-    first: int
-    """Position of the gather for the forward."""
-    again: int
-    """Position of the gather for the backward."""
     whole: Tensor
-    """Gathered input that the forward reads."""
+    """Gathered tensor that the forward reads."""
     own: Tensor
-    """Rows of the rank itself, which the gather reads."""
+    """Tensor of the rank itself, which the gathers read."""
     used_until: int
     """Position of the last op before the second gather that uses `whole`."""
     own_used_until: int
@@ -88,24 +86,37 @@ class _GatheredTwice:
     """True if an op after the second gather uses `own`."""
 
 
+@frozen
+class _GatheredTwice:
+    """Input, or keys and values, that are gathered for a forward and again for its backward, by list positions."""
+
+    first: int
+    """Position of the gather for the forward."""
+    again: int
+    """Position of the gather for the backward."""
+    parts: tuple[_Part, ...]
+
+
 def _gathered_twice(stage: Stage) -> list[_GatheredTwice]:
-    """Return the inputs of a stage whose two gathers read the very same tensor, in list order."""
-    firsts: dict[object, tuple[int, GatherRows]] = {}
+    """Return what two gathers of a stage make from the very same tensors, in list order."""
+    firsts: dict[object, tuple[int, GatherRows | GatherKeys]] = {}
     last_use: dict[Tensor, int] = {}
     found: list[_GatheredTwice] = []
-    of_own: dict[Tensor, _GatheredTwice] = {}
+    of_own: dict[Tensor, _Part] = {}
     for position, op in enumerate(stage.ops):
-        if isinstance(op, GatherRows) and op.payload is Payload.ACTIVATION:
-            key, own = (op.block, piece_of(op)), op.reads[0]
+        if type(op) is GatherKeys or (type(op) is GatherRows and op.payload is Payload.ACTIVATION):
+            key = op.keyword, op.block, piece_of(op)
             if op.phase is Phase.FORWARD:
                 firsts[key] = position, op
-            elif key in firsts and firsts[key][1].reads[0] is own:
+            elif key in firsts and firsts[key][1].reads == op.reads:
                 first, gather = firsts[key]
-                whole = gather.writes[0]
-                twice = _GatheredTwice(first, position, whole, own, last_use.get(whole, first), last_use[own])
-                found.append(twice)
-                of_own[own] = twice
-                last_use[own] = position
+                parts = tuple(
+                    _Part(whole, own, last_use.get(whole, first), last_use[own])
+                    for whole, own in zip(gather.writes, op.reads, strict=True)
+                )
+                found.append(_GatheredTwice(first, position, parts))
+                of_own |= {part.own: part for part in parts}
+                last_use |= dict.fromkeys(op.reads, position)
                 continue
         for tensor in op.operands:
             last_use[tensor] = position
@@ -132,16 +143,16 @@ class _Keeper(ChangesWithinBudget):
 
     def keep(self, twice: _GatheredTwice) -> None:
         """Keep a gathered input if the live bytes stay within the budget."""
-        whole = aligned(twice.whole.type.nbytes)
-        changes = [_Change(twice.used_until + 1, twice.again, whole)]
-        # Without the second gather the rank's own rows end early, which pays for a part of the gathered ones.
-        if not (twice.own_used_later or twice.own.carried):
-            own = aligned(twice.own.type.nbytes)
-            changes.append(_Change(twice.own_used_until + 1, twice.again + 1, -own))
+        changes = []
+        for part in twice.parts:
+            changes.append(_Change(part.used_until + 1, twice.again, aligned(part.whole.type.nbytes)))
+            # Without the second gather the rank's own rows end early, which pays for a part of the gathered ones.
+            if not (part.own_used_later or part.own.carried):
+                changes.append(_Change(part.own_used_until + 1, twice.again + 1, -aligned(part.own.type.nbytes)))
         for change in changes:
             self.curve[change.first : change.end] += change.nbytes
         # Only these positions have more live bytes than before; the others cannot newly exceed the budget.
-        span = self.curve[twice.used_until + 1 : twice.again]
+        span = self.curve[min(part.used_until for part in twice.parts) + 1 : twice.again]
         if int(span.max(initial=0)) <= self.budget:
             self.kept.append(twice)
             return

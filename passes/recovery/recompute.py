@@ -24,7 +24,7 @@ exchange between its blocks (`passes/recovery/rewriting.py` shows the ops), as f
 planner keep results of exchanges.
 
 `auto` keeps, per layer and micro-batch, as much as fits the bytes left free (`passes/recovery/recompute_choice.py`). If
-bytes remain, it also keeps rows gathered from tensor-parallel ranks (`passes/recovery/keep_gathered.py`;
+bytes remain, it also keeps rows and keys gathered from other ranks (`passes/recovery/keep_gathered.py`;
 `gathered=again` never does). With `store` kept tensors are offloaded to another memory or to a peer stage. The pass
 comes after those that change how long gradients and views live.
 """
@@ -109,11 +109,11 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan, *, by_bytes: bool 
     elif placement == "forward-side" and (why := why_inline(plan)):
         yield Idle("placement", why, "leave it out")
     if policy != "auto":
-        why = f"what tensor-parallel ranks gathered is kept by policy=auto alone; the policy is '{policy}'"
+        why = f"what tensor-parallel or context ranks gathered is kept by policy=auto alone; the policy is '{policy}'"
         yield Idle("gathered", why, "leave it out, or use policy=auto")
-    elif not shares_rows(plan):
-        why = "tensor-parallel ranks gather no input: that is with tp = 2 or more and sequence_sharding"
-        yield Idle("gathered", why, "leave it out, or use a plan with tensor-parallel ranks")
+    elif not shares_rows(plan) and plan.cp == 1:
+        why = "no ranks gather inputs or keys: that is with tp = 2 or more and sequence_sharding, or cp = 2 or more"
+        yield Idle("gathered", why, "leave it out, or use a plan with such ranks")
     moves = placement == "forward-side" and policy != "none" and not why_inline(plan)
     if policy != "auto" and not (moves or by_bytes):
         why = f"with policy={policy} and recovery inline nothing is chosen by its bytes"

@@ -42,10 +42,12 @@ from ratrain.passes.recovery.rewriting import (
     KeptHome,
     LayerChoice,
     Rewriting,
+    in_slot_order,
     made_before,
     recovery_op,
     rewritten,
     views_of,
+    whole_keys_of,
 )
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import excess_bytes
@@ -413,7 +415,7 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
     names = {slot.name for slot in dropped}
     same = (op for op in stage.ops if type(op) is Project and op.block is half and op.slice == forward.slice)
     project = next((op for op in same if op.micro_batch == forward.micro_batch), None)
-    saved = (*made_before(forward, project), *(t for t in forward.writes if t.kind is StateKind.SAVED))
+    saved = in_slot_order((*made_before(forward, project), *(t for t in forward.writes if t.kind is StateKind.SAVED)))
     first = project or forward
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
@@ -421,7 +423,9 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
     if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, forward.writes[0].type)
         writes = (*writes, output)
-    return trials.op_seconds(stage, recovery_op(forward, first.reads[0], kept, views_of(first), writes, project))
+    keys = whole_keys_of(forward)
+    recovery = recovery_op(forward, first.reads[0], kept, views_of(first), writes, project, keys)
+    return trials.op_seconds(stage, recovery)
 
 
 def _pareto(options: list[Option]) -> list[Option]:

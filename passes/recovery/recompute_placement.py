@@ -55,6 +55,8 @@ def why_inline(plan: Plan) -> str:
             "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it "
             "stands right before that"
         )
+    if plan.cp > 1:
+        return "the keys that recovery reads are gathered for its backward alone (cp), so it stands right before that"
     return ""
 
 

@@ -26,10 +26,10 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model import blocks
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.model.slots import SQUARES
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SQUARES, WHOLE_KEYS
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
-from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceRows
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows, ReduceRows
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -178,6 +178,10 @@ class Rewriting:
     """Gathers of views for backwards, where views are sharded within the step."""
     row_gathers: dict[Tensor, GatherRows] = field(factory=dict, init=False)
     """Gathers of inputs for backwards, where tensor-parallel ranks share rows."""
+    key_gathers: dict[Tensor, GatherKeys] = field(factory=dict, init=False)
+    """Gathers of keys and values of context ranks for backwards, by the first tensor that they write."""
+    whole_keys: dict[tuple[Block, Piece], Tensors] = field(factory=dict, init=False)
+    """Keys and values of context ranks that each backward reads, which its recomputation reads too."""
     sums: dict[Tensor, ReduceRows] = field(factory=dict, init=False)
     """By partial activation: the sum over tensor-parallel ranks that it goes into."""
     seen_later: set[Tensor] = field(factory=set, init=False)
@@ -215,6 +219,10 @@ class Rewriting:
             self.gathers[op.writes[0]] = op
         elif type(op) is GatherRows and op.phase is Phase.BACKWARD:
             self.row_gathers[op.writes[0]] = op
+        elif type(op) is GatherKeys and op.phase is Phase.BACKWARD:
+            self.key_gathers[op.writes[0]] = op
+        elif type(op) is BackwardHeads and (keys := whole_keys_of(op)):
+            self.whole_keys[op.block, piece_of(op)] = keys
         elif type(op) is ReduceRows and op.payload is Payload.ACTIVATION:
             self.sums[op.reads[0]] = op
 
@@ -222,7 +230,7 @@ class Rewriting:
         """Return a draft of the stage under a choice, and a summary of its recomputation."""
         choices = [choice_of(layer, piece) for layer, piece in self._layers]
         base = self.stage.ops
-        waiting: _Gathers = {**self.gathers}  # those that may move and are not in the new list yet
+        waiting: _Gathers = {**self.gathers, **self.key_gathers}  # those that may move and are not in the new list yet
         if any(choice.checkpoint == LAYER for choice in choices):
             waiting |= self.row_gathers
         movable = {*waiting}
@@ -271,6 +279,9 @@ class Rewriting:
         """Return a `project` op whose dropped results end with the forward."""
         piece = piece_of(op)
         dropped = [tensor for tensor in self.dropped(op.block, piece, choice) if tensor in op.writes]
+        if self.whole_keys:  # context ranks: the forward reads queries alone
+            writes = tuple(t for t in op.writes if t not in dropped or t.slot == "q")
+            op, dropped = attrs.evolve(op, writes=writes), [t for t in dropped if t.slot == "q"]
         for tensor in dropped:
             # The forward still needs the projections. Give it short-lived tensors; the recomputation makes the saved
             # ones.
@@ -284,7 +295,7 @@ class Rewriting:
         """Return the saved slots of a block, in their order."""
         forward = self.forwards[block, m]
         own = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
-        return (*made_before(forward, self.projects.get((block, m))), *own)
+        return in_slot_order((*made_before(forward, self.projects.get((block, m))), *own))
 
     def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
         """Return the saved slots of a block that a choice does not keep."""
@@ -293,7 +304,10 @@ class Rewriting:
             return ()
         # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
-        return tuple(t for t in self.saved(block, m) if t.slot not in lean and t not in self.seen_later)
+        # Keys and values that context ranks gather again are needed whatever is recomputed.
+        gathered = KEY_SLOTS if (block, m) in self.whole_keys else ()
+        always = (*lean, *gathered)
+        return tuple(t for t in self.saved(block, m) if t.slot not in always and t not in self.seen_later)
 
     def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
         """Return a backward op, preceded by the recomputation of what it, or its weight half, reads."""
@@ -326,7 +340,8 @@ class Rewriting:
         source = self.forwards[op.block, m].reads[0]
         again = self.again(f"r.{op.block}", m, source)
         attention.writes = (*attention.writes, again)
-        attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m])
+        keys = self.whole_keys.get((attention_block, m), ())
+        attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m], keys=keys)
         mlp = self.recompute(op.block, m, choice)
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
@@ -336,7 +351,7 @@ class Rewriting:
             mlp.writes, added = (*mlp.writes, output), (again, output)
         ops = (attention, mlp, attrs.evolve(op, reads=reads))
         # The attention's view must be gathered now, ahead of the attention's own backward.
-        gathered = self.views[attention_block, m]
+        gathered = (*self.views[attention_block, m], *keys)
         return _made(ops, added=added, gathered=gathered, start=attention.reads[0], recovered=2)
 
     def repeats_sum(self, block: Block, m: Piece, choice: LayerChoice) -> bool:
@@ -372,7 +387,8 @@ class Rewriting:
             ops.append(sum_of_mlp)
             added += outputs
         # The attention's view and input must be gathered now, ahead of the attention's own backward.
-        gathered = (*self.views[attention_block, m], self.inputs[attention_block, m])
+        keys = self.whole_keys.get((attention_block, m), ())
+        gathered = (*self.views[attention_block, m], self.inputs[attention_block, m], *keys)
         start = sum_of_attention.reads[1]
         return _made((*ops, op), added=tuple(added), gathered=gathered, start=start, recovered=2)
 
@@ -386,7 +402,8 @@ class Rewriting:
         part = self.again(f"r_part.{summed.block}", m, forward.writes[0])
         total = self.again(f"r.{summed.block}", m, summed.writes[0])
         op.writes = (*op.writes, part)
-        op.reads = with_what_it_sees(op, forward, self.projects.get((op.block, m)))
+        keys = self.whole_keys.get((op.block, m), ())
+        op.reads = with_what_it_sees(op, forward, self.projects.get((op.block, m)), keys)
         again = attrs.evolve(summed, reads=(part, *summed.reads[1:]), writes=(total,), phase=Phase.BACKWARD)
         return again, part, total
 
@@ -400,10 +417,11 @@ class Rewriting:
         forward, views = self.forwards[block, m], self.views[block, m]
         dropped = self.dropped(block, m, choice)
         kept = tuple(t for t in self.saved(block, m) if t not in dropped)
-        return recovery_op(forward, self.inputs[block, m], kept, views, dropped, self.projects.get((block, m)))
+        keys = self.whole_keys.get((block, m), ())
+        return recovery_op(forward, self.inputs[block, m], kept, views, dropped, self.projects.get((block, m)), keys)
 
 
-_Gathers = dict[Tensor, AllGather | GatherRows]
+_Gathers = dict[Tensor, AllGather | GatherRows | GatherKeys]
 """Gathers for backwards, by what they write."""
 
 
@@ -413,7 +431,7 @@ def _without_pulled(ops: list[Op], movable: Container[Tensor], waiting: _Gathers
         return ops
     kept = []
     for op in ops:
-        moves = isinstance(op, AllGather | GatherRows) and op.writes[0] in movable
+        moves = isinstance(op, AllGather | GatherRows | GatherKeys) and op.writes[0] in movable
         if not moves or waiting.pop(op.writes[0], None) is not None:
             kept.append(op)
     return kept
@@ -437,13 +455,19 @@ _OPERANDS = attrgetter("operands")
 
 
 def made_before(forward: Forward, project: Project | None) -> Tensors:
-    """Return the saved slots of a block that exist before its forward: results of `project`, and their sums over ranks.
+    """Return the saved slots of a block that exist before its forward: results of `project`, and sums over ranks.
 
     Empty if the block has no `project` op.
     """
     if project is None:
         return ()
-    return tuple(t for t in forward.reads if t in project.writes or t.slot == SQUARES)
+    projected = tuple(t for t in project.writes if t.kind is StateKind.SAVED)
+    return (*projected, *(t for t in forward.reads if t.slot == SQUARES))
+
+
+def whole_keys_of(op: Op) -> Tensors:
+    """Return the keys and values of all context ranks that an op reads."""
+    return tuple(tensor for tensor in op.reads if tensor.slot in WHOLE_KEYS)
 
 
 def _of_other_slices(op: Forward, project: Project | None) -> Tensors:
@@ -457,22 +481,53 @@ def views_of(op: Op) -> Tensors:
     return tuple(tensor for tensor in op.reads if tensor.kind in (StateKind.VIEW, StateKind.FROZEN))
 
 
-def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None = None) -> Tensors:
+def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None = None, keys: Tensors = ()) -> Tensors:
     """Return the reads of a recompute op, completed by the starts of documents.
 
-    If it computes attention again, the keys and values of earlier slices are added too.
+    If it computes attention again, the keys and values of earlier slices are added too, or `keys` of context ranks.
     """
-    seen = _of_other_slices(forward, project)
+    seen = keys or _of_other_slices(forward, project)
     documents = tuple(t for t in forward.reads if t.kind is StateKind.INPUT and forward.block.kind == "attention")
     own = tuple(t for t in op.reads if t not in seen and t not in documents)
     return (*own, *documents, *seen) if attends(op) else (*own, *documents)
 
 
 def recovery_op(
-    forward: Forward, source: Tensor, kept: Tensors, views: Tensors, writes: Tensors, project: Project | None = None
+    forward: Forward,
+    source: Tensor,
+    kept: Tensors,
+    views: Tensors,
+    writes: Tensors,
+    project: Project | None = None,
+    keys: Tensors = (),
 ) -> Recompute:
-    """Return the op that makes again, from the block's input, the tensors that a forward does not keep."""
+    """Return the op that makes again, from the block's input, the tensors that a forward does not keep.
+
+    `keys` are those of context ranks, as its backward reads them.
+    """
     reads = (source, *kept, *views)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
-    op.reads = with_what_it_sees(op, forward, project)
+    op.reads = with_what_it_sees(op, forward, project, keys)
     return op
+
+
+_ORDER = ("xn", "q_in", "q_rstd", "k_in", "k_rstd", "q", "k", "v", "o", "lse", "", "branch")
+_PLACES = {name: place for place, name in enumerate(_ORDER)}
+
+
+def in_slot_order(slots: Tensors) -> Tensors:
+    """Return an attention's saved slots in the order of its signature, where `project` makes some that come later.
+
+    It does for context ranks; before norms over tensor-parallel ranks (`SQUARES`) what it makes comes first. Products
+    of adapters (`..._low`) keep their order, and statistics of norms come last.
+    """
+    names = [tensor.slot for tensor in slots]
+    if "lse" not in names or SQUARES in names:
+        return slots
+
+    def place(tensor: Tensor) -> int:
+        if tensor.slot.endswith("_low"):
+            return _PLACES[""]
+        return _PLACES.get(tensor.slot, len(_ORDER) + (tensor.slot in ("mean", "rstd")))
+
+    return tuple(sorted(slots, key=place))

@@ -26,7 +26,7 @@ from attrs import frozen
 from ratrain.passes.recovery.rewriting import Donor, KeptHome, made_before
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.ops.base import Op, Piece, piece_fields
-from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, repeats_sum
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, gathers_again, repeats_sum
 from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
     AddBranchBackward,
@@ -129,7 +129,7 @@ def _kept(stage: Stage) -> list[_Kept]:
             at = mine.get(tensor)
             if at is None or position <= at:
                 continue
-            if isinstance(op, _OF_BACKWARD) or repeats_sum(op):
+            if isinstance(op, _OF_BACKWARD) or repeats_sum(op) or gathers_again(op):
                 later.add(tensor)
             elif isinstance(op, _OF_PEERS):
                 free[at] = position

@@ -64,6 +64,8 @@ REDUCTIONS = ("last", "each-micro-batch")
 ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
+ZIGZAG = "zigzag"
+CONTEXT_LAYOUTS = (ZIGZAG, "contiguous")
 
 _MAX_LOSS_SCALE = 2.0**32  # f32 represents it and its inverse exactly
 DEFAULT_HEAD_CHUNK = 256
@@ -139,7 +141,7 @@ class Plan:
             integer(1, MAX_PARALLEL),
         )
     )
-    """Data-parallel replicas of the pipeline."""
+    """Data-parallel replicas of the pipeline, each with sequences of its own."""
     cuts: tuple[int, ...] = field(
         metadata=key("parallel", "the layers where later chunks (stages) start", integers("a list of layer indices"))
     )
@@ -154,6 +156,29 @@ class Plan:
     )
     """Micro-batches of one replica in one step."""
     seq_len: int = field(metadata=key("batch", "tokens of a sequence", integer(1, MAX_SEQ_LEN)))
+    cp: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "context ranks, which share the tokens of every sequence, and shard state as replicas do",
+            integer(1, MAX_PARALLEL),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.cp == 1,
+        ),
+    )
+    """Context ranks: each computes its tokens of every sequence of a replica (`model/context_rows.py`)."""
+    context_layout: str = field(
+        default=ZIGZAG,
+        metadata=key(
+            "parallel",
+            "which tokens a context rank has: `zigzag` an early and a late run, so that all attend to equally many; or "
+            "one run, `contiguous`",
+            word(CONTEXT_LAYOUTS),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.context_layout == ZIGZAG,
+        ),
+    )
+    """Tokens of a context rank: one of `CONTEXT_LAYOUTS`."""
     head_chunk: int = field(
         default=DEFAULT_HEAD_CHUNK,
         metadata=key(
@@ -183,7 +208,7 @@ class Plan:
             'with "last" it is as 1), '
             "3 parameter views too",
             integer(0, 3),
-            default=lambda before: min(1, before["dp"] - 1),
+            default=lambda before: min(1, before["dp"] * before["cp"] - 1),
         ),
     )
     """ZeRO level: 0 nothing sharded, 1 master weights and moments, 2 also gradients, 3 also parameter views."""
@@ -446,8 +471,13 @@ class Plan:
 
     @property
     def most_rows(self) -> int:
-        """Most rows that a block has at a time: a micro-batch's, or its longest slice's."""
-        return self.micro_batch_size * max(self.slices or (self.seq_len,))
+        """Most rows that a block has at a time: a micro-batch's, or its longest slice's; of these a context rank's."""
+        return self.micro_batch_size * max(self.slices or (self.seq_len,)) // self.cp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights of a stage, and sum their gradients: replicas times context ranks."""
+        return self.dp * self.cp
 
     @property
     def global_batch(self) -> int:
@@ -462,7 +492,7 @@ class Plan:
     @property
     def clusters(self) -> int:
         """Number of ranks."""
-        return self.pp * self.dp * self.tp
+        return self.pp * self.replicas * self.tp
 
     @property
     def keeps_documents_apart(self) -> bool:
@@ -487,7 +517,7 @@ class Plan:
     @property
     def shards_state(self) -> bool:
         """True if replicas share out the optimizer state of any block."""
-        return self.dp > 1 and max(self.levels) > 0
+        return self.replicas > 1 and max(self.levels) > 0
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -518,14 +548,14 @@ class Plan:
     def reshaped(self, **changes: Any) -> Plan:
         """Return the plan with changed fields (`dp`, `zero`, ...), without settings that have no meaning any more.
 
-        A `shard_group` that is no proper divisor of `dp` is dropped; so is a `view_group` that is no proper divisor of
-        the shards or has no block of level 3. If nothing is sharded, the shards' own dtype and the quantisation are
-        dropped too.
+        A `shard_group` that is no proper divisor of `replicas` is dropped; so is a `view_group` that is no proper
+        divisor of the shards or has no block of level 3. If nothing is sharded, the shards' own dtype and the
+        quantisation are dropped too.
         """
         plan = evolve(self, **changes)
-        if plan.shard_group is not None and (plan.dp % plan.shard_group or plan.dp == plan.shard_group):
+        if plan.shard_group is not None and (plan.replicas % plan.shard_group or plan.replicas == plan.shard_group):
             plan = evolve(plan, shard_group=None)
-        shards, views = plan.shard_group or plan.dp, plan.view_group
+        shards, views = plan.shard_group or plan.replicas, plan.view_group
         if views is not None and (shards % views or shards == views or 3 not in plan.levels):
             plan = evolve(plan, view_group=None)
         if plan.shards_state:

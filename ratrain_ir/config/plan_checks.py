@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.optimizer import COSINE
-from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS, ZIGZAG
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
-from ratrain.ratrain_ir.config.tensor_ranks import problems
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
@@ -46,10 +46,11 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
         _check_experts(reader, plan, model)
         _check_softcap(reader, plan, model)
     _check_tensor_ranks(reader, plan, model)
+    _check_context_ranks(reader, plan, model)
     if (
         plan.mapping is not None
-        and reader.good("pp", "dp", "tp")
-        and (wrong := plan.mapping.error(plan.pp, plan.dp, plan.tp))
+        and reader.good("pp", "dp", "cp", "tp")
+        and (wrong := plan.mapping.error(plan.pp, plan.replicas, plan.tp))
     ):
         reader.contradiction(
             "RT064",
@@ -172,6 +173,43 @@ def _check_tensor_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | No
             reader.contradiction("RT064", "tp", text, help=way_out)
 
 
+def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Check that context ranks can share out every sequence."""
+    if not reader.good("cp", "context_layout", "seq_len", "slices"):
+        return
+    if plan.cp == 1:
+        if plan.context_layout != ZIGZAG:
+            text = f'context_layout = "{plan.context_layout}" changes nothing with one context rank (cp = 1)'
+            reader.contradiction("RT064", "context_layout", text, help="leave it out, or use cp = 2 or more")
+        return
+    runs = plan.cp * (2 if plan.context_layout == ZIGZAG else 1)
+    for length in plan.slices or (plan.seq_len,):
+        if length % runs:
+            what = "a slice" if plan.slices else "a sequence"
+            text = (
+                f"{plan.cp} context ranks cut {what} of {length} tokens into {runs} equal runs, which it does not have"
+            )
+            other = (
+                "" if plan.context_layout != ZIGZAG else ', or context_layout = "contiguous", which has half as many'
+            )
+            way_out = f"use lengths that {runs} divides{other}"
+            reader.contradiction("RT064", "slices" if plan.slices else "seq_len", text, help=way_out)
+            return
+    if plan.slices:
+        text = "slices of context ranks' tokens are not built in this version"
+        reader.contradiction("RT064", "slices", text, help="leave slices out, or use cp = 1")
+    if plan.attention != "fused" and reader.good("attention"):
+        text = f'attention = "{plan.attention}" holds the scores of whole sequences, which context ranks do not have'
+        reader.contradiction("RT064", "attention", text, help='use attention = "fused", or cp = 1')
+    if model is not None and reader.good("tp") and norms_over_ranks(model, plan):
+        text = f"{model.name} norms queries and keys over the heads of all tensor-parallel ranks before they travel"
+        reader.contradiction("RT064", "cp", text, help="use cp = 1, or tp = 1")
+    for name in ("balance_loss", "z_loss"):
+        if reader.good(name) and getattr(plan.router, name):
+            text = f"{name} is taken of whole micro-batches, which context ranks share out"
+            reader.contradiction("RT064", name, text, help="leave it out, or use cp = 1")
+
+
 def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
     """Check that scores are not capped by kernels that hold score matrices, which cannot do it."""
     if model.attention_softcap is not None and reader.good("attention") and plan.attention != "fused":
@@ -289,10 +327,10 @@ def _check_state(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> 
             f'reduce = "each-micro-batch" needs sharded gradients, but zero = {max(plan.levels)} keeps them whole',
             help='use zero = 2, or reduce = "last"',
         )
-    if reader.good("shard_group", "dp") and plan.shard_group is not None and plan.dp % plan.shard_group:
-        text = f"groups of {plan.shard_group} replicas do not make up dp = {plan.dp}"
+    if reader.good("shard_group", "dp", "cp") and plan.shard_group is not None and plan.replicas % plan.shard_group:
+        text = f"groups of {plan.shard_group} replicas do not make up {_replicas(plan)}"
         reader.contradiction("RT064", "shard_group", text, help="write a number that divides dp")
-    shards = plan.shard_group or plan.dp
+    shards = plan.shard_group or plan.replicas
     if reader.good("view_group", "shard_group", "dp") and plan.view_group is not None and shards % plan.view_group:
         text = f"groups of {plan.view_group} replicas do not make up the {shards} that have all shards"
         wanted = "shard_group" if plan.shard_group else "dp"
@@ -326,7 +364,7 @@ def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
     """Check that no dtype is given for shards that do not exist: an unsharded gradient is reduced in its own dtype."""
     if plan.grad_shard_dtype == plan.grad_dtype:
         return
-    why = f"zero = {plan.zero}" if plan.dp > 1 else f"dp = {plan.dp}"
+    why = f"zero = {plan.zero}" if plan.replicas > 1 else f"dp = {plan.dp}"
     reader.contradiction(
         "RT064",
         "grad_shard_dtype",
@@ -372,15 +410,15 @@ def _check_level_said(reader: FieldReader, levels: ZeroLevels, entry: BlockLevel
         return
     text = f"'{entry}' changes nothing: {entry.blocks} has level {usual} without it"
     if entry.level != usual:
-        why = "with one replica" if plan.dp == 1 else 'with reduce = "last"'
+        why = "with one replica" if plan.replicas == 1 else 'with reduce = "last"'
         text += f", and {why} level {entry.level} is as level {usual}"
     reader.contradiction("RT064", "zero_blocks", text, help="leave it out")
 
 
 def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
     """Report a shard group that is all replicas, or has nothing to share out."""
-    if plan.shard_group == plan.dp:
-        text = f"shard_group = {plan.shard_group} changes nothing with dp = {plan.dp}: all replicas share out state"
+    if plan.shard_group == plan.replicas:
+        text = f"shard_group = {plan.shard_group} changes nothing with {_replicas(plan)}: all replicas share out state"
     elif not plan.shards_state:
         text = (
             f"shard_group = {plan.shard_group} changes nothing: with zero = {plan.zero} and dp = {plan.dp} "
@@ -399,7 +437,7 @@ def _check_view_group_said(reader: FieldReader, plan: Plan) -> None:
             "has whole views"
         )
         reader.contradiction("RT064", "view_group", text, help="leave it out, or use zero = 3")
-    elif plan.view_group == (plan.shard_group or plan.dp):
+    elif plan.view_group == (plan.shard_group or plan.replicas):
         text = (
             f"view_group = {plan.view_group} changes nothing: as many replicas share all shards, and gather "
             "views from these"
@@ -427,9 +465,14 @@ def _what_is_shared(plan: Plan, level: int) -> int:
     """
     if level == 3:
         return level
-    if plan.dp == 1:
+    if plan.replicas == 1:
         return 0
     return 1 if level == 2 and plan.reduce == "last" else level
+
+
+def _replicas(plan: Plan) -> str:
+    """Return the replicas that share out state, by the plan's keys."""
+    return f"dp = {plan.dp}" if plan.cp == 1 else f"dp x cp = {plan.replicas}"
 
 
 def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:

@@ -18,7 +18,7 @@ def sizes_text(of: Any, slices: int) -> str:
     """
     chunks = "" if of.chunks == 1 else f" V{of.chunks}"
     cut = "" if slices < 2 else f" k{slices}"
-    ranks = "" if of.tp == 1 else f" T{of.tp}"
+    ranks = "".join(f" {letter}{size}" for letter, size in (("C", of.cp), ("T", of.tp)) if size > 1)
     return f"P{of.pp} D{of.dp}{ranks} b{of.micro_batch_size} M{of.micro_batches}{chunks}{cut} {state_text(of)}"
 
 
@@ -33,6 +33,7 @@ def state_text(of: Any) -> str:
 _MEANINGS = {
     r"\bP\d": "P stages",
     r"\bD\d": "D replicas",
+    r"\bC\d": "C context ranks",
     r"\bT\d": "T tensor-parallel ranks",
     r"\bb\d": "b sequences of a micro-batch",
     r"\bM\d": "M micro-batches",

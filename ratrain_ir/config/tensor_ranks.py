@@ -168,7 +168,7 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
             ),
             f"use a tp that divides {model.kv_heads}, or that {model.kv_heads} divides",
         )
-    for rows in {plan.micro_batch_size * length for length in (plan.slices or (plan.seq_len,))}:
+    for rows in {plan.micro_batch_size * length // plan.cp for length in (plan.slices or (plan.seq_len,))}:
         if plan.sequence_sharding and rows % peers:
             yield (
                 f"{peers} tensor-parallel ranks do not share out the {rows} rows of an activation evenly",

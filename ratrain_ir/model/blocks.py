@@ -277,7 +277,8 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     tied = ties_gradients(model, plan) and owner.kind in ("embed", "head")
     model = rank_model(model, plan)
     owners = (block("embed"), block("head")) if tied else (owner,)
-    quantum = PARAMETER_ALIGNMENT * plan.dp  # a group of replicas divides D, so its larger shards are aligned too
+    # a group of replicas divides their number, so its larger shards are aligned too
+    quantum = PARAMETER_ALIGNMENT * plan.replicas
     ends = [last.offset + last.elements for each in owners for last in trained_parameters(model, each)]
     return -(-max(ends, default=0) // quantum) * quantum
 

@@ -9,5 +9,8 @@ if TYPE_CHECKING:
 
 
 def tokens_per_micro_batch(plan: Plan) -> int:
-    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice)."""
-    return plan.micro_batch_size * plan.seq_len
+    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice).
+
+    A context rank has its share of them.
+    """
+    return plan.micro_batch_size * plan.seq_len // plan.cp

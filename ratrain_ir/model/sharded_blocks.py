@@ -28,12 +28,12 @@ def zero_level(plan: Plan, block: Block) -> int:
 
 def is_sharded(plan: Plan, block: Block) -> bool:
     """Tell whether a block's optimizer state is sharded over replicas: ZeRO level 1 or more, and several replicas."""
-    return plan.dp > 1 and zero_level(plan, block) >= 1
+    return plan.replicas > 1 and zero_level(plan, block) >= 1
 
 
 def shard_count(plan: Plan, block: Block) -> int:
     """Return the number of shards of a block's optimizer state; 1 if every replica has all of it."""
-    return (plan.shard_group or plan.dp) if is_sharded(plan, block) else 1
+    return (plan.shard_group or plan.replicas) if is_sharded(plan, block) else 1
 
 
 def gathered_bits(plan: Plan, block: Block) -> int | None:
@@ -93,7 +93,7 @@ def keeps_view(plan: Plan, block: Block) -> bool:
 
 def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
     """Tell whether a block's gradient is reduced into shards after every micro-batch. No full gradient is then kept."""
-    return plan.reduce == "each-micro-batch" and plan.dp > 1 and zero_level(plan, block) >= 2
+    return plan.reduce == "each-micro-batch" and plan.replicas > 1 and zero_level(plan, block) >= 2
 
 
 def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:

@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_ov
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
+from ratrain.ratrain_ir.model.context_rows import runs_of_rank
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 
@@ -166,6 +167,55 @@ def projected_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot,
     return tuple(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items())
 
 
+KEY_SLOTS = ("k", "v")
+"""Saved slots of an attention that later slices of its micro-batch read."""
+
+KEY_GRADIENTS = ("dk_out", "dv_out")
+"""Gradients of a context rank's keys and values, summed over ranks, in the order of `KEY_SLOTS`."""
+
+WHOLE_KEYS = ("keys", "values")
+"""Keys and values of all context ranks, in rank order."""
+
+_BEHIND_KEYS = ("o", "lse", "probs", "o_low", "branch", "branch_mean", "branch_rstd")
+"""Slots of an attention that a forward makes from keys of all context ranks; `project` makes the others before it."""
+
+
+def made_by_project(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return what `project` makes before context ranks gather keys: queries, keys, values, then earlier saved slots.
+
+    Nothing for other blocks, and without context ranks.
+    """
+    if block.kind != "attention" or plan.cp == 1:
+        return ()
+    first = {slot.name: slot for slot in forward_slots(model, plan, block)}
+    saved = [slot for slot in saved_slots(model, plan, block) if slot.name not in (*_BEHIND_KEYS, "q", *KEY_SLOTS)]
+    return (*(first[name] for name in ("q", *KEY_SLOTS)), *saved)
+
+
+def whole_key_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return the slots of keys and values of all context ranks, in rank order; nothing without such ranks."""
+    if block.kind != "attention" or plan.cp == 1:
+        return ()
+    width = rank_model(model, plan).kv_size
+    rows = plan.cp * tokens_per_micro_batch(plan)
+    return tuple(Slot(name, tensor_type(Dtype(plan.view_dtype), (rows, width))) for name in WHOLE_KEYS)
+
+
+def key_part_types(model: ModelConfig, plan: Plan, block: Block) -> dict[str, TensorType]:
+    """Return the types of a context rank's parts of the gradients of all keys and values, f32, by role."""
+    slots = whole_key_slots(model, plan, block)
+    return {f"d{slot.name}": tensor_type(Dtype.F32, slot.type.shape) for slot in slots}
+
+
+def head_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return the slots of the gradients of queries, keys and values, as they enter the softmax; for context ranks.
+
+    `backward_heads` makes that of queries, `reduce_keys` the others.
+    """
+    made = made_by_project(model, plan, block)
+    return tuple(Slot(name, slot.type) for name, slot in zip(("dq_out", *KEY_GRADIENTS), made, strict=False))
+
+
 def row_sum_slots(model: ModelConfig, plan: Plan, block: Block, name: str) -> tuple[Slot, ...]:
     """Return the slot of these norms' sums over all ranks: one sum per row of queries, then one per row of keys."""
     if block.kind != "attention" or not norms_over_ranks(model, plan):
@@ -204,8 +254,9 @@ def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
 def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """Return what attention saves of its softmax: the log-sum-exp of each query, all probabilities, or nothing."""
     if plan.attention == "fused":
-        heads = rank_model(model, plan).heads
-        return (Slot("lse", tensor_type(Dtype.F32, (heads, tokens_per_micro_batch(plan)))),)
+        # a context rank's runs one after the other, as kernels work on one at a time
+        heads, runs = rank_model(model, plan).heads, runs_of_rank(plan)
+        return (Slot("lse", tensor_type(Dtype.F32, (runs * heads, tokens_per_micro_batch(plan) // runs))),)
     return (Slot("probs", scores_type(model, plan)),) if plan.attention == "scores-kept" else ()
 
 
@@ -233,6 +284,8 @@ WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act", "cho
 def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the names of a block's slots that a half of its split backward reads; `read` is a table above."""
     names = [slot.name for slot in saved_slots(model, plan, block)]
+    if plan.cp > 1 and block.kind == "attention":
+        return _half_slots_behind_keys(names, read)
     through_heads = read is HEADS_SLOTS or (read is INPUT_HALF_SLOTS and not projected_slots(model, plan, block))
     if through_heads and plan.attention != "fused" and "o" in names:
         # The softmax gradient subtracts each row's mean of the probabilities' gradient. Whole probabilities give it
@@ -243,6 +296,27 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
     if read is INPUT_HALF_SLOTS and not through_heads:
         names = [name for name in names if name in ("q_in", "k_in", SQUARES)]
     return tuple(name for name in names if name in read[block.kind])
+
+
+def _half_slots_behind_keys(names: list[str], read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a half's slots where `backward_heads` has done the part through the scores, for context ranks.
+
+    That op reads keys and values of all ranks instead of its own.
+    """
+    if read is HEADS_SLOTS:
+        return tuple(name for name in names if name in ("q", *_BEHIND_KEYS) and name != "o_low")
+    through = ("q", *KEY_SLOTS, "lse") + (("o",) if read is INPUT_HALF_SLOTS else ())
+    return tuple(name for name in names if name in read["attention"] and name not in through)
+
+
+def slots_behind_heads(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, ...]:
+    """Return the names of a block's slots that a whole backward reads behind `backward_heads`."""
+    names = [slot.name for slot in saved_slots(model, plan, block)]
+    if plan.cp > 1:
+        return tuple(name for name in names if name not in ("q", *KEY_SLOTS, "lse"))
+    halves = (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
+    read = {name for half in halves for name in half_slots(model, plan, block, half)}
+    return tuple(name for name in names if name in read)
 
 
 @cache
@@ -302,9 +376,6 @@ def norm_sums(model: ModelConfig, block: Block) -> tuple[tuple[str, str, int], .
     return tuple(sums)
 
 
-KEY_SLOTS = ("k", "v")
-"""Saved slots of an attention that later slices of its micro-batch read."""
-
 SUM_SLOTS = ("dk_sum", "dv_sum")
 """Sums in which later slices collect the gradients of a slice's keys and values, one for each of `KEY_SLOTS`."""
 
@@ -349,8 +420,11 @@ def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
 def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, ...]:
     """Return the saved slots that a forward must keep, whatever is recomputed.
 
-    These are keys and values that later slices see (`plan` is the slice's plan), and sums over tensor-parallel ranks.
+    These are keys and values that later slices see (`plan` is the slice's plan), or that context ranks gather; and sums
+    over tensor-parallel ranks.
     """
+    if block.kind == "attention" and plan.cp > 1:
+        return KEY_SLOTS
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     return (*KEY_SLOTS, *sums) if block.kind == "attention" and last_viewer(model, plan) is not None else sums
 

@@ -102,7 +102,7 @@ class Group(Enum):
     """The members of a collective."""
 
     REPLICAS = "replicas"
-    """the data-parallel replicas of this stage"""
+    """the data-parallel replicas of this stage, with their context ranks"""
     SHARDS = "shards"
     """the replicas of this stage that together hold all shards of its state: all of them, or one shard group"""
     VIEWS = "views"
@@ -113,6 +113,8 @@ class Group(Enum):
     """first and last stage of each replica (tied embeddings); one member where they are the same stage"""
     TENSOR = "tensor"
     """the tensor-parallel ranks of one replica that share this stage's blocks"""
+    CONTEXT = "context"
+    """the context ranks of one replica that share its sequences"""
     ALL = "all"
     """all ranks of all stages"""
 

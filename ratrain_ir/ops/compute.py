@@ -13,14 +13,17 @@ from ratrain.ratrain_ir.model.sharded_blocks import keeps_view
 from ratrain.ratrain_ir.model.slots import (
     HEADS_SLOTS,
     INPUT_HALF_SLOTS,
+    KEY_SLOTS,
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
-    half_slots,
+    head_gradient_slots,
     kept_in_forward,
+    made_by_project,
     normed_gradient_slots,
     projected_slots,
     row_sum_slots,
+    slots_behind_heads,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
@@ -40,6 +43,7 @@ from ratrain.ratrain_ir.ops.roles import (
     input_gradient_role,
     input_gradient_roles,
     input_role,
+    key_part_roles,
     made_before_forward,
     output_role,
     own_sum_roles,
@@ -58,6 +62,7 @@ from ratrain.ratrain_ir.ops.roles import (
     token_role,
     view_role,
     view_roles,
+    whole_key_roles,
 )
 
 if TYPE_CHECKING:
@@ -228,10 +233,12 @@ class AddBranchBackward(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Project(BlockPieceOp):
-    """Computes queries, keys and values of an attention, before norms over all tensor-parallel ranks.
+    """Computes queries, keys and values of an attention, before norms over all tensor-parallel ranks, or a gather.
 
-    For each row of queries and of keys it leaves the sum of squares over the rank's own heads; a key head that several
-    ranks hold counts once. The attention's forward continues once these are summed over ranks (`reduce_sums`).
+    Context ranks gather keys and values, which it leaves as attention takes them: normed and rotated. Before norms over
+    all tensor-parallel ranks, it leaves for each row of queries and of keys the sum of squares over the rank's own
+    heads; a key head that several ranks hold counts once. The attention's forward continues once these are summed over
+    ranks (`reduce_sums`).
     """
 
     keyword = "project"
@@ -247,10 +254,12 @@ class Project(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardHeads(BlockPieceOp):
-    """Computes gradients of queries, keys and values, before norms over all tensor-parallel ranks.
+    """Computes gradients of queries, keys and values, before norms over all tensor-parallel ranks, or a sum of them.
 
-    For each row of queries and of keys it leaves the sum of products that the norm's gradient needs, over the rank's
-    own heads. The attention's backward, or its input half, continues once these are summed over ranks.
+    Context ranks sum those of keys and values (`reduce_keys`), of which it leaves parts. Before norms over all
+    tensor-parallel ranks, it leaves for each row of queries and of keys the sum of products that the norm's gradient
+    needs, over the rank's own heads. The attention's backward, or its input half, continues once these are summed over
+    ranks.
     """
 
     keyword = "backward_heads"
@@ -355,6 +364,11 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
             return [(False, Signature(reads, (*parts_of_loss(plan), *(role for role in saved if role.name != "lse"))))]
         return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
     saved = saved_roles(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
+    if projected := made_by_project(model, plan, block):
+        own = tuple(role for role in saved if role.name not in [slot.name for slot in projected])
+        reads = (*_stream_roles(model, plan, block), *views, *documents, slot_roles(projected)[0])
+        reads += whole_key_roles(model, plan, block)
+        return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     if made := made_before_forward(model, plan, block):
         names = [role.name for role in made]
         own = tuple(role for role in saved if role.name not in names)
@@ -365,12 +379,17 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     return [(False, Signature(reads, (output_role("y", model, plan, block), *saved)))]
 
 
+def _stream_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the role of an attention's input where it is added to its output; ranks that sum parts add it there."""
+    return () if plan.tp > 1 else (input_role(model, plan, block),)
+
+
 @cache
 def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     given = saved_roles(model, plan, block, optional=True, needed=sums)
     saved = tuple(role for role in given if role.name not in sums)
-    seen = seen_key_roles(model, plan, block) if attends else ()
+    seen = (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block)) if attends else ()
     documents = document_roles(model, plan, block)
     reads = (input_role(model, plan, block), *given, *view_roles(model, plan, block), *documents, *seen)
     if block.kind == "head":
@@ -385,8 +404,8 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     source, views = input_role(model, plan, block), view_roles(model, plan, block)
     outputs = input_gradient_roles(model, plan, block)
     saved, documents = saved_roles(model, plan, block, optional=False), document_roles(model, plan, block)
-    if projected_slots(model, plan, block):
-        return _backward_of_norms(model, plan, block)
+    if projected_slots(model, plan, block) or made_by_project(model, plan, block):
+        return _backward_behind_heads(model, plan, block)
     if block.kind == "embed":
         reads: Roles = (output_role("dy", model, plan, block), token_role("tokens", plan), *documents)
     elif block.kind == "head":
@@ -404,19 +423,36 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     return [first, (True, Signature(reads, (*outputs, *begun), (*gradient, *added)))] if gradient else [first]
 
 
-def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    """List the signatures of an attention's backward that starts from the gradients of normed queries and keys."""
-    names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
+def _backward_behind_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    """List the signatures of an attention's backward that starts from the gradients that `backward_heads` made."""
+    names = slots_behind_heads(model, plan, block)
     saved = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in names)
     ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
-    reads = (*ends, *saved, *view_roles(model, plan, block), *gradients_before_norms(model, plan, block))
-    reads += branch_sum_roles(model, plan, block)
-    dx, gradient = (input_gradient_role(model, plan, block),), (gradient_role(model, plan, block),)
-    return [(False, Signature(reads, dx + gradient)), (True, Signature(reads, dx, gradient))]
+    reads = (*ends, *saved, *view_roles(model, plan, block), *gradients_of_heads(model, plan, block))
+    reads += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
+    reads += (*_documents_behind_heads(model, plan, block), *branch_sum_roles(model, plan, block))
+    dx, gradient = input_gradient_roles(model, plan, block), gradient_roles(model, plan, block)
+    first = (False, Signature(reads, dx + gradient))
+    return [first, (True, Signature(reads, dx, gradient))] if gradient else [first]
+
+
+def _documents_behind_heads(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the role of the starts of documents for a backward that turns gradients of keys back (context ranks)."""
+    return document_roles(model, plan, block) if plan.cp > 1 else ()
+
+
+def gradients_of_heads(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of the gradients that an attention's backward takes from `backward_heads`; else nothing."""
+    return slot_roles(head_gradient_slots(model, plan, block)) or gradients_before_norms(model, plan, block)
 
 
 @cache
 def _project(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    if projected := made_by_project(model, plan, block):
+        needed = ("q", *KEY_SLOTS)
+        writes = tuple(role._replace(optional=role.name not in needed) for role in slot_roles(projected))
+        reads = (input_role(model, plan, block), *view_roles(model, plan, block), *document_roles(model, plan, block))
+        return [(False, Signature(reads, writes))]
     check_row_sums(model, plan, block)
     reads = (input_role(model, plan, block), *view_roles(model, plan, block))
     return [(False, Signature(reads, (part_of_sums(plan, SQUARES), *slot_roles(projected_slots(model, plan, block)))))]
@@ -424,6 +460,11 @@ def _project(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 @cache
 def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    if gradients := head_gradient_slots(model, plan, block):
+        saved = half_roles(model, plan, block, HEADS_SLOTS)
+        reads = (output_role("dy", model, plan, block), *saved, *view_roles(model, plan, block))
+        reads += (*document_roles(model, plan, block), *whole_key_roles(model, plan, block))
+        return [(False, Signature(reads, (slot_roles(gradients)[0], *key_part_roles(model, plan, block))))]
     check_row_sums(model, plan, block)
     others = (
         *document_roles(model, plan, block),
@@ -468,8 +509,10 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         *router_scale_roles(plan, block),
     )
     ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
-    if gradients := gradients_before_norms(model, plan, block):
+    if gradients := gradients_of_heads(model, plan, block):
         reads = (*ends, *saved, *view_roles(model, plan, block), *gradients)
+        reads += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
+        reads += _documents_behind_heads(model, plan, block)
         return [
             (False, Signature(reads, (input_gradient_role(model, plan, block), *pending_roles(model, plan, block)))),
         ]

@@ -30,6 +30,7 @@ from ratrain.ratrain_ir.model.slots import (
     branch_sums,
     computed_type,
     half_slots,
+    key_part_types,
     last_viewer,
     normed_gradient_slots,
     pending_slots,
@@ -42,6 +43,7 @@ from ratrain.ratrain_ir.model.slots import (
     stream_type,
     sum_slots,
     token_type,
+    whole_key_slots,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
@@ -250,6 +252,22 @@ def gradients_before_norms(model: ModelConfig, plan: Plan, block: Block) -> Role
     unless the norms of queries and keys need sums over tensor-parallel ranks.
     """
     return slot_roles((*normed_gradient_slots(model, plan, block), *row_sum_slots(model, plan, block, PRODUCTS)))
+
+
+def whole_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of keys and values of all context ranks; empty without such ranks."""
+    return slot_roles(whole_key_slots(model, plan, block))
+
+
+def key_part_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of a context rank's parts of the gradients of all keys and values; empty without such ranks."""
+    return tuple(Role(name, PARTIAL, type_) for name, type_ in key_part_types(model, plan, block).items())
+
+
+def check_context_ranks(plan: Plan, block: Block) -> None:
+    """Raise `SignatureError` unless the plan has context ranks, and the block attends."""
+    if plan.cp == 1 or block.kind != "attention":
+        raise SignatureError(f"{block} has no keys that context ranks share (cp = {plan.cp}): nothing is gathered")
 
 
 def part_of_sums(plan: Plan, name: str) -> Role:

@@ -34,12 +34,17 @@ from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, next_block, previous_block
 from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
 from ratrain.ratrain_ir.model.slots import (
+    KEY_GRADIENTS,
+    KEY_SLOTS,
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
+    WHOLE_KEYS,
     branch_slots,
     branch_sums,
     half_slots,
+    head_gradient_slots,
+    made_by_project,
     normed_gradient_slots,
     pending_slots,
     projected_slots,
@@ -54,7 +59,9 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
+    GatherKeys,
     GatherRows,
+    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
@@ -149,6 +156,13 @@ class SymbolicRun(SymbolicUpdates):
             # `project` has read the input already, and checked it.
             for name in _ROLES_OF_PROJECT:
                 self.expect_made_forward("RT030", op, roles[name])
+        elif self.shares_keys(block):
+            self.expect_saved(op, roles, block, m)
+            self.take_whole_keys(op, roles, block, m)
+            for name in ("q", *WHOLE_KEYS):
+                self.expect_made_forward("RT030", op, roles[name])
+            if "x" in roles:
+                self.block_input(op, roles, block, m)
         else:
             self.block_input(op, roles, block, m)
         if "x" in roles:
@@ -275,6 +289,54 @@ class SymbolicRun(SymbolicUpdates):
         """Tell whether a block's norms of queries and keys take sums over tensor-parallel ranks."""
         return block.kind == "attention" and norms_over_ranks(self.module.model, self.module.plan)
 
+    # exchanges of context ranks
+
+    def shares_keys(self, block: Block) -> bool:
+        """Tell whether context ranks gather a block's keys and values."""
+        return block.kind == "attention" and self.module.plan.cp > 1
+
+    def gather_keys(self, op: GatherKeys) -> None:
+        """Gather the keys and values of all context ranks, each of which runs this op with its own."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT033", "gather_keys", block, m, op.phase)
+        for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
+            self.expect("RT033", op, roles[name], "saved", block, m, name)
+            self.set(roles[whole], whole, block, m)
+            self.key_gathers[roles[whole]] = op
+            if op.phase is Phase.BACKWARD:
+                self.recover(roles[whole], op)
+
+    def take_whole_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """Check the keys and values of all context ranks that an op reads."""
+        phase = Phase.FORWARD if isinstance(op, Forward) else Phase.BACKWARD
+        for name in WHOLE_KEYS:
+            self.expect("RT030", op, roles[name], name, block, m)
+            gather = self.key_gathers.get(roles[name])
+            if self.module.level is Level.DATAFLOW and gather is not None and gather.phase is not phase:
+                text = f"'{op!r}' uses %{roles[name].name}, which was gathered for the {gather.phase.value}"
+                note = self.report.note("gathered here", gather)
+                way_out = "at level dataflow each use needs its own gather"
+                self.report.at_op("RT033", text, self.stage, op, roles[name], notes=[note], help=way_out)
+
+    def reduce_keys(self, op: ReduceKeys) -> None:
+        """Sum all ranks' parts of the gradients of keys and values; they are pending for the backward."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT033", "reduce_keys", block, m)
+        for name, whole in zip(KEY_GRADIENTS, WHOLE_KEYS, strict=True):
+            self.expect("RT033", op, roles[f"d{whole}"], f"part of d{whole}", block, m)
+            self.set(roles[name], "pending", block, m, name)
+
+    def project_for_context(self, op: Project) -> None:
+        """Make queries, keys and values, and the saved slots before them, which are recorded as made."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.documents(op, roles, m)
+        for slot in made_by_project(self.module.model, self.plan_of(op), block):
+            if slot.name not in roles:
+                continue
+            if slot.name != "q":  # a recovery may make queries again
+                self.once(op, "RT032", "saved", block, m, slot.name)
+            self.set(roles[slot.name], "saved", block, m, slot.name)
+
     def project(self, op: Project) -> None:
         """Make queries, keys and values. They are not recorded as done once: a recovery may make them again."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -282,6 +344,9 @@ class SymbolicRun(SymbolicUpdates):
         self.view(op, roles, block)
         self.block_input(op, roles, block, m)
         self.expect_made_forward("RT030", op, roles["x"])
+        if self.shares_keys(block):
+            self.project_for_context(op)
+            return
         self.set(roles[SQUARES], f"part of {SQUARES}", block, m)
         for slot in projected_slots(self.module.model, self.plan_of(op), block):
             self.set(roles[slot.name], "saved", block, m, slot.name)
@@ -301,6 +366,12 @@ class SymbolicRun(SymbolicUpdates):
         self.output_gradient(op, roles, block, m)
         self.expect_saved(op, roles, block, m)
         self.documents(op, roles, m)
+        if self.shares_keys(block):
+            self.take_whole_keys(op, roles, block, m)
+            self.set(roles["dq_out"], "pending", block, m, "dq_out")
+            for name in WHOLE_KEYS:
+                self.set(roles[f"d{name}"], f"part of d{name}", block, m)
+            return
         self.add_up_sums(op, roles, block, m)
         self.set(roles[PRODUCTS], f"part of {PRODUCTS}", block, m)
         for slot in normed_gradient_slots(self.module.model, self.plan_of(op), block):
@@ -309,8 +380,14 @@ class SymbolicRun(SymbolicUpdates):
     def through_heads(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check what a backward needs behind the softmax and the products of queries and keys.
 
-        It computes these gradients itself, or finds those of `backward_heads` if norms sum over ranks.
+        It computes these gradients itself, or finds those of `backward_heads` if norms sum over ranks, or context ranks
+        sum those of keys.
         """
+        if self.shares_keys(block):
+            self.documents(op, roles, m)
+            for slot in head_gradient_slots(self.module.model, self.plan_of(op), block):
+                self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
+            return
         if not self.norms_over_ranks(block):
             self.documents(op, roles, m)
             self.add_up_sums(op, roles, block, m)
@@ -399,11 +476,14 @@ class SymbolicRun(SymbolicUpdates):
         self.documents(op, roles, m)
         if attends(op):
             self.see_keys(op, roles, block, m)
+            if self.shares_keys(block):
+                self.take_whole_keys(op, roles, block, m)
         if "y" in roles:
             self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
             self.recover(roles["y"], op)
         self.set_saved(op, roles, block, m)
-        for name in _ROLES_OF_PROJECT if self.norms_over_ranks(block) else ():
+        projected = _ROLES_OF_PROJECT if self.norms_over_ranks(block) else ("q",) * self.shares_keys(block)
+        for name in projected:
             # Mark them: a forward of the same piece must not read recovered projections (`expect_made_forward`).
             if roles.get(name) in op.writes:
                 self.recover(roles[name], op)
@@ -662,6 +742,8 @@ _VISITS: PerOp[Callable[[SymbolicRun, Any], None]] = PerOp(
         GatherRows: SymbolicRun.gather_rows,
         ReduceRows: SymbolicRun.reduce_rows,
         ReduceSums: SymbolicRun.reduce_sums,
+        GatherKeys: SymbolicRun.gather_keys,
+        ReduceKeys: SymbolicRun.reduce_keys,
         CombineLoss: SymbolicRun.combine_loss,
         Store: SymbolicRun.copy,
         Fetch: SymbolicRun.copy,

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.model.blocks import Block, trains
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Op, Piece
-from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
@@ -41,6 +41,8 @@ class SymbolicValues:
     """Op that last gathered a view."""
     row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
     """Op that last gathered the rows of an input."""
+    key_gathers: dict[Tensor, GatherKeys] = field(factory=dict)
+    """Op that last gathered keys or values of context ranks."""
     op: Op | None = None
     """Op that is being visited."""
     alike: Alike = field(factory=Alike)
@@ -124,7 +126,9 @@ class SymbolicValues:
         """
         if tensor in self.recovered:
             maker = self.recovered[tensor]
-            source, done = ("gather", "gathered") if isinstance(maker, GatherRows) else ("recovery", "recovered")
+            source, done = (
+                ("gather", "gathered") if isinstance(maker, GatherRows | GatherKeys) else ("recovery", "recovered")
+            )
             text = f"'{op!r}' takes %{tensor.name} from a {source}, which is for the backward"
             note = self.report.note(f"{done} here", maker)
             way_out = "take what the forward before it wrote"
@@ -153,6 +157,10 @@ def words_of(value: Value) -> str:
         "part of loss": "one rank's part of the loss of",
         "part of squares": "one rank's squares of the queries and keys of",
         "part of products": "one rank's products of the gradients of queries and keys of",
+        "keys": "all context ranks' keys of",
+        "values": "all context ranks' values of",
+        "part of dkeys": "one context rank's part of the gradients of keys of",
+        "part of dvalues": "one context rank's part of the gradients of values of",
         "p": "the master weights of",
         "m1": "the first moment of",
         "m2": "the second moment of",

@@ -75,7 +75,7 @@ def choose_levels(
     """
     if plan.zero_blocks is not None:
         fail("RT064", "the plan says zero_blocks: nothing is left to choose", help="leave them out of the plan")
-    if plan.zero != 3 or plan.dp == 1:
+    if plan.zero != 3 or plan.replicas == 1:
         text = (
             f"levels are chosen where views are gathered for each use: the plan has zero = {plan.zero} and "
             f"dp = {plan.dp}"

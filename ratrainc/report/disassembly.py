@@ -10,7 +10,7 @@ from ratrain.targets.program.on_chip import on_chip_form
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program, ProgramStage
-    from ratrain.targets.program.routine import OnChipSchedule
+    from ratrain.targets.program.routine import OnChipSchedule, Step
 
 
 def stream_lines(program: Program, only_stage: int | None, only_engine: str | None) -> Iterator[str]:
@@ -66,4 +66,11 @@ def routine_lines(program: Program) -> Iterator[str]:
         for step in routine.steps:
             operands = ", ".join(f"{name}={reference}" for name, reference in step.operands.items())
             options = "".join(f" {key}={value}" for key, value in step.options.items())
-            yield f"    {step.kernel} ({operands}){options}"
+            ranks = f" of context ranks {_of_ranks(step)}" if step.by_rank else ""
+            yield f"    {step.kernel} ({operands}){options}{ranks}"
+
+
+def _of_ranks(step: Step) -> str:
+    """Format what each context rank that runs a step adds to its options."""
+    own = {rank: options for rank, options in enumerate(step.by_rank) if options is not None}
+    return "; ".join(" ".join([f"{rank}", *(f"{k}={v}" for k, v in options.items())]) for rank, options in own.items())

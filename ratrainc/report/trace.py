@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.files import write_lines
-from ratrain.targets.machine.cost import kernel_flops
+from ratrain.targets.machine.cost import routine_flops
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.simulator.live_curve import live_curve
 
@@ -135,8 +135,7 @@ def _flops_of(program: Program) -> Callable[[int | None], int]:
     def flops(number: int | None) -> int:
         if number is None:
             return 0
-        routine = program.routines[number]
-        return round(sum(kernel_flops(routine, step) for step in routine.steps))
+        return round(routine_flops(program.routines[number]))
 
     return flops
 

@@ -34,7 +34,7 @@ def default_threads(program: Program) -> int:
         instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
     )
     operations = trained_flops_per_token(program.model, plan) * plan.tokens_per_step
-    small = operations < LEAST_OPERATIONS * blocks * plan.dp * plan.tp
+    small = operations < LEAST_OPERATIONS * blocks * plan.replicas * plan.tp
     return 1 if small else available_threads()
 
 

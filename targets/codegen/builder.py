@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
@@ -33,6 +33,9 @@ from ratrain.ratrain_ir.model.slots import (
     computed_type,
     exchanged_type,
     forward_slots,
+    head_gradient_slots,
+    key_part_types,
+    made_by_project,
     normed_gradient_slots,
     pending_slots,
     row_sum_slots,
@@ -40,6 +43,7 @@ from ratrain.ratrain_ir.model.slots import (
     seen_slices,
     sum_slots,
     takes_pair,
+    whole_key_slots,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice, of_slice
@@ -61,6 +65,9 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.analysis.lifetime import Interval
 
+
+ByRank = tuple[dict[str, Any] | None, ...]
+"""Options that each context rank adds to a step, or None for one that leaves it out; empty: all ranks do alike."""
 
 INPUT, WEIGHT = "input", "weight"
 """Halves of a backward."""
@@ -243,6 +250,10 @@ class Builder:
 
     def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
         """Add a kernel call; products with weights get the plan's way to sum."""
+        self.step_by_rank((), kernel, operands, **options)
+
+    def step_by_rank(self, by_rank: ByRank, kernel: str, operands: dict[str, str], **options: Any) -> None:
+        """Add a kernel call with other options on each context rank (`Step.by_rank`)."""
         if kernel == "gemm" and self.plan.half_run is not None:
             options["half_run"] = self.plan.half_run
         if self.frozen:
@@ -254,7 +265,7 @@ class Builder:
                 for name, reference in operands.items()
                 if not (name in optional and self._is_frozen_gradient(reference))
             }
-        self.steps.append(Step(kernel, operands, options))
+        self.steps.append(Step(kernel, operands, options, by_rank=by_rank))
 
     def _only_frozen_gradients(self, kernel: str, operands: Mapping[str, str]) -> bool:
         """Tell whether a kernel would give nothing but gradients of frozen parameters."""
@@ -432,7 +443,7 @@ class Builder:
                     )
                     operands[name] = self.temporary(f"{slot}_again", *shape, dtype=dtype)
             needed |= {parse_reference(reference).whole for reference in operands.values()} - set(given)
-            kept.append(Step(step.kernel, operands, step.options))
+            kept.append(evolve(step, operands=operands))
         self.steps = kept[::-1]
 
     def gaps(self) -> list[ParameterView]:
@@ -521,12 +532,22 @@ class Builder:
         return between | {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
 
     def operands_around_sums(self) -> dict[str, tuple[Dtype, Shape]]:
-        """Return dtype and shape of gradients before norms over ranks, and of the sums that the norms need."""
+        """Return dtype and shape of gradients before norms over ranks, of the sums that the norms need, and of keys.
+
+        The latter, and parts of their gradients, are exchanged by context ranks.
+        """
         slots = (
             *normed_gradient_slots(self.whole, self.plan, self.block),
             *row_sum_slots(self.whole, self.plan, self.block, PRODUCTS),
         )
-        return {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
+        between = (
+            *made_by_project(self.whole, self.plan, self.block),
+            *whole_key_slots(self.whole, self.plan, self.block),
+            *head_gradient_slots(self.whole, self.plan, self.block),
+        )
+        parts = key_part_types(self.whole, self.plan, self.block)
+        types = {slot.name: slot.type for slot in (*slots, *between)} | parts
+        return {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
         """Return dtype and shape of an attention slice's operands of other slices, and of its own sums."""

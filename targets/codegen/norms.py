@@ -97,7 +97,7 @@ def _norm_backward(builder: Builder, of: Norm, dxn: str, dx: str, residual: str 
 
 def _sum_of(builder: Builder, pending: str, parameter: str) -> str:
     """Return the operand that the gradient of a norm's parameter is summed in."""
-    return f"g.{parameter}" if WEIGHT in builder.halves else pending
+    return f"g.{parameter}" if WEIGHT in builder.halves else builder.slot(pending)
 
 
 def head_norm_backward(builder: Builder) -> None:

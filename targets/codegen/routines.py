@@ -18,11 +18,12 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
-from ratrain.ratrain_ir.model.slots import saved_slots, scores_type
+from ratrain.ratrain_ir.model.slots import made_by_project, saved_slots, scores_type
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
+from ratrain.targets.codegen.context_routines import context_backward, context_forward, positions, runs_of
 from ratrain.targets.codegen.expert_routines import experts_backward, experts_forward
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import (
@@ -126,8 +127,8 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
         parts.append(f"like{form.block.layer}")
     if form.slice is not None:
         parts.append(f"s{form.slice}")
-    if form.keyword in ("forward", "recompute"):
-        slots = [slot.name for slot in saved_slots(model, plan, form.block)]
+    slots = _may_keep(form, model, plan)
+    if slots:
         made = [name for name in slots if name in form.roles and name not in form.given]
         if form.given:
             parts.append("from-" + "-".join(form.given))
@@ -140,6 +141,17 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
     return "-".join(parts)
 
 
+def _may_keep(form: RoutineForm, model: ModelConfig, plan: Plan) -> list[str]:
+    """Return the saved slots that an op may keep or leave out."""
+    slots = [slot.name for slot in saved_slots(model, plan, form.block)]
+    projected = [slot.name for slot in made_by_project(model, plan, form.block)]
+    if form.keyword == "project":
+        return [name for name in slots if name in projected]
+    if form.keyword == "forward":
+        return [name for name in slots if name not in projected]
+    return slots if form.keyword == "recompute" else []
+
+
 @cache
 def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routine:
     """Return the routine of a form; equal arguments give the same object."""
@@ -147,16 +159,22 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
-    recipe = (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
-        ("embed", False): _embed_forward,
-        ("attention", False): _attention_forward,
-        ("mlp", False): mlp_forward if model.experts is None else experts_forward,
-        ("head", False): _head_forward,
-        ("embed", True): _embed_backward,
-        ("attention", True): _attention_backward,
-        ("mlp", True): mlp_backward if model.experts is None else experts_backward,
-        ("head", True): _head_backward,
-    }[form.block.kind, backward]
+    attends = form.block.kind == "attention" and form.keyword == "forward" and plan.cp > 1
+    recipe = (
+        _attend
+        if attends
+        else (OF_BRANCHES | _AROUND_SUMS).get(form.keyword)
+        or {
+            ("embed", False): _embed_forward,
+            ("attention", False): _attention_forward,
+            ("mlp", False): mlp_forward if model.experts is None else experts_forward,
+            ("head", False): _head_forward,
+            ("embed", True): _embed_backward,
+            ("attention", True): _attention_backward,
+            ("mlp", True): mlp_backward if model.experts is None else experts_backward,
+            ("head", True): _head_backward,
+        }[form.block.kind, backward]
+    )
     recipe(builder)
     if form.keyword == "recompute":
         read = (*form.given, "x", "w", FROZEN, PACKED)
@@ -206,28 +224,27 @@ def _rope(builder: Builder, x: str, heads: int, *, inverse: bool) -> None:
     model, kind = builder.model, builder.layer_kind
     if not kind.rope_theta:
         return
-    options: dict[str, Any] = {"heads": heads, "head_dim": model.head_dim, **positions(builder.plan)}
+    options: dict[str, Any] = {"heads": heads, "head_dim": model.head_dim}
     if model.rotary_dim not in (None, model.head_dim):
         options["rotary_dim"] = model.rotary_dim
     if model.rope_interleaved:
         options["interleaved"] = True
     if kind.rope_scaling:
         options["scaling"] = kind.rope_scaling
-    builder.step("rope", {"x": x, **builder.documents}, **options, theta=kind.rope_theta, inverse=inverse)
-
-
-def positions(plan: Plan) -> dict[str, int]:
-    """Return the options of a kernel that give the positions of rows."""
-    start = {"first_position": plan.first_position} if plan.first_position else {}
-    return {"seq_len": plan.seq_len, **start}
+    options |= {"theta": kind.rope_theta, "inverse": inverse}
+    for run in runs_of(builder.plan, builder.rows):
+        places, by_rank = positions(builder.plan, run)
+        builder.step_by_rank(by_rank, "rope", run.of_all({"x": x, **builder.documents}), **places, **options)
 
 
 def _embed_forward(builder: Builder) -> None:
     operands = {"tokens": "tokens", "table": "w.table", "y": "y"}
     builder.step("embedding_forward", operands, **_scale_of(builder.model.embedding_scale))
     if builder.model.position == "learned":
-        operands = {"positions": "w.positions", "y": "y", **builder.documents}
-        builder.step("position_forward", operands, **positions(builder.plan))
+        for run in runs_of(builder.plan, builder.rows):
+            places, by_rank = positions(builder.plan, run)
+            operands = {"positions": "w.positions", **run.of_all({"y": "y", **builder.documents})}
+            builder.step_by_rank(by_rank, "position_forward", operands, **places)
 
 
 def _scale_of(scale: float) -> dict[str, float]:
@@ -242,14 +259,21 @@ def _embed_backward(builder: Builder) -> None:
         options["padding_token"] = builder.whole.padding_row
     builder.step("embedding_backward", operands, accumulate=builder.accumulates, **options)
     if builder.model.position == "learned":
-        operands = {"dy": "dy", "dpositions": "g.positions", **builder.documents}
-        builder.step("position_backward", operands, **positions(builder.plan), accumulate=builder.accumulates)
+        adds = builder.accumulates
+        for run in reversed(runs_of(builder.plan, builder.rows)):
+            places, by_rank = positions(builder.plan, run)
+            operands = {"dpositions": "g.positions", **run.of_all({"dy": "dy", **builder.documents})}
+            builder.step_by_rank(by_rank, "position_backward", operands, **places, accumulate=adds)
+            adds = True
 
 
 def _project(builder: Builder) -> None:
-    """Add queries, keys and values, and the sums that norms over tensor-parallel ranks need of them."""
+    """Add queries, keys and values, for context ranks normed and rotated; else sums that norms over ranks need."""
     _projections(builder)
-    sums_of_squares(builder)
+    if builder.plan.cp > 1:
+        _norms_and_positions(builder)
+    else:
+        sums_of_squares(builder)
 
 
 def _projections(builder: Builder) -> None:
@@ -266,12 +290,22 @@ def _projections(builder: Builder) -> None:
 
 
 def _attention_forward(builder: Builder) -> None:
-    model = builder.model
     if builder.has("x"):  # else `_project` has made them
         _projections(builder)
+    _norms_and_positions(builder)
+    _attend(builder)
+
+
+def _norms_and_positions(builder: Builder) -> None:
+    """Add the norms and rotations of queries and keys."""
     qk_norms(builder)
-    _rope(builder, "q", model.heads, inverse=False)
-    _rope(builder, "k", model.kv_heads, inverse=False)
+    _rope(builder, "q", builder.model.heads, inverse=False)
+    _rope(builder, "k", builder.model.kv_heads, inverse=False)
+
+
+def _attend(builder: Builder) -> None:
+    """Add the steps from queries, keys and values to the block's output."""
+    model = builder.model
     _softmax_forward(builder)
     if not builder.has("y") and not builder.norms_branch:
         builder.add_low("o", "o")
@@ -293,7 +327,9 @@ def _attention_forward(builder: Builder) -> None:
 def _softmax_forward(builder: Builder) -> None:
     """Add the steps from queries, keys and values to the output of the heads."""
     options, o = _sequence_options(builder), builder.slot("o")
-    if isinstance(builder.plan, SlicePlan):
+    if builder.plan.cp > 1:
+        context_forward(builder, attention_options(builder))
+    elif isinstance(builder.plan, SlicePlan):
         sliced_forward(builder, builder.plan, attention_options(builder))
     elif builder.plan.attention == "fused":
         operands = {"q": "q", "k": "k", "v": "v", "o": o, "lse": builder.slot("lse"), **builder.documents}
@@ -316,6 +352,9 @@ def _probabilities(builder: Builder) -> None:
 def _softmax_backward(builder: Builder) -> None:
     """Add the steps from the gradient `do` of the heads' output to the gradients of queries, keys and values."""
     options = _sequence_options(builder)
+    if builder.plan.cp > 1:
+        context_backward(builder, attention_options(builder))
+        return
     gradients = {name: builder.slot(name) for name in ("dq", "dk", "dv")}
     if isinstance(builder.plan, SlicePlan):
         sliced_backward(builder, builder.plan, attention_options(builder))
@@ -345,7 +384,12 @@ def _attention_backward(builder: Builder) -> None:
     if INPUT in builder.halves and builder.norms_over_ranks:
         summed_norms_backward(builder)
     elif INPUT in builder.halves:
-        _heads_backward(builder, above)
+        if builder.plan.cp > 1:
+            _take_head_gradients(builder)
+        else:
+            _heads_backward(builder, above)
+        _rope(builder, "dq", model.heads, inverse=True)
+        _rope(builder, "dk", model.kv_heads, inverse=True)
         qk_norms_backward(builder)
     dxn = source_gradient(builder)
     for index, name in enumerate(("q", "k", "v")):
@@ -366,18 +410,25 @@ def _heads_backward(builder: Builder, above: str) -> None:
     builder.step("gemm", {"a": above, "b": "w.o_proj", "out": do})
     builder.add_adapter_gradient("o", do)
     _softmax_backward(builder)
-    _rope(builder, "dq", model.heads, inverse=True)
-    _rope(builder, "dk", model.kv_heads, inverse=True)
+
+
+def _take_head_gradients(builder: Builder) -> None:
+    """Add copies of the gradients that context ranks have summed, which are then rotated and normed in place."""
+    for name in ("dq", "dk", "dv"):
+        builder.step("cast", {"src": f"{name}_out", "dst": builder.slot(name)})
 
 
 def _backward_heads(builder: Builder) -> None:
-    """Add `_heads_backward`, and the sums that norms over tensor-parallel ranks need of its results."""
+    """Add `_heads_backward`; where norms over tensor-parallel ranks follow, the rotation and the sums they need."""
     _heads_backward(builder, branch_gradient(builder))
-    sums_of_products(builder)
+    if builder.plan.cp == 1:
+        _rope(builder, "dq", builder.model.heads, inverse=True)
+        _rope(builder, "dk", builder.model.kv_heads, inverse=True)
+        sums_of_products(builder)
 
 
 _AROUND_SUMS = {"project": _project, "backward_heads": _backward_heads}
-"""Ops before sums over tensor-parallel ranks that norms of queries and keys wait for."""
+"""Ops before exchanges of tensor-parallel or context ranks that attention waits for."""
 
 
 def _head_norm(builder: Builder) -> None:
@@ -417,7 +468,8 @@ def _head_backward(builder: Builder) -> None:
     operands["dtable"] = "g.table"
     options = {**_head_options(builder), "accumulate": builder.accumulates}
     # The labels of a step on one replica: the mean over replicas is taken where they meet (engine/collectives.py).
-    denominator = float(builder.plan.micro_batches * tokens_per_micro_batch(builder.plan.whole))
+    # Context ranks' gradients are summed, so each divides by the labels of all of them.
+    denominator = float(builder.plan.micro_batches * builder.plan.cp * tokens_per_micro_batch(builder.plan.whole))
     if builder.plan.holds_logits:
         operands["dlogits"] = _head_logits(builder, "dlogits")
     kernel = "head_backward_from_logits" if builder.plan.holds_logits else "head_backward"

@@ -245,6 +245,13 @@ def kernel_flops(routine: Routine, step: Step) -> float:
     return _ARITHMETIC[step.kernel].flops(routine, step)
 
 
+def routine_flops(routine: Routine) -> float:
+    """Return the operations of a routine's kernels; where context ranks differ, of the one with the most."""
+    return max(
+        sum(kernel_flops(own, step) for step in own.steps) for own in map(routine.on_rank, range(routine.context_ranks))
+    )
+
+
 def weight_bound_rows(machine: Machine, itemsize: int, *, half_sums: bool = False) -> float:
     """Return the rows below which a product takes longer to read its weights from DDR than to compute.
 
@@ -256,7 +263,13 @@ def weight_bound_rows(machine: Machine, itemsize: int, *, half_sums: bool = Fals
 
 
 def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
-    """Return the work of all kernels of a routine, one after the other, no faster than they can be dispatched."""
+    """Return the work of all kernels of a routine, one after the other, no faster than they can be dispatched.
+
+    Context ranks wait for the one with the most work, so its work counts.
+    """
+    if (ranks := routine.context_ranks) > 1:
+        works = (routine_work(routine.on_rank(rank), machine) for rank in range(ranks))
+        return max(works, key=lambda work: work.seconds)
     whole = sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
     least = machine.dispatch * len(routine.steps)
     return whole if least <= whole.seconds else evolve(whole, seconds=least)

@@ -17,7 +17,9 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
+    GatherKeys,
     GatherRows,
+    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
@@ -65,10 +67,11 @@ _CHANGED = Access.READ, Access.UPDATE
 _CARRIED: PerOp[tuple[Access, ...]] = PerOp(
     "payload",
     {
-        **dict.fromkeys((LoadInput, Recv, DonorAccept, PeerReload, AllGather, GatherRows), (Access.WRITE,)),
+        **dict.fromkeys((LoadInput, Recv, DonorAccept, PeerReload, AllGather, GatherRows, GatherKeys), (Access.WRITE,)),
         **dict.fromkeys((Send, PeerOffload, DonorReturn, *MEMORY_OPS, Update, ScaleUpdate), _CHANGED),
         **dict.fromkeys((AllReduce, AllReduceScalar, ReduceRows, ReduceSums, CombineLoss), _CHANGED),
-        ReduceScatter: (Access.READ,),  # the shards it adds to stay where they are
+        # the shards it adds to stay where they are; summed keys are rounded behind the exchange
+        **dict.fromkeys((ReduceScatter, ReduceKeys), (Access.READ,)),
     },
     never=(*BLOCK_OPS, Release),
 )
@@ -374,11 +377,11 @@ def _itemsize(op: TimedOp) -> float:
 _WAYS: PerOp[Callable[[TimedOp, Plan, Machine, Members], Algorithm]] = PerOp(
     "algorithm",
     {
-        ReduceScatter: _reduce_scatter_way,
+        **dict.fromkeys((ReduceScatter, ReduceKeys), _reduce_scatter_way),
         AllReduce: _all_reduce_way,
         AllGather: _gather_way,
         AllReduceScalar: _scalar_way,
-        GatherRows: _gather_way,
+        **dict.fromkeys((GatherRows, GatherKeys), _gather_way),
         ReduceRows: _reduce_rows_way,
         **dict.fromkeys((ReduceSums, CombineLoss), _all_reduce_way),
     },

@@ -114,6 +114,15 @@ class Step:
     options: dict[str, Any]
     on_chip: Mapping[str, OnChipSchedule] = field(factory=dict)
     """by part of the kernel, its schedule on a machine with on-chip memory; empty elsewhere"""
+    by_rank: tuple[dict[str, Any] | None, ...] = ()
+    """for each context rank the options that it adds, or None if it leaves the step out; empty: all ranks do alike"""
+
+    def on_rank(self, rank: int) -> Step | None:
+        """Return the step as a context rank runs it; None if it does not."""
+        if not self.by_rank:
+            return self
+        own = self.by_rank[rank]
+        return None if own is None else attrs.evolve(self, options={**self.options, **own}, by_rank=())
 
 
 @frozen
@@ -126,6 +135,18 @@ class Routine:
     intermediates: tuple[Intermediate, ...]
     workspace_bytes: int
     steps: tuple[Step, ...]
+
+    @property
+    def context_ranks(self) -> int:
+        """Number of context ranks whose steps differ; 1 if all ranks run the same ones."""
+        return max((len(step.by_rank) for step in self.steps), default=0) or 1
+
+    def on_rank(self, rank: int) -> Routine:
+        """Return the routine as a context rank runs it."""
+        if self.context_ranks == 1:
+            return self
+        steps = (step.on_rank(rank) for step in self.steps)
+        return attrs.evolve(self, steps=tuple(step for step in steps if step is not None))
 
     def shape_of(self, reference: str) -> Shape:
         """Return the shape of a step's operand.
@@ -177,6 +198,7 @@ class Routine:
                 "operands": step.operands,
                 "options": step.options,
                 SCHEDULES_KEY: {} if numbers is None else _numbered(step.on_chip, numbers),
+                **({"by_rank": list(step.by_rank)} if step.by_rank else {}),
             }
             for step in self.steps
         ]
@@ -222,14 +244,18 @@ def _names_of(cls: type) -> tuple[str, ...]:
     return tuple(attribute.name for attribute in attrs.fields(cls))
 
 
-_STEP_KEYS = ("kernel", "operands", "options", SCHEDULES_KEY)
+_STEP_KEYS = ("kernel", "operands", "options", SCHEDULES_KEY, "by_rank")
 
 
 def _step(data: dict[str, Any], schedules: Sequence[OnChipSchedule]) -> Step:
     refuse_unknown(data, _STEP_KEYS, "a step of a routine")
     parts = {word(part): schedules[whole(number)] for part, number in data.get(SCHEDULES_KEY, {}).items()}
-    options = {word(name): option(value) for name, value in data["options"].items()}
-    return Step(word(data["kernel"]), _words(data["operands"]), options, parts)
+    by_rank = tuple(None if own is None else _options(own) for own in listed(data.get("by_rank", [])))
+    return Step(word(data["kernel"]), _words(data["operands"]), _options(data["options"]), parts, by_rank)
+
+
+def _options(data: dict[str, Any]) -> dict[str, Any]:
+    return {word(name): option(value) for name, value in data.items()}
 
 
 def _words(value: Any) -> dict[str, str]:

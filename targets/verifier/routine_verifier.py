@@ -41,13 +41,21 @@ def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters
     problem = next(problems, None)
     if problem is not None:
         return f"routine {routine.key}: {problem}"
-    run = _SymbolicRoutine(routine, accesses)
-    for number, step in enumerate(routine.steps, 1):
-        problem = run.step(step)
-        if problem is not None:
-            return f"routine {routine.key}, step {number}: {problem}"
-    left = run.unwritten()
-    return f"routine {routine.key} never writes {left}" if left else None
+    ranks = routine.context_ranks
+    if any(step.by_rank and len(step.by_rank) != ranks for step in routine.steps):
+        return f"routine {routine.key}: its steps are for different numbers of context ranks"
+    for rank in range(ranks):
+        run = _SymbolicRoutine(routine, accesses)
+        on = f" on context rank {rank}" if ranks > 1 else ""
+        for number, step in enumerate(routine.steps, 1):
+            own = step.on_rank(rank)
+            problem = None if own is None else run.step(own)
+            if problem is not None:
+                return f"routine {routine.key}, step {number}{on}: {problem}"
+        left = run.unwritten()
+        if left:
+            return f"routine {routine.key} never writes {left}{on}"
+    return None
 
 
 def _name_problems(routine: Routine, accesses: Mapping[str, Access]) -> Iterator[str]:

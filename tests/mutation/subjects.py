@@ -297,6 +297,32 @@ SUBJECTS: dict[str, Subject] = {
             "place-zb-h1,recompute{policy=attention},allocate-ddr",
             SHARED_EXPERT,
         ),
+        Subject(
+            "p2-d1-c2-recover-all",
+            {"dp": 1, "cp": 2, "micro_batches": 2},
+            "place-1f1b,recompute{policy=full},allocate-ddr",
+        ),
+        Subject(
+            "p1-d2-c2-t2-zero2-each-documents",
+            {
+                "pp": 1,
+                "cp": 2,
+                "tp": 2,
+                "micro_batches": 2,
+                "zero": 2,
+                "reduce": "each-micro-batch",
+                "attention_mask": "document",
+                "context_layout": "contiguous",
+            },
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
+        ),
+        Subject(
+            "p2-d1-c4-zb-h1",
+            {"dp": 1, "cp": 4, "micro_batches": 3, "schedule": "zb-h1", "context_layout": "contiguous"},
+            "place-zb-h1,recompute{policy=attention},allocate-ddr",
+            evolve(MODEL, family="mistral", sliding_window=6),
+        ),
+        Subject("p2-d1-c2-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2}, ""),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
         Subject(

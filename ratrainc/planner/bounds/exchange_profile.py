@@ -15,7 +15,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import previous_block
 from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
-from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, TensorOp
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherKeys, GatherRows, ReduceKeys, ReduceRows, TensorOp
 from ratrain.ratrainc.planner.space.units import UNIT_OF, Vector
 from ratrain.targets.target import target_of
 
@@ -86,6 +86,7 @@ def _way(op: TensorOp) -> str | None:
     """Return the way that an exchange is on, `forward` or `backward`; None for an input gathered again."""
     if isinstance(op, CombineLoss):
         return "forward"
+    assert not isinstance(op, GatherKeys | ReduceKeys)  # the planner's shapes have no context ranks
     if op.payload is Payload.GRADIENT:
         return "backward"
     return None if isinstance(op, GatherRows) and op.phase is Phase.BACKWARD else "forward"

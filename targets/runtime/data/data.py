@@ -21,6 +21,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.context_rows import first_position_of, run_length, run_of, runs_of_rank
 from ratrain.ratrain_ir.ops.base import Part, Piece
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.targets.program.kernels import IGNORED_LABEL
@@ -459,26 +461,33 @@ class Batches:
         """Write a micro-batch of one replica, or a slice of it, into `out` [b * S]: tokens, labels or document starts.
 
         Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b. Of a slice, S is
-        its length. Labels outside the loss become `IGNORED_LABEL`. Document starts are positions within the sequence; a
-        document that continues from the sequence before starts at 0.
+        its length. Each run of `cp` replicas shares sequences: such a context rank has its runs of S alone. Labels
+        outside the loss become `IGNORED_LABEL`. Document starts are positions within the sequence; a document that
+        continues from the sequence before starts at 0.
         """
+        replica, rank = divmod(replica, self.plan.cp)
         plan = slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
         micro_batch = piece if isinstance(piece, int) else piece.micro_batch
-        size, length = plan.micro_batch_size, plan.seq_len
-        # A slice begins `first_position` tokens into its sequence; labels are the same tokens, one later.
-        shift = plan.first_position + (1 if part is Part.LABELS else 0)
+        size, length = plan.micro_batch_size, run_length(plan)
         first = (replica * self.plan.micro_batches + micro_batch) * size
-        for row in range(size):
-            start = self.sequence_of(step, first + row) * self.plan.seq_len + shift
-            held, sequence = self._pass(self._epoch_of(step, first + row)), out[row * length : (row + 1) * length]
-            if part is Part.DOCUMENTS:
-                assert held.documents is not None
-                starts = held.documents.starts(start, start + length) - (start - shift)
-                np.maximum(starts, 0, out=sequence, casting="same_kind")
-                continue
-            sequence[:] = held.tokens[start : start + length]
-            if part is Part.LABELS and held.documents is not None and held.documents.answers is not None:
-                sequence[~held.documents.is_counted(start, start + length)] = IGNORED_LABEL
+        runs = (first_position_of(plan, run_of(plan, rank, number)) for number in range(runs_of_rank(plan)))
+        for number, (position, row) in enumerate(product(runs, range(size))):
+            sequence = out[number * length : (number + 1) * length]
+            self._fill_run(step, first + row, position, part, sequence)
+
+    def _fill_run(self, step: int, number: int, position: int, part: Part, out: NDArray[np.int32]) -> None:
+        """Write tokens of one sequence from a position on, or their labels or document starts."""
+        shift = position + (1 if part is Part.LABELS else 0)  # labels are the same tokens, one later
+        start = self.sequence_of(step, number) * self.plan.seq_len + shift
+        held = self._pass(self._epoch_of(step, number))
+        if part is Part.DOCUMENTS:
+            assert held.documents is not None
+            starts = held.documents.starts(start, start + len(out)) - (start - shift)
+            np.maximum(starts, 0, out=out, casting="same_kind")
+            return
+        out[:] = held.tokens[start : start + len(out)]
+        if part is Part.LABELS and held.documents is not None and held.documents.answers is not None:
+            out[~held.documents.is_counted(start, start + len(out))] = IGNORED_LABEL
 
     def _epoch_of(self, step: int, index: int) -> int:
         """Return the pass over the data that number `index` of a step's global batch is in."""

@@ -15,7 +15,7 @@ of `SQUARES_CHUNK` elements.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -63,7 +63,7 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scala
                 kernels.memory.copy(shard, first[part.start])
                 continue
             first[part.start] = shard
-            parts = [other[f"g.{name}"][part] for other in views]
+            parts = in_sum_order([other[f"g.{name}"][part] for other in views], rank)
             if bits is not None:
                 # Several ranks that have the same shard reduce a part of it each, so quantisation blocks begin where
                 # these parts do.
@@ -79,12 +79,26 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scala
                         scalars=scalars,
                         scratch=scratch,
                         accumulate=accumulate,
+                        divisor=mean_divisor(rank),
                     )
                 continue
             scratch.reset()
             scalars.mean_of_replicas(
-                parts, shard, flags, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
+                parts, shard, flags, scratch=scratch, accumulate=accumulate, divisor=mean_divisor(rank)
             )
+
+
+T = TypeVar("T")
+
+
+def in_sum_order(parts: Sequence[T], rank: RankExecutor) -> list[T]:
+    """Return what each replica gives, in rank order, in the order in which gradients are summed."""
+    return [parts[replica] for replica in rank.program.topology.sum_order]
+
+
+def mean_divisor(rank: RankExecutor) -> float:
+    """Return the number of replicas that a gradient is the mean of; those of context ranks are summed."""
+    return float(rank.program.plan.dp)
 
 
 def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
@@ -94,9 +108,11 @@ def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scalars: 
         gradients, flags = ([view[f"{what}.{name}"] for view in views] for what in ("g", "flag"))
         scalars.clear(flags)
         scratch.reset()
-        scalars.mean_of_replicas(
-            gradients, gradients[0], flags, scratch=scratch, accumulate=False, divisor=float(len(views))
-        )
+        rank = members[0][0]
+        parts, divisor = in_sum_order(gradients, rank), mean_divisor(rank)
+        # the first part may be the result
+        scalars.mean_of_replicas(parts, parts[0], flags, scratch=scratch, accumulate=False, divisor=divisor)
+        gradients = parts
         for other in gradients[1:]:
             kernels.memory.copy(other, gradients[0])
 

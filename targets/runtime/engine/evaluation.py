@@ -20,7 +20,9 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
+    GatherKeys,
     GatherRows,
+    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
@@ -50,9 +52,10 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     {
         **{kind: _always if kind.default_work_group is WorkGroup.FORWARD else _never for kind in BLOCK_OPS},
         **dict.fromkeys((LoadInput, AllGather, Update, CombineLoss), _always),
-        **dict.fromkeys((ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *OFFLOAD_OPS), _never),
+        **dict.fromkeys((ReduceScatter, AllReduce, ReduceKeys, ScaleUpdate, *MEMORY_OPS, *OFFLOAD_OPS), _never),
         **dict.fromkeys((Send, Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
+        GatherKeys: lambda item: item.variant == Phase.FORWARD.value,
         # A sum that is repeated for a recovery has the variant `activation.backward`.
         **dict.fromkeys((ReduceRows, ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
         AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,

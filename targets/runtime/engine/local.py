@@ -30,7 +30,9 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
+    GatherKeys,
     GatherRows,
+    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
@@ -79,7 +81,7 @@ class LocalEngine(ProgramEngine):
             for rank in (rank for ranks in self.ranks for rank in ranks):  # allocate all scratch before the first step
                 self.scratch_of(rank, Engine.COLLECTIVE)
                 self.scratch_of(rank, Engine.HOST)
-                if program.plan.tp > 1:
+                if program.plan.tp > 1 or program.plan.cp > 1:
                     self.scratch_of(rank, Engine.TENSOR)
         self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
         self.channels = Channels(kernels.memory)
@@ -358,6 +360,15 @@ class LocalEngine(ProgramEngine):
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
         tensor_collectives.reduce_rows(members, self.updater.scalars, scratch)
 
+    def gather_keys(self, members: list[Member], _step: int) -> None:
+        """Gather the keys and values of all context ranks."""
+        tensor_collectives.gather_keys(members, self.kernels)
+
+    def reduce_keys(self, members: list[Member], _step: int) -> None:
+        """Sum the context ranks' parts of the gradients of keys and values."""
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        tensor_collectives.reduce_keys(members, self.updater.scalars, scratch)
+
     def combine_loss(self, members: list[Member], _step: int) -> None:
         """Combine the tensor-parallel ranks' parts of a micro-batch's loss."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
@@ -427,6 +438,8 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),
         AllReduceScalar: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce_scalar),
         GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
+        GatherKeys: _Execution(LocalEngine.ready_members, LocalEngine.gather_keys),
+        ReduceKeys: _Execution(LocalEngine.ready_members, LocalEngine.reduce_keys),
         **dict.fromkeys((ReduceRows, ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)),
         CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
     },

@@ -48,7 +48,7 @@ def messages_ahead(program: Program, *, evaluates: bool) -> Counter[Form]:
     most = _of_pass(program, forward_only=False)
     if evaluates:
         most |= _of_pass(program, forward_only=True)
-    return Counter({form: count * program.plan.dp * program.plan.tp for form, count in most.items()})
+    return Counter({form: count * program.plan.replicas * program.plan.tp for form, count in most.items()})
 
 
 def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:

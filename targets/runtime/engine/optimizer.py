@@ -105,12 +105,12 @@ def _bytes_for(plan: Plan, kernels: KernelSet, elements: int) -> int:
     view = shape_only(Dtype(plan.view_dtype), (elements,))
     options: dict[str, Any] = {"step": 1, "grad_multiplier": 1.0, "lr": 1.0, "beta1": 0.9, "beta2": 0.9}
     options |= {"eps": 1.0, "weight_decay": 0.0, "decay": [(0, elements)]}
-    parts = [whole] * max(plan.dp, plan.tp)
+    parts, divisor = [whole] * max(plan.replicas, plan.tp), float(plan.dp)
     needs = [
         kernels.scratch_bytes("adamw", master=f32, m=f32, v=f32, grad=shard, view=view, **options),
         kernels.scratch_bytes("cast", src=f32, dst=view),
         kernels.scratch_bytes("add", a=shard, b=shard, out=shard),
         kernels.scratch_bytes("all_finite", a=shard),
-        kernels.scratch_bytes("mean_of_replicas", parts=parts, out=shard, accumulate=True, divisor=float(plan.dp)),
+        kernels.scratch_bytes("mean_of_replicas", parts=parts, out=shard, accumulate=True, divisor=divisor),
     ]
     return max(*needs, quantised_scratch_bytes(plan, kernels, elements))

@@ -56,6 +56,7 @@ def mean_of_packed(
     scalars: Scalars,
     scratch: Scratch,
     accumulate: bool,
+    divisor: float,
 ) -> None:
     """Compute `Scalars.mean_of_replicas` of all replicas' parts, each packed before it is added."""
     for start in range(0, len(out), _PIECE):
@@ -71,7 +72,7 @@ def mean_of_packed(
             flags,
             scratch=scratch,
             accumulate=accumulate,
-            divisor=float(len(parts)),
+            divisor=divisor,
             bits=bits,
         )
 
@@ -99,12 +100,12 @@ def _gradient_scratch(plan: Plan, kernels: KernelSet, elements: int) -> int:
     bits = FORMATS[plan.reduce_quantised]
     whole, shard = (shape_only(Dtype(name), (elements,)) for name in (plan.grad_dtype, plan.grad_shard_dtype))
     packed = _packed(elements, bits)
-    options: dict[str, Any] = {"accumulate": True, "divisor": float(plan.dp), "bits": bits}
+    options: dict[str, Any] = {"accumulate": True, "divisor": float(plan.replicas), "bits": bits}
     most = max(
         kernels.scratch_bytes("quantise", a=whole, packed=packed, bits=bits),
-        kernels.scratch_bytes("mean_of_quantised", parts=[packed] * plan.dp, out=shard, **options),
+        kernels.scratch_bytes("mean_of_quantised", parts=[packed] * plan.replicas, out=shard, **options),
     )
-    return most + plan_bytes([Buffer((plan.dp, packed_bytes(min(elements, _PIECE), bits)), np.uint8)])
+    return most + plan_bytes([Buffer((plan.replicas, packed_bytes(min(elements, _PIECE), bits)), np.uint8)])
 
 
 def _packed(elements: int, bits: int) -> Any:

@@ -101,6 +101,11 @@ class RankExecutor:
         return PositionFile(folder, self.place, number, ranks=ranks, completed=self.completed)
 
     @property
+    def context(self) -> int:
+        """Number among the context ranks that share its sequences."""
+        return self.program.topology.in_context(self.replica)[1]
+
+    @property
     def place(self) -> Rank:
         """Point in the mesh: stage, replica, tensor-parallel rank."""
         return Rank(self.stage_index, self.replica, self.peer)
@@ -270,7 +275,7 @@ class BoundRoutine:
 def bind_routine(rank: RankExecutor, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
     """Bind the kernel calls of a block op to the rank's arena."""
     assert instruction.routine is not None
-    routine = rank.program.routines[instruction.routine]
+    routine = rank.program.routines[instruction.routine].on_rank(rank.context)
     return bind_steps(routine, rank.by_role(instruction), kernels, scratch, rank if rank.program.plan.tp > 1 else None)
 
 

@@ -1,4 +1,4 @@
-"""Collectives of tensor-parallel ranks in the local engine: rows gathered or summed, losses combined, gradients summed.
+"""Collectives of tensor-parallel and context ranks in the local engine: rows, keys, losses and gradients.
 
 Functions take all members in rank order and write results into their arenas, as in `collectives`. Sums are made in rank
 order in float32 (the loss in float64) and rounded once, so that results are the same in every run with as many ranks.
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
+from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine.rank import shape_only
@@ -52,6 +54,24 @@ def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -
         summed(parts, mine["sum"].reshape(-1), (), scalars, scratch)
 
 
+def gather_keys(members: Sequence[Member], kernels: KernelSet) -> None:
+    """Copy the keys and values of all context ranks to every rank, in rank order."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
+        for mine in views:
+            for place, other in zip(mine[whole].reshape(len(views), -1), views, strict=True):
+                kernels.memory.copy(place, other[name].reshape(-1))
+
+
+def reduce_keys(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """Sum all context ranks' parts of the gradients of keys and values, the last rank's first; each gets its own."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    for name, whole in zip(KEY_GRADIENTS, WHOLE_KEYS, strict=True):
+        for number, mine in enumerate(views):
+            parts = [other[f"d{whole}"].reshape(len(views), -1)[number] for other in reversed(views)]
+            summed(parts, mine[name].reshape(-1), (), scalars, scratch)
+
+
 def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scalars: Scalars, scratch: Scratch) -> None:
     """Set `out` to the sum of parts, the first of which it may be; raise flags unless all of it is finite."""
     scratch.reset()
@@ -67,6 +87,12 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
             if "sum" in types:
                 out = shape_only(types["sum"].dtype, (types["sum"].elements,))
                 parts = [out] * (1 + program.plan.tp)
+                needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
+                most = max(most, needed + kernels.scalar_bytes)
+            of_keys = [types[role] for role in types if role in KEY_GRADIENTS]
+            for type_ in of_keys:
+                out = shape_only(type_.dtype, (type_.elements,))
+                parts = [shape_only(Dtype.F32, (type_.elements,))] * program.plan.cp
                 needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
                 most = max(most, needed + kernels.scalar_bytes)
             if "lse_part" in types:

@@ -164,16 +164,20 @@ class GroupCollectives:
             if bits is not None:
                 mean = partial(self.kernels.mean_of_quantised, bits=bits)
             flags[index] = not mean(
-                parts[block],
+                self._in_sum_order(parts[block]),
                 out,
                 scratch=self.scratch,
                 accumulate=accumulate,
-                divisor=float(replicas.size),
+                divisor=collectives.mean_divisor(self.rank),
             )
         yield [replicas.iallreduce_max(flags)]
         for index, block in enumerate(outs):
             flag = views[f"flag.{block}"]
             flag[0] = int(flags[index]) | (int(flag[0]) if accumulate else 0)  # stays raised over micro-batches
+
+    def _in_sum_order(self, parts: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """Return every replica's part in the order of the sum; a sum that a library has made is one part."""
+        return parts if len(parts) == 1 else collectives.in_sum_order(parts, self.rank)
 
     def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
         """Collect every replica's part of this rank's shard, in rank order."""
@@ -390,7 +394,7 @@ def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reducti
         ):
             total += view.nbytes
         if role.startswith("g.") and reduction == "fast":
-            total += 4 * (len(view) + len(view) // rank.program.plan.dp)
+            total += 4 * (len(view) + len(view) // rank.program.plan.replicas)
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
             total += view.nbytes
         elif role.startswith("gs.") and instruction.group == "tensor":
@@ -407,7 +411,7 @@ def _packed_bytes(rank: RankExecutor, instruction: Instruction, role: str, eleme
     kind, _, block = role.partition(".")
     program = rank.program
     if kind == "g" and instruction.keyword == ReduceScatter.keyword:
-        bits, parts, copies = gradient_bits(program, block), program.plan.dp, 2
+        bits, parts, copies = gradient_bits(program, block), program.plan.replicas, 2
     elif instruction.keyword == AllGather.keyword and kind == collectives.gathered_name(instruction):
         bits, copies = _packed_bits(program, instruction, block), 1
         parts = program.topology.group_size(Group(instruction.group))

@@ -56,6 +56,9 @@ class Communicators:
     tensor_gradients: Communicator | None = None
     """the same ranks for the collective engine, which runs at the same time and needs an order of its own"""
 
+    contexts: Communicator | None = None
+    """the ranks that share this rank's sequences, for the tensor engine; None without context ranks"""
+
     @classmethod
     def of_layout(cls, layout: RankLayout, transport: Transport) -> Communicators:
         """Make the communicators of this process. All processes must call it.
@@ -83,6 +86,7 @@ class Communicators:
         has_parts, part = mesh.view_group is not None, place.replica % mesh.viewers
         viewers = replicas.split(place.replica - part) if has_parts else None
         parts = shards.split(part) if has_parts else None
+        contexts = replicas.split(mesh.in_context(place.replica)[0]) if mesh.contexts > 1 else None
         # Groups for messages come last: a library may tell groups apart by the number that a process has made, and
         # these differ from rank to rank.
         ends = world.split(lane if is_end else None)
@@ -100,6 +104,7 @@ class Communicators:
             None if ends is None else ends.for_messages([(0, 1), (1, 0)] if ends.size > 1 else []),
             peers,
             tensor_gradients,
+            contexts,
         )
 
     def of_gather(self, group: Group) -> Communicator:

@@ -93,9 +93,11 @@ class RankEngine(ProgramEngine):
         super().__init__(program, kernels, batches, [communicators.place])
         self.order = kernels.memory.order()
         (self.rank,) = self.ranks[communicators.place.stage]
-        scalars, peers = self.updater.scalars, communicators.peers
+        scalars, peers, contexts = self.updater.scalars, communicators.peers, communicators.contexts
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
-        self.exchanges = None if peers is None else TensorCollectives(self.rank, peers, kernels, scalars, self.scratch)
+        self.exchanges = None
+        if peers is not None or contexts is not None:
+            self.exchanges = TensorCollectives(self.rank, peers, contexts, kernels, scalars, self.scratch)
         """With its tensor-parallel ranks."""
         # the order in which `run_until` visits the engines: communication first
         self.heads.sort(key=lambda head: VISITED.index(head.engine))

@@ -1,4 +1,4 @@
-"""Exchanges of a rank with its tensor-parallel group: gather rows, sum rows, combine the loss.
+"""Exchanges of a rank with its tensor-parallel group or its context ranks: rows, losses, keys.
 
 They run while other collectives of the rank are under way. Parts of a sum are collected and added in rank order in
 float32, whatever the reduction of gradients: a library's own sum would move as many bytes, but rounds activations in
@@ -13,8 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.ratrain_ir.ops.collectives import STATE_OPS, CombineLoss, GatherRows, ReduceRows, ReduceSums
+from ratrain.ratrain_ir.ops.collectives import (
+    STATE_OPS,
+    CombineLoss,
+    GatherKeys,
+    GatherRows,
+    ReduceKeys,
+    ReduceRows,
+    ReduceSums,
+)
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
@@ -36,17 +47,35 @@ class TensorCollectives:
     """The exchanges of one rank's tensor engine. Only one runs at a time, since all use the same staging bytes."""
 
     def __init__(
-        self, rank: RankExecutor, peers: Communicator, kernels: KernelSet, scalars: Scalars, scratch: Scratch
+        self,
+        rank: RankExecutor,
+        peers: Communicator | None,
+        contexts: Communicator | None,
+        kernels: KernelSet,
+        scalars: Scalars,
+        scratch: Scratch,
     ) -> None:
         self.rank = rank
-        self.peers = peers
+        self._peers, self._contexts = peers, contexts
         self.kernels = kernels
         self.scalars = scalars
         self.scratch = scratch
         stream = rank.stage.streams[Engine.TENSOR]
         needed = max((plan_bytes(_arriving(rank, each)) for each in stream), default=0)
         self.staging: Scratch = kernels.memory.scratch(needed)
-        """Transport memory for parts of other tensor-parallel ranks, outside the arena and of the same kind."""
+        """Transport memory for parts of other ranks, outside the arena and of the same kind."""
+
+    @property
+    def peers(self) -> Communicator:
+        """The tensor-parallel ranks of this rank's group."""
+        assert self._peers is not None  # only such ranks have instructions for them
+        return self._peers
+
+    @property
+    def contexts(self) -> Communicator:
+        """The context ranks of this rank's group."""
+        assert self._contexts is not None  # only such ranks have instructions for them
+        return self._contexts
 
     def start(self, instruction: Instruction) -> Phases:
         """Start an exchange that this rank has reached; return its phases."""
@@ -76,6 +105,22 @@ class TensorCollectives:
         if len(parts[0]) < len(whole):
             yield [self.peers.iallgather(whole)]
 
+    def gather_keys(self, instruction: Instruction) -> Phases:
+        """Gather the keys and values of all context ranks, straight from arena to arena."""
+        views = self.rank.by_role(instruction)
+        keys = zip(KEY_SLOTS, WHOLE_KEYS, strict=True)
+        yield [self.contexts.iallgather(views[whole], views[name]) for name, whole in keys]
+
+    def reduce_keys(self, instruction: Instruction) -> Phases:
+        """Sum all context ranks' parts of this rank's keys and values, the last rank's first."""
+        views = self.rank.by_role(instruction)
+        arrived = self.staging.take_all(_arriving(self.rank, instruction))
+        given = [views[f"d{whole}"].reshape(-1) for whole in WHOLE_KEYS]
+        yield [self.contexts.ialltoall(parts, mine) for parts, mine in zip(arrived, given, strict=True)]
+        for name, parts in zip(KEY_GRADIENTS, arrived, strict=True):
+            out = views[name].reshape(-1)
+            tensor_collectives.summed(list(parts)[::-1], out, (), self.scalars, self.scratch)
+
     def combine_loss(self, instruction: Instruction) -> Phases:
         """Combine all ranks' log-sum-exps and label logits, in rank order, into the whole vocabulary's loss."""
         views, own = self.rank.by_role(instruction), self.peers.rank
@@ -96,6 +141,8 @@ _PHASES: PerOp[Callable[[TensorCollectives, Instruction], Phases]] = PerOp(
         GatherRows: TensorCollectives.gather_rows,
         **dict.fromkeys((ReduceRows, ReduceSums), TensorCollectives.reduce_rows),
         CombineLoss: TensorCollectives.combine_loss,
+        GatherKeys: TensorCollectives.gather_keys,
+        ReduceKeys: TensorCollectives.reduce_keys,
     },
     never=(*LONE_OPS, *MESSAGE_OPS, *STATE_OPS, Release),
 )
@@ -108,6 +155,10 @@ def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     log-sum-exp of all rows and one number. A gather has none.
     """
     peers = rank.program.plan.tp
+    if instruction.keyword == ReduceKeys.keyword:
+        views = rank.by_role(instruction)
+        ranks = rank.program.plan.cp
+        return [Buffer((ranks, views[f"d{whole}"].size // ranks), np.float32) for whole in WHOLE_KEYS]
     tensors = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}
     arriving = tensors.get("part") or tensors.get("lse_part")
     if arriving is None:

@@ -264,7 +264,8 @@ class TrainingRun:
         """Block updates of a step, over all ranks."""
         plan, keyword = self.program.plan, Update.keyword
         streams = (stream for stage in self.program.stages for stream in stage.streams.values())
-        return plan.dp * plan.tp * sum(instruction.keyword == keyword for stream in streams for instruction in stream)
+        updates = sum(instruction.keyword == keyword for stream in streams for instruction in stream)
+        return plan.replicas * plan.tp * updates
 
     def newest_saved(self) -> tuple[int, str] | None:
         """Return steps done and directory of the newest checkpoint that this run has written; None if there is none.

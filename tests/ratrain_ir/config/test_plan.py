@@ -128,7 +128,25 @@ def test_every_key():
     """)
     optimizer = Optimizer(1.0, (0.0, 0.5), 1e-6, 0.0, 2, 10, 0.1, "global", 2.0)
     assert plan == Plan(
-        3, 2, (1, 5), 2, 3, 16, 8, 6, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
+        3,
+        2,
+        (1, 5),
+        2,
+        3,
+        16,
+        1,
+        "zigzag",
+        8,
+        6,
+        2,
+        "each-micro-batch",
+        "f16",
+        "f16",
+        "f32",
+        None,
+        "1f1b",
+        7,
+        optimizer,
     )
     assert type(plan.optimizer.lr) is float
 

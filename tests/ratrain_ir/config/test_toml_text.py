@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.optimizer import CLIPS, DECAYS
 from ratrain.ratrain_ir.config.plan import (
     ATTENTION_MASKS,
     ATTENTIONS,
+    CONTEXT_LAYOUTS,
     DTYPES,
     KEYS,
     LOGITS,
@@ -89,6 +90,8 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "pp": MANY,
     "dp": MANY,
     "tp": MANY,
+    "cp": MANY,
+    "context_layout": st.sampled_from(CONTEXT_LAYOUTS),
     "cuts": st.lists(st.integers(), max_size=6).map(tuple),
     "micro_batch_size": MANY,
     "micro_batches": st.integers(1, 1 << 20),

@@ -189,6 +189,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "layout",
         "slices",
         "tp",
+        "cp",
+        "context_layout",
         "sequence_sharding",
         "zero_blocks",
         "shard_group",

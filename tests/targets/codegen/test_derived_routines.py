@@ -205,6 +205,8 @@ PLAN_CHANGES: dict[str, Any] = {
     "attention_mask": "document",
     "logits": "whole",
     "tp": 2,
+    "cp": 2,
+    "context_layout": "contiguous",
     "sequence_sharding": False,
     "zero_blocks": ZeroLevels.parse("mlp.* 0"),
     "shard_group": 3,

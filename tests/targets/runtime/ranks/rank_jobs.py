@@ -82,8 +82,12 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     "2x1x2-norms-over-heads": {"model": OLMO2, "dp": 1, "tp": 2, "loss_scale": 256.0, "optimizer": CLIPPED},
     "1x2x2-packed": {"pp": 1, "tp": 2, "zero": 3, **_PACKED},
     "2x1x2-documents": {"dp": 1, "tp": 2, "attention_mask": "document", "view_dtype": "f32"},
+    "2x1c2-clipped": {"dp": 1, "cp": 2, "seq_len": 12, "optimizer": CLIPPED},
+    "1x2c2-each-micro-batch": {"pp": 1, "dp": 2, "cp": 2, "seq_len": 12, "zero": 2, "reduce": "each-micro-batch"},
+    "1x1c2x2-documents": {"pp": 1, "dp": 1, "cp": 2, "tp": 2, "seq_len": 12, "attention_mask": "document"},
+    "1x1c4-gathered": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "zero": 3, "context_layout": "contiguous"},
 }
-"""Of four ranks each, some of them tensor-parallel ranks."""
+"""Of four ranks each, some of them tensor-parallel or context ranks."""
 
 CHUNKED = {
     "interleaved": ("interleaved", PipelineShape(2, 4, 2)),

@@ -70,10 +70,12 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     },
     "1x1x4-side-by-side": {"model": NEOX, "pp": 1, "dp": 1, "tp": 4, "zero": 0, "sequence_sharding": False},
     "1x2x2-learned-positions": {"model": GPT2, "pp": 1, "tp": 2},
+    "1x2c2": {"pp": 1, "cp": 2, "seq_len": 12, "optimizer": CLIPPED},
+    "2x1c3x2-tied": {"model": TIED, "dp": 1, "cp": 3, "tp": 2, "seq_len": 12, "zero": 3},
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
 }
 
-IN_THE_GATE = ("1x1x2-clipped", "1x2x2-each-micro-batch", "1x1x2-rows-not-shared-evenly")
+IN_THE_GATE = ("1x1x2-clipped", "1x2c2", "1x2x2-each-micro-batch", "1x1x2-rows-not-shared-evenly")
 
 
 def program_of(name: str) -> Program:
