@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
-from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, DTYPES, Plan
+from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, CONTEXT_LAYOUTS, DTYPES, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.context_rows import runs_of_rank
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
@@ -200,11 +201,21 @@ def plans(
         attention_mask=draw(st.sampled_from(ATTENTION_MASKS)),
     )
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
-    if model.experts is not None and not slices:
+    shared = [] if slices else [(cp, layout) for cp in (2, 3) for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
+    if shared and draw(st.booleans()):
+        cp, layout = draw(st.sampled_from(shared))
+        plan = evolve(plan, cp=cp, context_layout=layout)
+    elif model.experts is not None and not slices:
         factors = st.sampled_from((0.0, 0.01))
         plan = evolve(plan, router=RouterLosses(draw(factors), draw(factors)))
     check_plan(plan, model)
     return plan
+
+
+def _fits(plan: Plan, cp: int, layout: str) -> bool:
+    """Tell whether context ranks can share out a plan's sequences evenly."""
+    shared = evolve(plan, cp=cp, context_layout=layout)
+    return plan.seq_len % (cp * runs_of_rank(shared)) == 0
 
 
 @st.composite

@@ -168,9 +168,9 @@ def saved(name: str, folder: Path) -> Any:
     return model
 
 
-def program_of(model: ModelConfig, **keys: Any) -> Program:
+def program_of(model: ModelConfig, *, length: int = SEQ_LEN, **keys: Any) -> Program:
     return make_program(
-        model, seq_len=SEQ_LEN, micro_batches=2, dp=1, cuts=(2,), **{"view_dtype": "f32", "zero": 0, **keys}
+        model, seq_len=length, micro_batches=2, dp=1, cuts=(2,), **{"view_dtype": "f32", "zero": 0, **keys}
     )
 
 
@@ -253,6 +253,27 @@ def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str,
         gradient = wanted[parameter]
         found = held.joined([parts[part.name] for part in held.parts])
         np.testing.assert_allclose(found, gradient, rtol=0, atol=GRADIENT * np.abs(gradient).max(), err_msg=parameter)
+
+
+CONTEXTS = [(2, "contiguous"), (3, "zigzag"), (6, "contiguous")]
+
+
+@pytest.mark.parametrize(("cp", "layout"), CONTEXTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_gradients_of_context_ranks_are_those_of_transformers(
+    name: str, cp: int, layout: str, tmp_path: Path
+) -> None:
+    network = saved(name, tmp_path)
+    model = load_model(str(tmp_path))
+    program = program_of(model, cp=cp, context_layout=layout, length=12)
+    run = start(program, 1, init=str(tmp_path), order="sequential")
+    (step,) = run.steps()
+    loss, wanted = reference(network, program)
+    assert step.report.loss == pytest.approx(loss, rel=LOSS)
+    found = gradients(run, model)
+    for parameter, gradient in wanted.items():
+        scale = np.abs(gradient).max()
+        np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
 
 
 @pytest.mark.parametrize("name", MODELS)
