@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, final, get_args
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, final, get_args
 
-from attrs import define, field
+from attrs import define
 
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
@@ -13,14 +13,24 @@ from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.model.slots import PRODUCTS, SQUARES, branch_slots, computed_type, row_sum_slots, shares_rows
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
+from ratrain.ratrain_ir.ops.base import (
+    BlockPieceOp,
+    Engine,
+    Group,
+    Op,
+    Payload,
+    PayloadOp,
+    Phase,
+    Quantity,
+    WorkGroup,
+    phase_field,
+)
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
     blocking_field,
     blocks_field,
     enum_field,
     micro_batch_field,
-    read_enum,
     slice_field,
 )
 from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature
@@ -47,11 +57,6 @@ from ratrain.ratrain_ir.ops.roles import (
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-
-
-def _phase_field() -> Any:
-    codec = {"read": read_enum(Phase), "write": lambda member: member.value, "optional": True}
-    return field(metadata=codec, default=None)
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -153,12 +158,12 @@ class GatherRows(TensorPieceOp):
     keyword = "gather_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    phase: Phase | None = _phase_field()
+    phase: Phase | None = phase_field()
 
     @property
     def work_group(self) -> WorkGroup:
         """The pass that reads the rows."""
-        return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
+        return WorkGroup.BACKWARD if self.phase is None else self.phase.work_group
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
         """List the block that reads the rows: this one for an activation, the one before for a gradient."""
@@ -202,7 +207,7 @@ class ReduceRows(TensorPieceOp):
     keyword = "reduce_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    phase: Phase | None = _phase_field()
+    phase: Phase | None = phase_field()
 
     @property
     def work_group(self) -> WorkGroup:
@@ -328,7 +333,7 @@ class AllGather(BlocksOp):
     alike_on_all_stages = True
     micro_batch: int | None = micro_batch_field(optional=True)
     slice: int | None = slice_field()
-    phase: Phase | None = _phase_field()
+    phase: Phase | None = phase_field()
     blocking: bool = blocking_field()
 
     @property
@@ -346,7 +351,7 @@ class AllGather(BlocksOp):
         """The end of the step; the pass that uses the views if it gathers for one micro-batch."""
         if self.micro_batch is None:
             return WorkGroup.STEP_END
-        return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
+        return WorkGroup.BACKWARD if self.phase is None else self.phase.work_group
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""

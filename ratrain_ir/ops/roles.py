@@ -177,11 +177,16 @@ def view_role(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> 
 def view_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the roles of the parameters that a block computes with: `w` those that train, `f` and `fq` frozen ones."""
     trained = (view_role(model, plan, block),) if trains(model, plan, block) else ()
+    return trained + frozen_roles(model, plan, block)
+
+
+def frozen_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of a block's frozen parameters: `f` plain ones, `fq` packed ones; none if all of it trains."""
     frozen = {
         Held.PLAIN: (Dtype(plan.view_dtype), frozen_elements(model, plan, block)),
         Held.PACKED: (Dtype.U8, packed_frozen_bytes(model, plan, block)),
     }
-    return trained + tuple(
+    return tuple(
         kind_role(held.value, StateKind.FROZEN, tensor_type(dtype, (size,)))
         for held, (dtype, size) in frozen.items()
         if size

@@ -48,7 +48,7 @@ from ratrain.ratrain_ir.model.slots import (
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, piece_text
+from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, WorkGroup, piece_text
 from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
@@ -77,7 +77,7 @@ from ratrain.ratrain_ir.ops.compute import (
     attends,
 )
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.memory import COPY_SIDES, Fetch, Store, fetches_parameters
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
@@ -115,6 +115,8 @@ class SymbolicRun(SymbolicUpdates):
         for name, value in _FROZEN.items():
             if name in roles:
                 self.expect("RT030", op, roles[name], value, block, "this step")
+                if op.work_group is WorkGroup.FORWARD:
+                    self.expect_made_forward("RT030", op, roles[name])
         if "w" not in roles:
             return
         view = roles["w"]
@@ -510,6 +512,9 @@ class SymbolicRun(SymbolicUpdates):
     def copy(self, op: Store | Fetch) -> None:
         """Copy values to or from another memory; each must belong to the block and piece that the op names."""
         block, m = op.block, piece_of(op)
+        if fetches_parameters(op):
+            self.fetch_frozen(op)
+            return
         for tensor, copied in zip(op.reads, op.writes, strict=True):
             held = self.values.get(tensor)
             if held is None or held[1:3] != (block, m):
@@ -523,6 +528,17 @@ class SymbolicRun(SymbolicUpdates):
             self.set(copied, *held)
             if recovered is not None:
                 self.recovered[copied] = recovered
+
+    def fetch_frozen(self, op: Fetch) -> None:
+        """Fetch the frozen parameters of a block for a pass; an evaluation runs no fetch that is for a backward."""
+        roles = self.roles(op)
+        for name, value in _FROZEN.items():
+            if name in roles:
+                copy = roles[f"{COPY_SIDES[1]}.{name}"]
+                self.expect("RT034", op, roles[name], value, op.block, "this step")
+                self.set(copy, value, op.block, "this step")
+                if op.phase is Phase.BACKWARD:
+                    self.recover(copy, op)
 
     # messages
 

@@ -272,7 +272,7 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
 
     Return True if nothing is reported.
     """
-    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | TensorOp):
+    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | TensorOp | Fetch):
         return True
     count, named = len(module.plan.slices), op.slice
     if not count and named is None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
-from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.blocks import Block, Held, frozen_elements, parameters, trains
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
@@ -64,33 +65,56 @@ def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
         for peer in sorted({rank.peer for rank in ranks}):
             alike = [rank for rank in ranks if rank.peer == peer]
             _fill_packed(engine, alike, block, source)
-            held = [tensor for rank in alike for tensor in rank.all_carried("f", str(block))]
             pieces = whole(block)
             if program.plan.tp > 1:
                 pieces = rank_pieces(program.model, program.plan, peer, block, pieces, Held.PLAIN)
-            for tensor in held:
-                memory.write(tensor, 0)
-            for at, given in pieces(0, len(held[0])) if held else ():
+            direct, others = _emptied(alike, "f", block)
+            stop = frozen_elements(program.model, program.plan, block)
+            for at, given in pieces(0, stop) if direct or others else ():
                 values = memory.staged(given)
-                for tensor in held:
-                    engine.scratch.reset()
-                    engine.kernels.cast(values, tensor[at : at + given.size], scratch=engine.scratch)
+                rounded = _new_array(engine, Dtype(program.plan.view_dtype), given.size) if others else None
+                for target in (*(tensor[at : at + given.size] for tensor in direct), rounded):
+                    if target is not None:
+                        engine.scratch.reset()
+                        engine.kernels.cast(values, target, scratch=engine.scratch)
+                for rank in others:
+                    rank.write_carried("f", str(block), at, rounded)
+
+
+def _emptied(ranks: Sequence[RankExecutor], what: str, block: Block) -> tuple[list[Any], list[RankExecutor]]:
+    """Set the frozen parameters of ranks to zero, which padding stays.
+
+    Return the tensors that kernels can write, which are in DDR, and the ranks whose own are in another memory.
+    """
+    held = [rank for rank in ranks if rank.all_carried(what, str(block))]
+    for rank in held:
+        rank.fill(what, str(block), 0)
+    others = [rank for rank in held if not rank.computes_with(what, str(block))]
+    return [tensor for rank in held if rank not in others for tensor in rank.all_carried(what, str(block))], others
+
+
+def _new_array(engine: ProgramEngine, dtype: Dtype, elements: int) -> Any:
+    """Allocate an array of elements where kernels can write it."""
+    memory = engine.kernels.memory
+    return memory.typed(memory.allocate(elements * dtype.itemsize), dtype, (elements,))
 
 
 def _fill_packed(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, source: WeightSource) -> None:
     """Fill the packed matrices of ranks of one peer, each from the whole of its values."""
-    kernels, plan, model = engine.kernels, engine.program.plan, engine.program.trained_model
-    held = [tensor for rank in ranks for tensor in rank.all_carried("fq", str(block))]
-    for tensor in held:
-        kernels.memory.write(tensor, 0)
-    for parameter in parameters(rank_model(model, plan), block) if held else ():
+    plan, model = engine.program.plan, engine.program.trained_model
+    direct, others = _emptied(ranks, "fq", block)
+    for parameter in parameters(rank_model(model, plan), block) if direct or others else ():
         if parameter.packed is not None:
             given = source(parameter.name)
             part = given[rank_part(model, plan.tp, ranks[0].peer, parameter.weight, given.shape)]
             mine = np.zeros(parameter.shape, np.float32)  # a peer's part may be padded
             mine[tuple(map(slice, part.shape))] = part
-            at = slice(parameter.offset, parameter.offset + parameter.stored_shape[0])
-            _pack(engine, mine.reshape(-1), parameter.packed, [tensor[at] for tensor in held])
+            (count,) = parameter.stored_shape
+            targets = [tensor[parameter.offset : parameter.offset + count] for tensor in direct]
+            packed = _new_array(engine, Dtype.U8, count) if others else None
+            _pack(engine, mine.reshape(-1), parameter.packed, targets if packed is None else [*targets, packed])
+            for rank in others:
+                rank.write_carried("fq", str(block), parameter.offset, packed)
 
 
 def _pack(engine: ProgramEngine, values: NDArray[np.float32], name: str, targets: Sequence[Any]) -> None:
