@@ -303,7 +303,7 @@ def test_an_evaluation_fetches_for_forwards_alone(tmp_path: Path) -> None:
     found = []
     for program in (kept, moved):
         run = start(program, 1, poison=True)
-        found.append(run.engine.run_forward(run.batches, 0))
+        found.append(run.engine.run_forward(run.engine.batches, 0))
         read = run.engine.memory_use().files.read
     forwards = sum(
         program.stages[stage].tensors[operand.tensor].type.nbytes
