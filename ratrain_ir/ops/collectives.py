@@ -9,8 +9,8 @@ from attrs import define
 
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block
-from ratrain.ratrain_ir.model.sharded_blocks import parts_view
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block, trains
+from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shares_frozen
 from ratrain.ratrain_ir.model.slots import PRODUCTS, SQUARES, branch_slots, computed_type, row_sum_slots, shares_rows
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import (
@@ -41,6 +41,8 @@ from ratrain.ratrain_ir.ops.roles import (
     check_row_sums,
     exchanged_role,
     flag_roles,
+    frozen_part_roles,
+    frozen_roles,
     gradient_role,
     part_of_sums,
     parts_of_loss,
@@ -325,7 +327,8 @@ class AllGather(BlocksOp):
 
     It does so at the step's end for the next step or, with a micro-batch and a phase, within the step for one use (ZeRO
     3). Where a group of replicas shares a view (`view_group`), it makes the replica's part of the view at the step's
-    end, and within the step the whole view from the parts of the group. Compute waits for it if it is blocking.
+    end, and within the step the whole view from the parts of the group. Within the step it makes the block's frozen
+    parameters whole too, from the parts of replicas; these never change. Compute waits for it if it is blocking.
     """
 
     keyword = "all_gather"
@@ -475,9 +478,14 @@ def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group
 def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], *, within_step: bool) -> Candidates:
     reads, writes = [], []
     for block in blocks:
-        part = view_shard_role(model, plan, block) if parts_view(plan, block) else None
-        reads.append(part if part and within_step else state_role(model, plan, block, f"p.{block}", StateKind.MASTER))
-        writes.append(part if part and not within_step else view_role(model, plan, block, f"w.{block}"))
+        if trains(model, plan, block):
+            part = view_shard_role(model, plan, block) if parts_view(plan, block) else None
+            master = state_role(model, plan, block, f"p.{block}", StateKind.MASTER)
+            reads.append(part if part and within_step else master)
+            writes.append(part if part and not within_step else view_role(model, plan, block, f"w.{block}"))
+        if within_step and shares_frozen(plan, block):
+            reads += frozen_part_roles(model, plan, block)
+            writes += [role._replace(name=f"{role.name}.{block}") for role in frozen_roles(model, plan, block)]
     return [(False, Signature(tuple(reads), tuple(writes)))]
 
 

@@ -11,14 +11,20 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
     Held,
     flat_elements,
-    frozen_elements,
     next_block,
-    packed_frozen_bytes,
     passes_gradient_on,
     trains,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
-from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, shard_elements, view_shard_elements
+from ratrain.ratrain_ir.model.sharded_blocks import (
+    frozen_elements,
+    frozen_parts,
+    is_sharded,
+    packed_frozen_bytes,
+    parts_view,
+    shard_elements,
+    view_shard_elements,
+)
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
@@ -190,6 +196,19 @@ def frozen_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
         kind_role(held.value, StateKind.FROZEN, tensor_type(dtype, (size,)))
         for held, (dtype, size) in frozen.items()
         if size
+    )
+
+
+def frozen_part_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of a replica's parts of a block's frozen parameters: `fs` of plain ones, `fqs` of packed ones.
+
+    Where a group of replicas shares views, they are parts of views too; `AllGather.members` tells groups by the kind.
+    """
+    kind = StateKind.VIEW_SHARD if parts_view(plan, block) else StateKind.FROZEN
+    count = frozen_parts(plan, block)
+    return tuple(
+        kind_role(f"{role.name}s.{block}", kind, tensor_type(role.type.dtype, (role.type.elements // count,)))
+        for role in frozen_roles(model, plan, block)
     )
 
 

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
-from ratrain.ratrain_ir.verifier.symbolic_values import word_of, words_of
+from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, FROZEN_PARTS, word_of, words_of
 
 
 @define(eq=False)
@@ -112,17 +112,19 @@ class SymbolicRun(SymbolicUpdates):
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
         """Check the parameters that an op computes with: the block's view, and its frozen ones."""
-        for name, value in _FROZEN.items():
+        for name, value in {"w": "view", **FROZEN}.items():
             if name in roles:
                 self.expect("RT030", op, roles[name], value, block, "this step")
                 if op.work_group is WorkGroup.FORWARD:
                     self.expect_made_forward("RT030", op, roles[name])
-        if "w" not in roles:
-            return
-        view = roles["w"]
-        self.expect("RT030", op, view, "view", block, "this step")
+                self.own_gather(op, roles[name])
+
+    def own_gather(self, op: BlockOp, view: Tensor) -> None:
+        """Check at level dataflow that a view was gathered for the op's own piece and phase.
+
+        A placed module may gather once for several uses. At level dataflow no order is claimed, so that is not sound.
+        """
         gather = self.gathers.get(view)
-        # A placed module may gather once for several uses. At level dataflow no order is claimed, so that is not sound.
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
         phase = Phase.FORWARD if isinstance(op, Forward | AddBranch | Project) else Phase.BACKWARD
@@ -532,7 +534,7 @@ class SymbolicRun(SymbolicUpdates):
     def fetch_frozen(self, op: Fetch) -> None:
         """Fetch the frozen parameters of a block for a pass; an evaluation runs no fetch that is for a backward."""
         roles = self.roles(op)
-        for name, value in _FROZEN.items():
+        for name, value in FROZEN.items():
             if name in roles:
                 copy = roles[f"{COPY_SIDES[1]}.{name}"]
                 self.expect("RT034", op, roles[name], value, op.block, "this step")
@@ -633,12 +635,12 @@ class SymbolicRun(SymbolicUpdates):
     def next_value(self, before: Value) -> Value:
         """Return the value with which a carried tensor must end, given the one with which it began."""
         # A static loss scale and frozen parameters are never written, so they stay the values of this step.
-        static = before[0] in _FROZEN.values() or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
+        static = before[0] in _STATIC or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
         return before if static else (*before[:-1], "next step")
 
 
-_FROZEN = {"f": "frozen", "fq": "packed"}
-"""Values of frozen parameters, by role."""
+_STATIC = frozenset({*FROZEN.values(), *FROZEN_PARTS.values()})
+"""Values that no step changes."""
 
 
 _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}

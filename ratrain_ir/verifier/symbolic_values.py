@@ -135,6 +135,12 @@ class SymbolicValues:
             self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
 
 
+FROZEN = {"f": "frozen", "fq": "packed"}
+"""Values of frozen parameters, by role."""
+FROZEN_PARTS = {f"{role}s": f"part of {value}" for role, value in FROZEN.items()}
+"""Values of a replica's parts of them, by role without the block."""
+
+
 def words_of(value: Value) -> str:
     """Format a value for a message."""
     names = {
@@ -144,6 +150,8 @@ def words_of(value: Value) -> str:
         "reduced": "the reduced gradient of",
         "frozen": "the frozen parameters of",
         "packed": "the packed frozen matrices of",
+        "part of frozen": "a replica's part of the frozen parameters of",
+        "part of packed": "a replica's part of the packed frozen matrices of",
         "tied": "the summed tied gradient of",
         "summed": "the gradient, with the parts of all tensor-parallel ranks, of",
         "whole x": "all rows of the input of",

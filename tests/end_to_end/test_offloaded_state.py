@@ -13,10 +13,10 @@ from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.model.blocks import block_chain, frozen_elements, has_backward
+from ratrain.ratrain_ir.model.blocks import block_chain, has_backward
+from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.compute import Release, Update
-from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
@@ -304,7 +305,7 @@ def test_an_evaluation_fetches_for_forwards_alone(tmp_path: Path) -> None:
     for program in (kept, moved):
         run = start(program, 1, poison=True)
         found.append(run.engine.run_forward(run.engine.batches, 0))
-        read = run.engine.memory_use().files.read
+        read = sum(rank.file_traffic.read for ranks in run.engine.ranks for rank in ranks)
     forwards = sum(
         program.stages[stage].tensors[operand.tensor].type.nbytes
         for stage, _, _, item in instructions(program, "fetch")

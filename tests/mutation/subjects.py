@@ -280,11 +280,21 @@ SUBJECTS: dict[str, Subject] = {
             WITH_STORES,
         ),
         Subject(
-            "p2-d2-zero3-frozen-in-host",
-            {"micro_batches": 2, "zero": 3, "training": evolve(ADAPTERS, targets="q_proj, v_proj", base="int4-block")},
+            "p2-d2-zero2-frozen-in-host",
+            {"micro_batches": 2, "zero": 2, "training": evolve(ADAPTERS, targets="q_proj, v_proj", base="int4-block")},
             f"place-1f1b,offload-state{{what=views}},insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
             MODEL,
             WITH_STORES,
+        ),
+        Subject(
+            "p2-d2-zero3-frozen-shared",
+            {"micro_batches": 2, "zero": 3, "training": evolve(FROZEN, base="int4-block")},
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
+        ),
+        Subject(
+            "p2-d4-frozen-in-view-groups-placed",
+            {"dp": 4, "micro_batches": 2, "zero": 3, "view_group": 2, "training": evolve(ADAPTERS, base="nf4")},
+            "place-1f1b,recompute{policy=attention}",
         ),
         Subject(
             "p2-d1-partly-frozen-in-file",

@@ -17,8 +17,14 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.blocks import Block, Held, frozen_elements, parameters, trains
-from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
+from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
+from ratrain.ratrain_ir.model.sharded_blocks import (
+    frozen_elements,
+    gathered_bits,
+    packed_frozen_bytes,
+    shard_elements,
+    shares_frozen,
+)
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_pieces
@@ -68,29 +74,65 @@ def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
             pieces = whole(block)
             if program.plan.tp > 1:
                 pieces = rank_pieces(program.model, program.plan, peer, block, pieces, Held.PLAIN)
-            direct, others = _emptied(alike, "f", block)
+            held = _emptied(alike, "f", block)
             stop = frozen_elements(program.model, program.plan, block)
-            for at, given in pieces(0, stop) if direct or others else ():
+            for at, given in pieces(0, stop) if held else ():
                 values = memory.staged(given)
-                rounded = _new_array(engine, Dtype(program.plan.view_dtype), given.size) if others else None
-                for target in (*(tensor[at : at + given.size] for tensor in direct), rounded):
-                    if target is not None:
+                rounded = None
+                for each in held:
+                    low, high = max(at, each.part.start), min(at + given.size, each.part.stop)
+                    if low >= high:
+                        continue
+                    if each.array is not None:
+                        target = each.array[low - each.part.start : high - each.part.start]
                         engine.scratch.reset()
-                        engine.kernels.cast(values, target, scratch=engine.scratch)
-                for rank in others:
-                    rank.write_carried("f", str(block), at, rounded)
+                        engine.kernels.cast(values[low - at : high - at], target, scratch=engine.scratch)
+                        continue
+                    if rounded is None:
+                        rounded = _new_array(engine, Dtype(program.plan.view_dtype), given.size)
+                        engine.scratch.reset()
+                        engine.kernels.cast(values, rounded, scratch=engine.scratch)
+                    each.write(low, rounded[low - at : high - at])
 
 
-def _emptied(ranks: Sequence[RankExecutor], what: str, block: Block) -> tuple[list[Any], list[RankExecutor]]:
-    """Set the frozen parameters of ranks to zero, which padding stays.
+@frozen(eq=False)
+class _FrozenTensor:
+    """Frozen parameters of a block on a rank: all of them, or the part that its replica has."""
 
-    Return the tensors that kernels can write, which are in DDR, and the ranks whose own are in another memory.
-    """
-    held = [rank for rank in ranks if rank.all_carried(what, str(block))]
-    for rank in held:
-        rank.fill(what, str(block), 0)
-    others = [rank for rank in held if not rank.computes_with(what, str(block))]
-    return [tensor for rank in held if rank not in others for tensor in rank.all_carried(what, str(block))], others
+    rank: RankExecutor
+    what: str
+    block: Block
+    part: range
+    """elements of the block's tensor that it holds"""
+    array: Any
+    """its array, if that is in DDR, where kernels can write it; else None"""
+
+    def has(self, start: int, stop: int) -> bool:
+        """Tell whether it holds all elements of a range."""
+        return self.part.start <= start and stop <= self.part.stop
+
+    def write(self, start: int, values: Any) -> None:
+        """Write elements from `start` of the block's tensor on."""
+        self.rank.write_carried(self.what, str(self.block), start - self.part.start, values)
+
+
+def _emptied(ranks: Sequence[RankExecutor], what: str, block: Block) -> list[_FrozenTensor]:
+    """Return the frozen parameters of ranks (`f` plain, `fq` packed), set to zero, which padding stays."""
+    found = []
+    for rank in ranks:
+        program = rank.program
+        role = f"{what}s" if shares_frozen(program.plan, block) else what
+        arrays = rank.all_carried(role, str(block))
+        if not arrays:
+            continue
+        rank.fill(role, str(block), 0)
+        size = frozen_elements if what == "f" else packed_frozen_bytes
+        part = program.topology.frozen_range(block, rank.replica, size(program.model, program.plan, block))
+        if rank.computes_with(role, str(block)):
+            found += [_FrozenTensor(rank, role, block, part, array) for array in arrays]
+        else:
+            found.append(_FrozenTensor(rank, role, block, part, None))
+    return found
 
 
 def _new_array(engine: ProgramEngine, dtype: Dtype, elements: int) -> Any:
@@ -102,19 +144,25 @@ def _new_array(engine: ProgramEngine, dtype: Dtype, elements: int) -> Any:
 def _fill_packed(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, source: WeightSource) -> None:
     """Fill the packed matrices of ranks of one peer, each from the whole of its values."""
     plan, model = engine.program.plan, engine.program.trained_model
-    direct, others = _emptied(ranks, "fq", block)
-    for parameter in parameters(rank_model(model, plan), block) if direct or others else ():
+    held = _emptied(ranks, "fq", block)
+    for parameter in parameters(rank_model(model, plan), block) if held else ():
         if parameter.packed is not None:
             given = source(parameter.name)
             part = given[rank_part(model, plan.tp, ranks[0].peer, parameter.weight, given.shape)]
             mine = np.zeros(parameter.shape, np.float32)  # a peer's part may be padded
             mine[tuple(map(slice, part.shape))] = part
-            (count,) = parameter.stored_shape
-            targets = [tensor[parameter.offset : parameter.offset + count] for tensor in direct]
-            packed = _new_array(engine, Dtype.U8, count) if others else None
-            _pack(engine, mine.reshape(-1), parameter.packed, targets if packed is None else [*targets, packed])
-            for rank in others:
-                rank.write_carried("fq", str(block), parameter.offset, packed)
+            at, (count,) = parameter.offset, parameter.stored_shape
+            # Matrices that are in DDR as a whole are packed there; of all others the bytes are copied.
+            direct = [each for each in held if each.array is not None and each.has(at, at + count)]
+            copied = [each for each in held if each not in direct]
+            targets = [each.array[at - each.part.start :][:count] for each in direct]
+            if copied:
+                targets.append(_new_array(engine, Dtype.U8, count))
+            _pack(engine, mine.reshape(-1), parameter.packed, targets)
+            for each in copied:
+                low, high = max(at, each.part.start), min(at + count, each.part.stop)
+                if low < high:
+                    each.write(low, targets[-1][low - at : high - at])
 
 
 def _pack(engine: ProgramEngine, values: NDArray[np.float32], name: str, targets: Sequence[Any]) -> None:
