@@ -40,8 +40,8 @@ class Store(BlockPieceOp):
 class Fetch(BlockPieceOp):
     """Copies stored activations of a block back into DDR, or its frozen parameters for one use.
 
-    `phase` is the pass that uses frozen parameters; a fetch of activations has none. Frozen parameters never change, so
-    their copies are dropped after the use, and never stored.
+    `phase` is the pass that uses frozen parameters (`fetch mlp.0 m0 forward (%f.mlp.0)`); a fetch of activations has
+    none. Frozen parameters never change, so their copies are dropped after the use, and never stored.
     """
 
     keyword = "fetch"
