@@ -16,10 +16,9 @@ from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.model.parameter_names import JOINT
-from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, frozen_parts, packed_frozen_bytes
+from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements
 from ratrain.ratrain_ir.model.slots import saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -28,7 +27,6 @@ from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
-from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
 from ratrain.targets.runtime.weights.adapter_files import write_adapter
@@ -39,7 +37,6 @@ from tests.end_to_end.tiny_runs import (
     losses,
     make_plan,
     make_program,
-    same_bits,
     same_state_of_blocks,
     start,
     state,
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.targets.program.program import Program
 
 LORA = Training(method="lora", rank=4, alpha=8.0)
 QV = evolve(LORA, rank=3, alpha=2.0, rslora=True, targets="q_proj, v_proj")
@@ -587,65 +583,3 @@ def test_operations_of_a_token_are_those_that_are_needed() -> None:
     ):
         plan = make_plan(**{**ONE, "training": training})
         assert trained_flops_per_token(MODEL, plan) == pytest.approx(wanted, rel=1e-12)
-
-
-SHARED: dict[str, dict[str, Any]] = {
-    "adapters": {"training": LORA},
-    "packed": {"training": evolve(LORA, base="nf4"), "reduce": "each-micro-batch"},
-    "blocks of which nothing trains": {"training": Training(freeze="model.embed_tokens.*, *.mlp.*", base="int8-block")},
-    "view groups": {"training": evolve(LORA, base="int4-block"), "dp": 4, "view_group": 2},
-    "nothing trains in view groups": {"training": Training(freeze="*.mlp.*"), "dp": 4, "view_group": 2},
-    "shard groups": {"training": evolve(LORA, base="nf4"), "dp": 4, "shard_group": 2},
-    "tensor ranks": {"training": LORA, "tp": 2},
-    "slices": {"training": LORA, "slices": (4, 3, 3)},
-    "some blocks": {"training": LORA, "zero": 1, "zero_blocks": ZeroLevels.parse("attention.* 3, mlp.1 3")},
-}
-
-
-def shared_program(plan: dict[str, Any], **keys: Any) -> Program:
-    """The program of a plan with its frozen parameters in parts, unless `keys` give another level."""
-    place = "place-schedule" if "slices" in plan else "place-1f1b"
-    passes = f"{place},recompute{{policy=full}},bucket-grad-sync,insert-prefetch,allocate-ddr"
-    return api.emit(api.compile(MODEL, make_plan(**{"zero": 3, **plan, **keys}), passes=passes))
-
-
-def carried_frozen(program: Program) -> int:
-    """Bytes of frozen parameters that a replica of all stages holds from step to step."""
-    kinds = (StateKind.FROZEN, StateKind.VIEW_SHARD)
-    tensors = [tensor for stage in program.stages for tensor in stage.tensors if tensor.carried]
-    return sum(each.type.nbytes for each in tensors if each.kind in kinds and each.name[0] == "f")
-
-
-@pytest.mark.parametrize("plan", SHARED)
-def test_frozen_parameters_in_parts_train_the_same_bits(plan: str) -> None:
-    keys = SHARED[plan]
-    whole = {"zero": 2, "view_group": None, "zero_blocks": None}
-    kept, shared = shared_program(keys, **whole), shared_program(keys)
-    plain, found = (
-        train(kept, 3),
-        train(parse_program(program_bytes(shared), "m.rtx"), 3, check_memory=True, poison=True),
-    )
-    assert losses(found) == losses(plain)
-    same_state_of_blocks(found, plain)
-    model, made = shared.model, shared.plan
-    wanted = 0
-    for owner in block_chain(model):
-        size = frozen_elements(model, made, owner) * 2 + packed_frozen_bytes(model, made, owner)
-        wanted += size // frozen_parts(made, owner)
-    assert carried_frozen(shared) == wanted < carried_frozen(kept)
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.sampled(3)
-def test_parts_are_gathered_in_any_order_that_the_waits_allow(seed: int, tmp_path: Path) -> None:
-    program = shared_program(SHARED["packed"])
-    whole = train(program, 3)
-    same_bits(train(program, 3, interleave_seed=seed, poison=True), whole)
-    same_bits(train(program, 3, threads=2), whole)
-    train(program, 2, save=str(tmp_path / "kept"))
-    same_bits(train(program, 1, resume=str(tmp_path / "kept")), whole)
-
-
-def test_gathers_that_round_leave_frozen_parameters_whole() -> None:
-    keys = {"training": LORA, "gather_quantised": "int8-block"}
-    assert carried_frozen(shared_program(keys)) == carried_frozen(shared_program(keys, zero=2))
