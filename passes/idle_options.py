@@ -17,25 +17,26 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrain.passes.pass_base import Pass
+    from ratrain.passes.pass_base import Idle, Pass
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
 
 
-def refuse_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> None:
+def refuse_idle_options(pipeline: str, plan: Plan, model: ModelConfig, *, fetched: bool = False) -> None:
     """Refuse each option that a pipeline spells out and that has no effect under the plan.
 
-    An option counts even if it is written with its default value. Raises `DiagnosticError` RT073 with a caret under
-    each.
+    An option counts even if it is written with its default value. `fetched`: the module fetches views already. Raises
+    `DiagnosticError` RT073 with a caret under each.
     """
     problems = []
     for said in read_pipeline(pipeline):
-        for idle in said.item.idle(plan, model):
+        for idle in _idle_options(said.item, plan, model, fetched=fetched):
             if (at := said.places.get(idle.option)) is not None:
                 name = idle.option.replace("_", "-")
                 text = f"'{name}' of '{said.item.name}' changes nothing: {idle.why}"
                 place = Location("pipeline", 1, at.start + 1, at.stop - at.start)
                 problems.append(Diagnostic("RT073", text, place, help=idle.way_out, source=pipeline))
+        fetched |= said.item.fetches_views
     if problems:
         raise DiagnosticError(problems)
 
@@ -45,12 +46,18 @@ def without_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> str:
 
     Used for the pipeline of a strategy, which is written for any plan.
     """
-    return pipeline_text([_without_idle(item, plan, model) for item in parse_pipeline(pipeline)])
+    fetched, items = False, []
+    for item in parse_pipeline(pipeline):
+        defaults = {each.name: each.default for each in attrs.fields(type(item))}
+        idle = _idle_options(item, plan, model, fetched=fetched)
+        items.append(attrs.evolve(item, **{each.option: defaults[each.option] for each in idle}))
+        fetched |= item.fetches_views
+    return pipeline_text(items)
 
 
-def _without_idle(item: Pass, plan: Plan, model: ModelConfig) -> Pass:
-    defaults = {each.name: each.default for each in attrs.fields(type(item))}
-    return attrs.evolve(item, **{idle.option: defaults[idle.option] for idle in item.idle(plan, model)})
+def _idle_options(item: Pass, plan: Plan, model: ModelConfig, *, fetched: bool) -> list[Idle]:
+    """List the options of a pass that have no effect; `fetched`: passes before it fetch views within the step."""
+    return [idle for idle in item.idle(plan, model) if not (fetched and idle.unless_fetched)]
 
 
 def refuse_deciding_twice(items: Sequence[Pass]) -> None:

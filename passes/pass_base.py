@@ -175,6 +175,8 @@ class Idle:
     """Name of the field."""
     why: str
     way_out: str
+    unless_fetched: bool = False
+    """True: it has an effect after a pass that fetches views within the step (`Pass.fetches_views`)."""
 
 
 class Decision(Enum):
@@ -206,6 +208,11 @@ class Pass:
     def schedule(self) -> str | None:
         """Name of the schedule that this pass places; None if it places none, or leaves that to the plan or a file."""
         return None
+
+    @property
+    def fetches_views(self) -> bool:
+        """True if this pass fetches views from another memory within the step."""
+        return False
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """Yield the options that have no effect under a plan, given the values of the other options."""

@@ -32,7 +32,6 @@ from attrs import define
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     Block,
-    flat_elements,
     has_backward,
     next_block,
     passes_gradient_on,
@@ -48,6 +47,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     keeps_view,
     parts_view,
     reduces_each_micro_batch,
+    shares_frozen,
 )
 from ratrain.ratrain_ir.model.slots import (
     HEADS_SLOTS,
@@ -95,6 +95,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Update,
 )
 from ratrain.ratrain_ir.ops.messages import Recv, Send
+from ratrain.ratrain_ir.ops.roles import view_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.repeated_passes import PATTERN, RepeatedPasses
 from ratrain.ratrain_ir.stage_tensors import StageTensors
@@ -160,24 +161,27 @@ class _StageLowering(StageTensors):
         self.stage.ops.append(op)
 
     def views(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
-        """Return the parameters that a block reads in a phase: its view, if any of it trains, then frozen ones."""
-        trained = (self.view(block, piece, phase),) if trains(self.model, self.plan, block) else ()
-        frozen = (f"f.{block}", f"fq.{block}")
-        return trained + tuple(self.named(name) for name in frozen if name in self.stage.tensors)
+        """Return the parameters that a block reads in a phase: its view, if any of it trains, then frozen ones.
 
-    def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
-        """Return the view that a block reads in a phase: the carried one, or one gathered for this piece and phase."""
-        if not gathers_within_step(self.plan, block):
-            return self.named(f"w.{block}")
-        whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, block),))
-        # one gather for all reads of a block by a piece in a phase
-        name = f"w.{block}.{piece_name(piece)}.{phase.value}"
-        view = self.stage.tensors.get(name)
-        if view is None:
-            view = self.stage.add(Tensor(name, StateKind.VIEW, whole))
-            source = self.named(f"{'v' if parts_view(self.plan, block) else 'p'}.{block}")
-            self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=(source,), writes=(view,)))
-        return view
+        They are carried, or gathered for this piece and phase: by one op, for all reads of a block by a piece in a
+        phase.
+        """
+        views, gathered = [], []
+        for role in view_roles(self.model, self.plan, block):
+            is_view = role.name == "w"
+            within = gathers_within_step(self.plan, block) if is_view else shares_frozen(self.plan, block)
+            if not within:
+                views.append(self.named(f"{role.name}.{block}"))
+                continue
+            name = f"{role.name}.{block}.{piece_name(piece)}.{phase.value}"
+            if name not in self.stage.tensors:
+                part = f"{role.name}s" if not is_view else "v" if parts_view(self.plan, block) else "p"
+                gathered.append((self.named(f"{part}.{block}"), self.stage.add(Tensor(name, role.kind, role.type))))
+            views.append(self.named(name))
+        if gathered:
+            parts, wholes = zip(*gathered, strict=True)
+            self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=parts, writes=wholes))
+        return tuple(views)
 
     def read_activation(self, block: Block, piece: Piece, *, phase: Phase | None = None) -> Tensor:
         """Return an activation with all its rows; gather them from the tensor-parallel ranks if these share them.

@@ -18,8 +18,6 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     flat_elements,
-    frozen_elements,
-    packed_frozen_bytes,
     previous_block,
     trains,
 )
@@ -30,6 +28,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     parts_view,
     reduces_each_micro_batch,
     shard_elements,
+    shares_frozen,
     view_shard_elements,
 )
 from ratrain.ratrain_ir.model.slots import (
@@ -59,6 +58,7 @@ from ratrain.ratrain_ir.model.slots import (
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Part, Phase, Piece, Slice, piece_name
+from ratrain.ratrain_ir.ops.roles import frozen_part_roles, frozen_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.topology import Topology
 
@@ -87,10 +87,12 @@ class StageTensors:
 
     def declare_state(self, block: Block) -> None:
         """Declare a block's carried tensors: frozen parameters, view (or part of one), master, moments, count."""
-        if elements := frozen_elements(self.model, self.plan, block):
-            self.carried(StateKind.FROZEN, f"f.{block}", tensor_type(Dtype(self.plan.view_dtype), (elements,)))
-        if packed := packed_frozen_bytes(self.model, self.plan, block):
-            self.carried(StateKind.FROZEN, f"fq.{block}", tensor_type(Dtype.U8, (packed,)))
+        if shares_frozen(self.plan, block):
+            for role in frozen_part_roles(self.model, self.plan, block):
+                self.carried(role.kind, role.name, role.type)
+        else:
+            for role in frozen_roles(self.model, self.plan, block):
+                self.carried(role.kind, f"{role.name}.{block}", role.type)
         if not trains(self.model, self.plan, block):
             return
         whole = flat_elements(self.model, self.plan, block)

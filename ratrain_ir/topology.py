@@ -23,7 +23,13 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward
-from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shard_count, shard_elements, view_shard_elements
+from ratrain.ratrain_ir.model.sharded_blocks import (
+    frozen_parts,
+    parts_view,
+    shard_count,
+    shard_elements,
+    view_shard_elements,
+)
 from ratrain.ratrain_ir.ops.base import Group, Payload, PeerTransfer
 
 if TYPE_CHECKING:
@@ -404,6 +410,14 @@ class Topology(Mesh):
         """Return the elements of a view that a replica holds from step to step."""
         length, index = view_shard_elements(self.model, self.plan, block), replica % self.viewers
         return range(index * length, (index + 1) * length)
+
+    def frozen_range(self, block: Block, replica: int, count: int) -> range:
+        """Return the elements of a block's frozen tensor of `count` that a replica holds from step to step."""
+        parts = frozen_parts(self.plan, block)
+        index = 0
+        if parts > 1:
+            index = replica % self.viewers if parts_view(self.plan, block) else self.shard_index(block, replica)
+        return range(index * count // parts, (index + 1) * count // parts)
 
     def is_first_holder(self, block: Block, replica: int) -> bool:
         """Tell whether no replica with a lower number has the same optimizer state of a block."""

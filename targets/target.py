@@ -92,9 +92,10 @@ class MachineTarget:
             most = 2 * kinds * self.machine.whole("collective_chunk")
             staging = max(LEAST_STAGING, min(most, aligned(sum(tensor.type.nbytes for tensor in streamed))))
             return WorkspaceRequest(f"state-{op.keyword}-{staging}", staging)
-        if isinstance(op, AllGather) and any(
-            gathered_bits(module.plan, block) is not None and read.kind is StateKind.MASTER
-            for block, read in zip(op.blocks, op.reads, strict=True)
+        if (
+            isinstance(op, AllGather)
+            and any(gathered_bits(module.plan, block) is not None for block in op.blocks)
+            and any(read.kind is StateKind.MASTER for read in op.reads)
         ):
             return self._staging_chunks
         return None

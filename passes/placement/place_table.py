@@ -21,12 +21,12 @@ from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload
 from ratrain.ratrain_ir.ops.collectives import AllGather, reduces_over_replicas
 from ratrain.ratrain_ir.ops.messages import Recv, Send
+from ratrain.ratrain_ir.ops.signatures import bind
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.topology import Topology
 
@@ -158,16 +158,17 @@ class _RowPlacement(StagePlacement):
 
         Other gathers of the block in the window are dropped.
         """
-        views: dict[Block, Tensor] = {}
+        views: dict[str, Tensor] = {}
         for op in (op for action in uses for op in self.groups.of(action)):
             if not isinstance(op, AllGather):
                 continue
             self.settled.add(op)
             # A gather of several blocks is kept if any of them is new; its views of the other blocks then stay unread.
-            if not views.keys() >= {*op.blocks}:
+            roles = {tensor: role for role, tensor in bind(op, self.topology.model, self.topology.plan).tensors.items()}
+            if not views.keys() >= {roles[view] for view in op.writes}:
                 self.ops.append(op)
-            for block, view in zip(op.blocks, op.writes, strict=True):
-                self.instead[view] = views.setdefault(block, view)
+            for view in op.writes:
+                self.instead[view] = views.setdefault(roles[view], view)
 
     def compute(self, action: Action) -> None:
         """Append the ops that serve an action; their reads go to the views of the window.

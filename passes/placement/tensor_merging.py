@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.ops.base import Engine, Op, Phase
-from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
+from ratrain.ratrain_ir.ops.collectives import GatherRows
 from ratrain.ratrain_ir.ops.compute import Backward, BackwardWeight, Forward, InputGradientOp
-from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.kinds import brings_parameters, piece_of
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Pending:
             self.reads[tensor] += by
         for tensor in op.writes + op.updates:
             self.writes[tensor] += by
-        if not _is_view(op):
+        if not brings_parameters(op):
             self.engines[op.engine] += by
         self.backward_ends += by * (id(op) in ends and isinstance(op, InputGradientOp))
 
@@ -57,16 +57,11 @@ class _Pending:
             return False
         if any(self.reads[tensor] for tensor in op.writes + op.updates):
             return False
-        if op.engine in _IN_ORDER and not _is_view(op) and self.engines[op.engine]:
+        if op.engine in _IN_ORDER and not brings_parameters(op) and self.engines[op.engine]:
             return False
         if id(op) in ends and self.engines[Engine.COMPUTE]:
             return False
         return not (isinstance(op, Forward) and self.backward_ends)
-
-
-def _is_view(op: Op) -> bool:
-    """Tell whether an op gathers a view within the step."""
-    return isinstance(op, AllGather) and op.micro_batch is not None
 
 
 def merged(

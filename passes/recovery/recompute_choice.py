@@ -59,7 +59,7 @@ from ratrain.ratrain_ir.model.blocks import Block, block
 from ratrain.ratrain_ir.model.slots import Slot, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.ops.base import Engine, Piece
 from ratrain.ratrain_ir.ops.compute import Forward, Project
-from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.memory import Fetch, Store, fetches_parameters
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -214,7 +214,8 @@ def _most_hidden(stage: Stage, trials: Trials, shape: StageShape, store: Home) -
     computes = sum(trials.op_seconds(everything, op) for op in everything.ops if op.engine is Engine.COMPUTE)
     store_kept(everything, trials, lambda _layer, _piece: store)
     moved = [
-        [trials.op_seconds(everything, op) for op in everything.ops if type(op) is kind] for kind in (Store, Fetch)
+        [trials.op_seconds(everything, op) for op in everything.ops if type(op) is kind and not fetches_parameters(op)]
+        for kind in (Store, Fetch)
     ]
     longest = max(map(sum, moved))
     return int(shape.items * computes / longest) if longest else 0

@@ -32,6 +32,7 @@ from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields,
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows, ReduceRows
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
 from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 LEAN_SLOTS = {
@@ -174,8 +175,8 @@ class Rewriting:
     """Parameters that each backward reads, which its recomputation reads too: its view, and frozen ones."""
     inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
     """Input that each backward reads, which its recomputation reads too."""
-    gathers: dict[Tensor, AllGather] = field(factory=dict, init=False)
-    """Gathers of views for backwards, where views are sharded within the step."""
+    gathers: dict[Tensor, AllGather | Fetch] = field(factory=dict, init=False)
+    """By its first view: what brings views for a backward, where they are sharded or fetched within the step."""
     row_gathers: dict[Tensor, GatherRows] = field(factory=dict, init=False)
     """Gathers of inputs for backwards, where tensor-parallel ranks share rows."""
     key_gathers: dict[Tensor, GatherKeys] = field(factory=dict, init=False)
@@ -215,7 +216,7 @@ class Rewriting:
             if op.block.layer is not None:
                 self.inputs[op.block, piece_of(op)] = op.reads[1]
             self.views[op.block, piece_of(op)] = views_of(op)
-        elif type(op) is AllGather and op.phase is Phase.BACKWARD:
+        elif isinstance(op, AllGather | Fetch) and op.phase is Phase.BACKWARD:
             self.gathers[op.writes[0]] = op
         elif type(op) is GatherRows and op.phase is Phase.BACKWARD:
             self.row_gathers[op.writes[0]] = op
@@ -421,8 +422,8 @@ class Rewriting:
         return recovery_op(forward, self.inputs[block, m], kept, views, dropped, self.projects.get((block, m)), keys)
 
 
-_Gathers = dict[Tensor, AllGather | GatherRows | GatherKeys]
-"""Gathers for backwards, by what they write."""
+_Gathers = dict[Tensor, AllGather | Fetch | GatherRows | GatherKeys]
+"""Gathers and fetches for backwards, by what they write."""
 
 
 def _without_pulled(ops: list[Op], movable: Container[Tensor], waiting: _Gathers) -> list[Op]:
@@ -431,7 +432,7 @@ def _without_pulled(ops: list[Op], movable: Container[Tensor], waiting: _Gathers
         return ops
     kept = []
     for op in ops:
-        moves = isinstance(op, AllGather | GatherRows | GatherKeys) and op.writes[0] in movable
+        moves = isinstance(op, AllGather | Fetch | GatherRows | GatherKeys) and op.writes[0] in movable
         if not moves or waiting.pop(op.writes[0], None) is not None:
             kept.append(op)
     return kept

@@ -9,7 +9,7 @@ not depend on them; otherwise the next step would wait for all gathers. An excep
 time while earlier stages still run their last backwards: they come before the flags. Where nothing is sharded an update
 writes its view itself, and there is nothing to gather. Where views are sharded within the step too (ZeRO 3), each is
 gathered up to `depth-blocks` block ops ahead of its use, as long as the views that are gathered and not yet used take
-at most `depth-bytes`.
+at most `depth-bytes`. The same holds of frozen parameters that are fetched from another memory (`offload-state`).
 
 With `blocking=true` compute waits for every gather, like a program that calls a gather and continues when it returns.
 Without it, gathers keep the setting that they have. Across the step's end blocking gathers follow all updates of their
@@ -32,12 +32,14 @@ from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step
 from ratrain.ratrain_ir.ops.base import Engine, Op, Quantity
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter, is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, InputGradientOp, Update
+from ratrain.ratrain_ir.ops.kinds import brings_parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.memory import Fetch
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
@@ -48,9 +50,10 @@ class InsertPrefetchPass(Pass):
     name: ClassVar[str] = "insert-prefetch"
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.GATHERS})
     depth_blocks: int = field(default=1, metadata={"unit": "blocks"})
-    """Number of block ops by which a view that is sharded within the step is gathered ahead of its use (ZeRO 3)."""
+    """Number of block ops by which a view is brought ahead of its use within the step: gathered (ZeRO 3) or fetched."""
     depth_bytes: int | None = field(default=None, metadata={"unit": "bytes", "default": "no limit"})
-    """Bytes that views sharded within the step may take before they are used; one view always may. None: no limit."""
+    """Bytes that views brought within the step may take before they are used; those of one use always may. None: no
+    limit."""
     blocking: bool = field(default=False, metadata={"choices": SWITCH})
     """True: compute waits for every gather."""
 
@@ -61,9 +64,9 @@ class InsertPrefetchPass(Pass):
         """
         within_step = any_gathered_within_step(plan, block_chain(model))
         if not within_step:
-            why = "no view is gathered within the step, as under zero = 3"
+            why = "no view is gathered within the step, as under zero = 3, or fetched from another memory"
             for option in ("depth_blocks", "depth_bytes"):
-                yield Idle(option, why, "leave it out, or use zero = 3")
+                yield Idle(option, why, "leave it out, or use zero = 3", unless_fetched=True)
         elif self.depth_blocks == 0:
             why = "with depth-blocks=0 each view is gathered right before its use, and none waits for it"
             yield Idle("depth_bytes", why, "leave it out, or depth-blocks=0")
@@ -99,7 +102,7 @@ class InsertPrefetchPass(Pass):
         """Put the gathers of a stage in their places; return the number of gathers."""
         module = trials.module
         gathers = _reorder(stage, trials, {block: index for index, block in enumerate(block_chain(module.model))})
-        if any_gathered_within_step(module.plan, module.topology.stage_blocks[stage.index]):
+        if any(map(brings_parameters, stage.ops)):
             gathers += _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)
         return gathers
 
@@ -202,7 +205,7 @@ def _is_for_next_step(op: Op) -> TypeGuard[AllGather]:
 
 
 def _prefetch_within_step(stage: Stage, depth: int, limit: int | None) -> int:
-    """Move each gather of a sharded view up to `depth` compute ops ahead of its use; return the number of gathers.
+    """Move what brings views within the step up to `depth` compute ops ahead of their use; return the number of ops.
 
     A gather never moves before the write of the master that it reads, because within a step masters are only read
     before the updates, and the updates end the step.
@@ -215,42 +218,42 @@ def _prefetch_within_step(stage: Stage, depth: int, limit: int | None) -> int:
         if op.engine is Engine.COMPUTE:
             compute.append(position)
             for tensor in op.reads:
-                if tensor.kind is StateKind.VIEW:
+                if tensor.kind in (StateKind.VIEW, StateKind.FROZEN):
                     uses.setdefault(tensor, len(compute) - 1)
-    gathers = [op for op in stage.ops if type(op) is AllGather and op.phase is not None]
+    gathers = [op for op in stage.ops if brings_parameters(op)]
     for at, gather in _places(gathers, uses, depth, limit):
         ahead.setdefault(compute[at], []).append(gather)
     ops: list[Op] = []
     for position, op in enumerate(stage.ops):
         ops.extend(ahead.get(position, ()))
-        if not (type(op) is AllGather and op.phase is not None):
+        if not brings_parameters(op):
             ops.append(op)
     stage.ops = ops
     return len(gathers)
 
 
 def _places(
-    gathers: list[AllGather], uses: dict[Tensor, int], depth: int, limit: int | None
-) -> Iterator[tuple[int, AllGather]]:
-    """Yield each gather, in the order of use, with the index of the compute op that it comes before.
+    gathers: list[AllGather | Fetch], uses: dict[Tensor, int], depth: int, limit: int | None
+) -> Iterator[tuple[int, AllGather | Fetch]]:
+    """Yield each gather or fetch, in the order of use, with the index of the compute op that it comes before.
 
-    `uses`: index of the compute op that uses each view first. `limit`: most bytes of views gathered and not yet used.
+    `uses`: index of the compute op that uses each view first. `limit`: most bytes of views brought and not yet used.
     """
-    waiting: deque[AllGather] = deque()
+    waiting: deque[AllGather | Fetch] = deque()
     taken = at = 0
     for gather in sorted(gathers, key=lambda op: uses[op.writes[0]]):
         size = _view_bytes(gather)
         at = max(at, uses[gather.writes[0]] - depth)
         # `waiting` holds the views that are gathered and not yet used. If one more exceeds the limit, its gather moves
-        # behind the uses of the oldest, until there is room.
+        # behind the uses of the oldest, until there is room. Views of one use may all be there.
         while waiting and (uses[waiting[0].writes[0]] < at or (limit is not None and taken + size > limit)):
             used = waiting.popleft()
             taken -= _view_bytes(used)
-            at = max(at, uses[used.writes[0]] + 1)
+            at = min(max(at, uses[used.writes[0]] + 1), uses[gather.writes[0]])
         waiting.append(gather)
         taken += size
         yield at, gather
 
 
-def _view_bytes(gather: AllGather) -> int:
+def _view_bytes(gather: AllGather | Fetch) -> int:
     return sum(tensor.type.nbytes for tensor in gather.writes)

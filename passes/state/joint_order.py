@@ -54,10 +54,11 @@ from ratrain.passes.state.prefetch_depth import DEPTHS, prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step, zero_level
 from ratrain.ratrain_ir.module import Module, Stage
+from ratrain.ratrain_ir.ops.kinds import brings_parameters
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.process_pool import each
 from ratrain.ratrain_ir.support.diagnostics import fail
@@ -199,7 +200,8 @@ class JointOrderPass(Pass):
 
         Stages that are alike share one answer.
         """
-        if self.state != "ordered" or not any_gathered_within_step(module.plan, block_chain(module.model)):
+        brought = any(brings_parameters(op) for stage in module.stages for op in stage.ops)
+        if self.state != "ordered" or not brought:
             return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
         recovery = evolve(self.recovery, store=NOWHERE)  # offloaded activations only leave more bytes for views
@@ -265,9 +267,13 @@ class JointOrderPass(Pass):
 
 
 def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
-    """Return the kind and ZeRO level of each block of a stage."""
+    """Return the kind and ZeRO level of each block of a stage, and the memory of its frozen parameters."""
+    homes = {tensor.name: tensor.home.value for tensor in stage.tensors.values() if tensor.kind is StateKind.FROZEN}
     blocks = module.topology.stage_blocks[stage.index]
-    return tuple(f"{block.kind} {zero_level(module.plan, block)}" for block in blocks)
+    return tuple(
+        f"{block.kind} {zero_level(module.plan, block)} {homes.get(f'f.{block}')} {homes.get(f'fq.{block}')}"
+        for block in blocks
+    )
 
 
 def _likenesses(module: Module) -> list[object]:

@@ -25,7 +25,7 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state.offload_state import state_of, state_of_last
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.types import Home, aligned
+from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
@@ -50,7 +50,8 @@ def offload_as_much_as_pays(module: Module, context: PassContext, home: Home, bu
     `budget`: bytes of DDR for each stage. Raises `DiagnosticError` RT071 where state is in another memory already,
     RT053 where the machine has no such memory, and the first error of `order` where it fails however much is moved.
     """
-    if any(tensor.home is not Home.DDR for stage in module.stages for tensor in stage.tensors.values()):
+    tensors = [tensor for stage in module.stages for tensor in stage.tensors.values()]
+    if any(tensor.home is not Home.DDR and tensor.kind is not StateKind.FROZEN for tensor in tensors):
         text = (
             "state is in another memory already, by 'offload-state': what else goes there would be chosen a second time"
         )

@@ -283,24 +283,6 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     return -(-max(ends, default=0) // quantum) * quantum
 
 
-@cache
-def frozen_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
-    """Return the elements of a block's flat tensor of frozen parameters, of a tensor-parallel rank; 0 without any."""
-    return _frozen_end(model, plan, owner, Held.PLAIN)
-
-
-@cache
-def packed_frozen_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
-    """Return the bytes of a block's frozen matrices that are stored in few bits; 0 without any."""
-    return _frozen_end(model, plan, owner, Held.PACKED)
-
-
-def _frozen_end(model: ModelConfig, plan: Plan, owner: Block, held: Held) -> int:
-    frozen = [each for each in parameters(rank_model(model, plan), owner) if each.held is held]
-    ends = [each.offset + prod(each.stored_shape) for each in frozen]
-    return -(-max(ends, default=0) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
-
-
 def trains(model: ModelConfig, plan: Plan, owner: Block) -> bool:
     """Tell whether any parameter of a block trains."""
     return not plan.training or flat_elements(model, plan, owner) > 0

@@ -2,16 +2,20 @@
 
 level    0    masters, moments and gradients whole on each replica
 level    1    masters and moments in shards           2    reduced gradients too
-level    3    views too: gathered for each use within the step, or kept in parts by a group of replicas
+level    3    views too: gathered for each use within the step, or kept in parts by a group of replicas;
+              frozen parameters in parts as well, gathered for each use
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.quantised import FORMATS
-from ratrain.ratrain_ir.model.blocks import flat_elements
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
+from ratrain.ratrain_ir.model.blocks import PARAMETER_ALIGNMENT, Held, flat_elements, parameters
 from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 
 if TYPE_CHECKING:
@@ -57,6 +61,42 @@ def gathers_within_step(plan: Plan, block: Block) -> bool:
 def parts_view(plan: Plan, block: Block) -> bool:
     """Tell whether `view_group` replicas each keep a part of a block's view and gather the whole for each use."""
     return plan.view_group is not None and is_sharded(plan, block) and gathers_within_step(plan, block)
+
+
+def shares_frozen(plan: Plan, block: Block) -> bool:
+    """Tell whether replicas have parts of a block's frozen parameters, and gather the whole for each use (ZeRO 3).
+
+    Where gathers of views are rounded each replica has the whole: frozen parameters are rounded once, when they are
+    loaded.
+    """
+    return is_sharded(plan, block) and gathers_within_step(plan, block) and plan.gather_quantised is None
+
+
+def frozen_parts(plan: Plan, block: Block) -> int:
+    """Return the number of replicas that have a block's frozen parameters between them; 1 if each has all."""
+    if not shares_frozen(plan, block):
+        return 1
+    return plan.view_group if plan.view_group is not None else shard_count(plan, block)
+
+
+@cache
+def frozen_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
+    """Return the elements of a block's flat tensor of frozen parameters, of a tensor-parallel rank; 0 without any."""
+    return _frozen_end(model, plan, owner, Held.PLAIN)
+
+
+@cache
+def packed_frozen_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
+    """Return the bytes of a block's frozen matrices that are stored in few bits; 0 without any."""
+    return _frozen_end(model, plan, owner, Held.PACKED)
+
+
+def _frozen_end(model: ModelConfig, plan: Plan, owner: Block, held: Held) -> int:
+    """Return the length of a block's frozen tensor, padded to equal parts where replicas share it."""
+    frozen = [each for each in parameters(rank_model(model, plan), owner) if each.held is held]
+    ends = [each.offset + prod(each.stored_shape) for each in frozen]
+    quantum = PARAMETER_ALIGNMENT * (plan.replicas if shares_frozen(plan, owner) else 1)
+    return -(-max(ends, default=0) // quantum) * quantum
 
 
 def gathers_at_step_end(plan: Plan, block: Block) -> bool:

@@ -20,7 +20,7 @@ import attrs
 from attrs import define, field
 
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.ops.op_fields import UNTIMED, block_field, enum_field, micro_batch_field, slice_field
+from ratrain.ratrain_ir.ops.op_fields import UNTIMED, block_field, enum_field, micro_batch_field, read_enum, slice_field
 from ratrain.ratrain_ir.ops.tensor import Tensors
 
 if TYPE_CHECKING:
@@ -128,10 +128,21 @@ class Quantity(Enum):
 
 
 class Phase(Enum):
-    """Pass in which a sharded view that is gathered within the step is used."""
+    """Pass that uses parameters which are gathered, or fetched from another memory, within the step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The work of a stage that is this pass."""
+        return WorkGroup.FORWARD if self is Phase.FORWARD else WorkGroup.BACKWARD
+
+
+def phase_field() -> Any:
+    """Declare a field for the pass that an op within a step serves; None if it is left out."""
+    codec = {"read": read_enum(Phase), "write": lambda member: member.value, "optional": True}
+    return field(metadata=codec, default=None)
 
 
 class Direction(Enum):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, final, get_args
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, final, get_args
 
-from attrs import define, field
+from attrs import define
 
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block
-from ratrain.ratrain_ir.model.sharded_blocks import parts_view
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block, trains
+from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shares_frozen
 from ratrain.ratrain_ir.model.slots import (
     PRODUCTS,
     SQUARES,
@@ -22,14 +22,24 @@ from ratrain.ratrain_ir.model.slots import (
     shares_rows,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
+from ratrain.ratrain_ir.ops.base import (
+    BlockPieceOp,
+    Engine,
+    Group,
+    Op,
+    Payload,
+    PayloadOp,
+    Phase,
+    Quantity,
+    WorkGroup,
+    phase_field,
+)
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
     blocking_field,
     blocks_field,
     enum_field,
     micro_batch_field,
-    read_enum,
     slice_field,
 )
 from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature
@@ -41,6 +51,8 @@ from ratrain.ratrain_ir.ops.roles import (
     check_row_sums,
     exchanged_role,
     flag_roles,
+    frozen_part_roles,
+    frozen_roles,
     gradient_role,
     key_part_roles,
     part_of_sums,
@@ -60,11 +72,6 @@ from ratrain.ratrain_ir.ops.roles import (
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-
-
-def _phase_field() -> Any:
-    codec = {"read": read_enum(Phase), "write": lambda member: member.value, "optional": True}
-    return field(metadata=codec, default=None)
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -166,12 +173,12 @@ class GatherRows(TensorPieceOp):
     keyword = "gather_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    phase: Phase | None = _phase_field()
+    phase: Phase | None = phase_field()
 
     @property
     def work_group(self) -> WorkGroup:
         """The pass that reads the rows."""
-        return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
+        return WorkGroup.BACKWARD if self.phase is None else self.phase.work_group
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
         """List the block that reads the rows: this one for an activation, the one before for a gradient."""
@@ -215,7 +222,7 @@ class ReduceRows(TensorPieceOp):
     keyword = "reduce_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    phase: Phase | None = _phase_field()
+    phase: Phase | None = phase_field()
 
     @property
     def work_group(self) -> WorkGroup:
@@ -385,7 +392,8 @@ class AllGather(BlocksOp):
 
     It does so at the step's end for the next step or, with a micro-batch and a phase, within the step for one use (ZeRO
     3). Where a group of replicas shares a view (`view_group`), it makes the replica's part of the view at the step's
-    end, and within the step the whole view from the parts of the group. Compute waits for it if it is blocking.
+    end, and within the step the whole view from the parts of the group. Within the step it makes the block's frozen
+    parameters whole too, from the parts of replicas; these never change. Compute waits for it if it is blocking.
     """
 
     keyword = "all_gather"
@@ -393,7 +401,7 @@ class AllGather(BlocksOp):
     alike_on_all_stages = True
     micro_batch: int | None = micro_batch_field(optional=True)
     slice: int | None = slice_field()
-    phase: Phase | None = _phase_field()
+    phase: Phase | None = phase_field()
     blocking: bool = blocking_field()
 
     @property
@@ -411,7 +419,7 @@ class AllGather(BlocksOp):
         """The end of the step; the pass that uses the views if it gathers for one micro-batch."""
         if self.micro_batch is None:
             return WorkGroup.STEP_END
-        return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
+        return WorkGroup.BACKWARD if self.phase is None else self.phase.work_group
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -554,9 +562,14 @@ def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group
 def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], *, within_step: bool) -> Candidates:
     reads, writes = [], []
     for block in blocks:
-        part = view_shard_role(model, plan, block) if parts_view(plan, block) else None
-        reads.append(part if part and within_step else state_role(model, plan, block, f"p.{block}", StateKind.MASTER))
-        writes.append(part if part and not within_step else view_role(model, plan, block, f"w.{block}"))
+        if trains(model, plan, block):
+            part = view_shard_role(model, plan, block) if parts_view(plan, block) else None
+            master = state_role(model, plan, block, f"p.{block}", StateKind.MASTER)
+            reads.append(part if part and within_step else master)
+            writes.append(part if part and not within_step else view_role(model, plan, block, f"w.{block}"))
+        if within_step and shares_frozen(plan, block):
+            reads += frozen_part_roles(model, plan, block)
+            writes += [role._replace(name=f"{role.name}.{block}") for role in frozen_roles(model, plan, block)]
     return [(False, Signature(tuple(reads), tuple(writes)))]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.ops.base import Direction, Op, Piece, Slice, own_fields
-from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS, TensorOp
+from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS, AllGather, TensorOp
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, ScaleUpdate, Update
-from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, MemoryOp
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp
 from ratrain.ratrain_ir.ops.messages import (
     MESSAGE_OPS,
     DonorAccept,
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 def piece_of(op: LoadInput | BlockOp | MessageOp | TensorOp | MemoryOp) -> Piece:
     """Return the piece that an op works on: a micro-batch's number, or a `Slice` if the op names one."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
+
+
+def brings_parameters(op: Op) -> TypeGuard[AllGather | Fetch]:
+    """Tell whether an op gathers or fetches parameters within the step, for the passes of a micro-batch."""
+    return isinstance(op, AllGather | Fetch) and op.phase is not None
 
 
 LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, *MEMORY_OPS, Update, ScaleUpdate)

@@ -24,6 +24,12 @@ class Role(NamedTuple):
     optional: bool = False
     slot: str | None = None
 
+    @property
+    def kind(self) -> StateKind:
+        """The state kind, of an operand that may have one alone."""
+        (kind,) = self.kinds
+        return kind
+
 
 Roles = tuple[Role, ...]
 

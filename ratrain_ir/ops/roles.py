@@ -11,14 +11,20 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
     Held,
     flat_elements,
-    frozen_elements,
     next_block,
-    packed_frozen_bytes,
     passes_gradient_on,
     trains,
 )
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
-from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, shard_elements, view_shard_elements
+from ratrain.ratrain_ir.model.sharded_blocks import (
+    frozen_elements,
+    frozen_parts,
+    is_sharded,
+    packed_frozen_bytes,
+    parts_view,
+    shard_elements,
+    view_shard_elements,
+)
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
@@ -179,14 +185,32 @@ def view_role(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> 
 def view_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the roles of the parameters that a block computes with: `w` those that train, `f` and `fq` frozen ones."""
     trained = (view_role(model, plan, block),) if trains(model, plan, block) else ()
+    return trained + frozen_roles(model, plan, block)
+
+
+def frozen_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of a block's frozen parameters: `f` plain ones, `fq` packed ones; none if all of it trains."""
     frozen = {
         Held.PLAIN: (Dtype(plan.view_dtype), frozen_elements(model, plan, block)),
         Held.PACKED: (Dtype.U8, packed_frozen_bytes(model, plan, block)),
     }
-    return trained + tuple(
+    return tuple(
         kind_role(held.value, StateKind.FROZEN, tensor_type(dtype, (size,)))
         for held, (dtype, size) in frozen.items()
         if size
+    )
+
+
+def frozen_part_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of a replica's parts of a block's frozen parameters: `fs` of plain ones, `fqs` of packed ones.
+
+    Where a group of replicas shares views, they are parts of views too; `AllGather.members` tells groups by the kind.
+    """
+    kind = StateKind.VIEW_SHARD if parts_view(plan, block) else StateKind.FROZEN
+    count = frozen_parts(plan, block)
+    return tuple(
+        kind_role(f"{role.name}s.{block}", kind, tensor_type(role.type.dtype, (role.type.elements // count,)))
+        for role in frozen_roles(model, plan, block)
     )
 
 

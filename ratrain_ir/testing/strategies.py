@@ -201,11 +201,12 @@ def plans(
         attention_mask=draw(st.sampled_from(ATTENTION_MASKS)),
     )
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
-    shared = [] if slices else [(cp, layout) for cp in (2, 3) for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
-    if shared and draw(st.booleans()):
-        cp, layout = draw(st.sampled_from(shared))
-        plan = evolve(plan, cp=cp, context_layout=layout)
-    elif model.experts is not None and not slices:
+    contexts = [(1, CONTEXT_LAYOUTS[0])]
+    if not slices:
+        contexts += [(cp, layout) for cp in (2, 3) for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
+    cp, layout = draw(st.sampled_from(contexts))
+    plan = evolve(plan, cp=cp, context_layout=layout)
+    if model.experts is not None and not slices and cp == 1:
         factors = st.sampled_from((0.0, 0.01))
         plan = evolve(plan, router=RouterLosses(draw(factors), draw(factors)))
     check_plan(plan, model)

@@ -53,7 +53,7 @@ from ratrain.ratrain_ir.model.slots import (
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, piece_text
+from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, WorkGroup, piece_text
 from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
@@ -84,7 +84,7 @@ from ratrain.ratrain_ir.ops.compute import (
     attends,
 )
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.memory import COPY_SIDES, Fetch, Store, fetches_parameters
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
 
 
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
-from ratrain.ratrain_ir.verifier.symbolic_values import word_of, words_of
+from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, FROZEN_PARTS, word_of, words_of
 
 
 @define(eq=False)
@@ -119,15 +119,19 @@ class SymbolicRun(SymbolicUpdates):
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
         """Check the parameters that an op computes with: the block's view, and its frozen ones."""
-        for name, value in _FROZEN.items():
+        for name, value in {"w": "view", **FROZEN}.items():
             if name in roles:
                 self.expect("RT030", op, roles[name], value, block, "this step")
-        if "w" not in roles:
-            return
-        view = roles["w"]
-        self.expect("RT030", op, view, "view", block, "this step")
+                if op.work_group is WorkGroup.FORWARD:
+                    self.expect_made_forward("RT030", op, roles[name])
+                self.own_gather(op, roles[name])
+
+    def own_gather(self, op: BlockOp, view: Tensor) -> None:
+        """Check at level dataflow that a view was gathered for the op's own piece and phase.
+
+        A placed module may gather once for several uses. At level dataflow no order is claimed, so that is not sound.
+        """
         gather = self.gathers.get(view)
-        # A placed module may gather once for several uses. At level dataflow no order is claimed, so that is not sound.
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
         phase = Phase.FORWARD if isinstance(op, Forward | AddBranch | Project) else Phase.BACKWARD
@@ -590,6 +594,9 @@ class SymbolicRun(SymbolicUpdates):
     def copy(self, op: Store | Fetch) -> None:
         """Copy values to or from another memory; each must belong to the block and piece that the op names."""
         block, m = op.block, piece_of(op)
+        if fetches_parameters(op):
+            self.fetch_frozen(op)
+            return
         for tensor, copied in zip(op.reads, op.writes, strict=True):
             held = self.values.get(tensor)
             if held is None or held[1:3] != (block, m):
@@ -603,6 +610,17 @@ class SymbolicRun(SymbolicUpdates):
             self.set(copied, *held)
             if recovered is not None:
                 self.recovered[copied] = recovered
+
+    def fetch_frozen(self, op: Fetch) -> None:
+        """Fetch the frozen parameters of a block for a pass; an evaluation runs no fetch that is for a backward."""
+        roles = self.roles(op)
+        for name, value in FROZEN.items():
+            if name in roles:
+                copy = roles[f"{COPY_SIDES[1]}.{name}"]
+                self.expect("RT034", op, roles[name], value, op.block, "this step")
+                self.set(copy, value, op.block, "this step")
+                if op.phase is Phase.BACKWARD:
+                    self.recover(copy, op)
 
     # messages
 
@@ -697,12 +715,12 @@ class SymbolicRun(SymbolicUpdates):
     def next_value(self, before: Value) -> Value:
         """Return the value with which a carried tensor must end, given the one with which it began."""
         # A static loss scale and frozen parameters are never written, so they stay the values of this step.
-        static = before[0] in _FROZEN.values() or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
+        static = before[0] in _STATIC or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
         return before if static else (*before[:-1], "next step")
 
 
-_FROZEN = {"f": "frozen", "fq": "packed"}
-"""Values of frozen parameters, by role."""
+_STATIC = frozenset({*FROZEN.values(), *FROZEN_PARTS.values()})
+"""Values that no step changes."""
 
 
 _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}

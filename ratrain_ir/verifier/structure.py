@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     is_sharded,
     keeps_view,
     parts_view,
+    shares_frozen,
     zero_level,
 )
 from ratrain.ratrain_ir.model.slots import reads_documents
@@ -249,7 +250,8 @@ def _of_frozen(module: Module, op: Op, block: Block) -> str | None:
     if not plan.training:
         return None
     state = isinstance(op, ReduceScatter | AllGather | AllReduce | AllReduceScalar | Update)
-    if state and not trains(model, plan, block):
+    gathers_frozen = isinstance(op, AllGather) and op.phase is not None and shares_frozen(plan, block)
+    if state and not gathers_frozen and not trains(model, plan, block):
         return f"no parameter of {block} trains"
     if isinstance(op, BackwardInput | BackwardWeight):
         return "backwards in halves, of a model with frozen parameters or adapters, are not built"
@@ -272,7 +274,7 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
 
     Return True if nothing is reported.
     """
-    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | TensorOp):
+    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | TensorOp | Fetch):
         return True
     count, named = len(module.plan.slices), op.slice
     if not count and named is None:

@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.model.blocks import ties_gradients
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
+from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, FROZEN_PARTS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
@@ -113,10 +114,13 @@ class SymbolicUpdates(SymbolicOffload):
             source, made = master, whole
             if parts_view(self.module.plan, block):
                 source, made = (master, part) if op.phase is None else (part, whole)
-            view = roles[f"{made[0]}.{block}"]
-            self.expect("RT031", op, roles[f"{source[0]}.{block}"], source[1], block, step)
-            self.set(view, made[1], block, step)
-            self.gathers[view] = op
+            frozen = zip(FROZEN_PARTS.items(), FROZEN.items(), strict=True)
+            for (read, value), (name, whole_value) in ((source, made), *frozen):
+                if f"{read}.{block}" in roles:
+                    view = roles[f"{name}.{block}"]
+                    self.expect("RT031", op, roles[f"{read}.{block}"], value, block, step)
+                    self.set(view, whole_value, block, step)
+                    self.gathers[view] = op
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
         """Combine the loss of all micro-batches, the flags of all blocks, or the norm."""

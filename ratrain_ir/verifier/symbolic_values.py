@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.model.blocks import Block, trains
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Op, Piece
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows
+from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
@@ -36,7 +37,7 @@ class SymbolicValues:
     owned: dict[Tensor, Value] = field(factory=dict)
     """Thing that a carried tensor belongs to: its value without the step. It never changes in a run."""
     recovered: dict[Tensor, Op] = field(factory=dict)
-    """Recovery, or gather for a backward, that made the value of a tensor, where one did."""
+    """Recovery, or gather or fetch for a backward, that made the value of a tensor, where one did."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)
     """Op that last gathered a view."""
     row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
@@ -120,19 +121,27 @@ class SymbolicValues:
             self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a separate tensor")
 
     def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
-        """Report a tensor that a forward needs and a recovery, or a gather for the backward, made.
+        """Report a tensor that a forward needs and a recovery, or a gather or fetch for the backward, made.
 
         The values of a forward come from forwards, because an evaluation runs forwards without recoveries.
         """
         if tensor in self.recovered:
             maker = self.recovered[tensor]
-            source, done = (
-                ("gather", "gathered") if isinstance(maker, GatherRows | GatherKeys) else ("recovery", "recovered")
-            )
+            gathered = ("gather", "gathered")
+            kinds = {GatherRows: gathered, GatherKeys: gathered, Fetch: ("fetch", "fetched")}
+            source, done = kinds.get(type(maker), ("recovery", "recovered"))
             text = f"'{op!r}' takes %{tensor.name} from a {source}, which is for the backward"
             note = self.report.note(f"{done} here", maker)
             way_out = "take what the forward before it wrote"
+            if type(maker) is Fetch:
+                way_out = "fetch it for the forward: an evaluation runs no fetches for backwards"
             self.report.at_op(code, text, self.stage, op, tensor, notes=[note], help=way_out)
+
+
+FROZEN = {"f": "frozen", "fq": "packed"}
+"""Values of frozen parameters, by role."""
+FROZEN_PARTS = {f"{role}s": f"part of {value}" for role, value in FROZEN.items()}
+"""Values of a replica's parts of them, by role without the block."""
 
 
 def words_of(value: Value) -> str:
@@ -144,6 +153,8 @@ def words_of(value: Value) -> str:
         "reduced": "the reduced gradient of",
         "frozen": "the frozen parameters of",
         "packed": "the packed frozen matrices of",
+        "part of frozen": "a replica's part of the frozen parameters of",
+        "part of packed": "a replica's part of the packed frozen matrices of",
         "tied": "the summed tied gradient of",
         "summed": "the gradient, with the parts of all tensor-parallel ranks, of",
         "whole x": "all rows of the input of",

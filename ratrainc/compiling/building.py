@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import changes_text, check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops.memory import fetches_parameters
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Note, ToldError, fail, misuse
 from ratrain.ratrain_ir.support.files import read_bytes
 from ratrain.ratrain_ir.support.gc import paused_gc
@@ -208,13 +209,13 @@ def compiled(
     return Compiled(module, machine, runs, given, levels)
 
 
-def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
-    """Raise `DiagnosticError` RT073 for options that change nothing.
+def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig, *, fetched: bool = False) -> None:
+    """Raise `DiagnosticError` RT073 for options that change nothing; `fetched`: the module fetches views already.
 
     The passes of a strategy are exempt, as they are written for any plan.
     """
     if passes not in {known for each in STRATEGIES for known in (each.passes, hiding_exchanges(each.passes, plan.tp))}:
-        refuse_idle_options(passes, plan, model)
+        refuse_idle_options(passes, plan, model, fetched=fetched)
         refuse_deciding_twice(parse_pipeline(passes))
 
 
@@ -319,7 +320,8 @@ def run_passes(
 
     Raises `DiagnosticError` if an option changes nothing, a pass refuses or the result is not sound.
     """
-    _refuse_idle_options(passes, module.plan, module.model)
+    fetched = any(fetches_parameters(op) for stage in module.stages for op in stage.ops)
+    _refuse_idle_options(passes, module.plan, module.model, fetched=fetched)
     return _run(module, passes, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress)
 
 

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.ops.base import Engine, Slice
 from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.memory import Fetch, Store, fetches_parameters
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import TextTable
@@ -170,6 +170,8 @@ def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[
     for engine in (Engine.STORE, Engine.FETCH):
         for number in range(*timeline.ops_of(stage, engine)):
             item = timeline.instructions[number]
+            if item.keyword == Fetch.keyword and item.variant:  # of frozen parameters, for a pass
+                continue
             assert item.micro_batch is not None
             piece = item.micro_batch if item.slice is None else Slice(item.micro_batch, item.slice)
             took = float(timeline.ends[first_event + number] - timeline.starts[first_event + number])
@@ -180,7 +182,8 @@ def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[
 
 def stores_anything(stage: Stage) -> bool:
     """Return True if the stage stores anything, so that its costs need a simulated step."""
-    return any(isinstance(op, Store | Fetch | PeerOffload | PeerReload) for op in stage.ops)
+    kinds = Store | Fetch | PeerOffload | PeerReload
+    return any(isinstance(op, kinds) and not fetches_parameters(op) for op in stage.ops)
 
 
 def recovery_table(facts: list[dict[str, Any]]) -> TextTable:

@@ -16,15 +16,14 @@ from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, adapter_module, is_
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     flat_elements,
-    frozen_elements,
     next_block,
-    packed_frozen_bytes,
     parameters,
     trained_parameters,
 )
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import JOINT
+from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, packed_frozen_bytes
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Diagnostics
@@ -39,6 +40,7 @@ GATHERED = attrs.evolve(PLAN, zero=3)
 WHOLE = attrs.evolve(PLAN, zero=0)
 PACKED = attrs.evolve(PLAN, attention_mask="document")
 PEERS = attrs.evolve(PLAN, tp=2)
+FROZEN = attrs.evolve(PLAN, training=Training(freeze="*.mlp.*"))
 CLIPPED = attrs.evolve(PLAN, optimizer=Optimizer(clip="global"))
 
 Edit = Callable[[list[str]], list[str]]
@@ -67,8 +69,9 @@ def sound(base: str) -> str:
         "sized": (MODEL, PLAN, "legalise"),
         "allocated": (MODEL, PLAN, "allocate-ddr"),
         "stored": (MODEL, PLAN, "place-1f1b,recompute{policy=none store=host}"),
+        "fetched": (MODEL, FROZEN, "place-1f1b,offload-state{what=views}"),
     }[base]
-    stores = ((Home.HOST, 1 << 40),) if base == "stored" else ()
+    stores = ((Home.HOST, 1 << 40),) if base in ("stored", "fetched") else ()
     return print_module(PassManager(FakeTarget(stores=stores)).run(lower(model, plan), pipeline))
 
 

@@ -1,7 +1,8 @@
-"""Masters and moments in another memory: the same training, bit for bit, and nothing of them in DDR."""
+"""Masters, moments and frozen parameters in another memory: the same training, bit for bit, with less in DDR."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,28 +13,33 @@ from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.model.blocks import block_chain, has_backward
+from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.ratrain_ir.ops.compute import Update
+from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
+from ratrain.targets.program.instruction import Access, ProgramTensor
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Execution, RunSettings
 from ratrain.targets.simulator.figures import simulated
-from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, stream_for, train
+from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, same_bits, start, stream_for, train
 from tests.end_to_end.toys import SHARED_EXPERT
-from tests.mutation.subjects import WITH_STORES
+from tests.mutation.subjects import DEEPER, GEMMA2, WITH_STORES
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
+LORA = Training(method="lora", rank=4)
 PLANS: dict[str, dict[str, Any]] = {
     "sharded": {"zero": 1},
     "whole": {"zero": 0, "dp": 1},
@@ -44,7 +50,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "slices": {"slices": (4, 3, 3), "zero": 3, "dp": 1},
     "split": {"schedule": "zb-h1", "zero": 3, "dp": 1},
     "overflows": {"loss_scale": 2.0**24, "zero": 3, "dp": 1},
-    "adapters": {"training": Training(method="lora", rank=4), "zero": 1},
+    "adapters": {"training": LORA, "zero": 1},
     "partly frozen": {"training": Training(freeze="model.embed_tokens.*, *.mlp.*"), "zero": 3, "dp": 1},
     "experts": {"model": SHARED_EXPERT, "router": RouterLosses(0.1, 0.01), "zero": 3},
 }
@@ -169,3 +175,174 @@ def test_more_than_a_process_may_hold_is_refused() -> None:
         prepare(
             program, stream_for(program), RunSettings(1, execution=Execution(ram_bytes=1 << 20)), kernel_set("fast")
         )
+
+
+FROZEN: dict[str, dict[str, Any]] = {
+    "adapters": {"training": LORA, "zero": 1},
+    "adapters, packed base": {"training": evolve(LORA, base="nf4"), "zero": 2, "reduce": "each-micro-batch"},
+    "adapters, gathered for each use": {"training": evolve(LORA, base="int8-block"), "zero": 3, "dp": 1},
+    "adapters, peers": {"training": evolve(LORA, base="int4-block"), "tp": 2},
+    "adapters, slices": {"training": LORA, "slices": (4, 3, 3)},
+    "adapters, chunks": {
+        "model": DEEPER,
+        "training": LORA,
+        "chunks": 2,
+        "cuts": (1, 2, 3),
+        "schedule": "interleaved",
+    },
+    "adapters of experts": {
+        "model": SHARED_EXPERT,
+        "training": evolve(LORA, targets="q_proj, experts.down_proj"),
+        "zero": 1,
+    },
+    "partly frozen": {"training": Training(freeze="model.embed_tokens.*, *.mlp.*"), "zero": 1},
+    "frozen below": {"training": Training(freeze="model.embed_tokens.*, model.layers.0.*"), "pp": 1, "dp": 1},
+    "norms after blocks, peers": {"model": GEMMA2, "training": evolve(LORA, targets="q_proj"), "tp": 2, "dp": 1},
+}
+FETCHED = (
+    "recompute{policy=full},insert-prefetch{depth-blocks=2},allocate-ddr",
+    "insert-prefetch{depth-bytes=1},recompute{policy=attention},allocate-ddr",
+    "recompute{policy=none},bucket-grad-sync,schedule-update,allocate-ddr",
+    "joint-order,allocate-ddr",
+)
+"""Pipelines behind `offload-state`: fetches two blocks ahead, one block's at a time, right before the use, chosen."""
+
+
+def fetched_program(plan: dict[str, Any], order: str, offload: str) -> Program:
+    """The program of a plan with frozen parameters, with them in another memory or, where `offload` is empty, in DDR."""
+    keys = {name: value for name, value in plan.items() if name != "model"}
+    model = plan.get("model", MODEL)
+    place = "" if "schedule" in plan else "place-schedule," if "slices" in plan else "place-1f1b,"
+    depths = "{depth-blocks=2}", "{depth-bytes=1}"
+    for depth in () if offload or plan.get("zero") == 3 else depths:  # they would change nothing
+        order = order.replace(f"insert-prefetch{depth}", "insert-prefetch")
+    module = api.compile(model, make_plan(model, **keys), passes=f"{place}{offload}{order}", machine=WITH_STORES)
+    return api.emit(module, machine=WITH_STORES)
+
+
+def of_kind(program: Program, kind: StateKind) -> list[list[ProgramTensor]]:
+    """Tensors of a kind, by stage."""
+    return [[tensor for tensor in stage.tensors if tensor.kind is kind] for stage in program.stages]
+
+
+@pytest.mark.parametrize("home", [home.value for home in STORES])
+@pytest.mark.parametrize("order", FETCHED)
+@pytest.mark.parametrize("plan", FROZEN)
+@pytest.mark.sampled(8)
+def test_frozen_parameters_elsewhere_train_the_same_bits(plan: str, order: str, home: str) -> None:
+    kept, moved = (
+        fetched_program(FROZEN[plan], order, offload) for offload in ("", f"offload-state{{home={home} what=views}},")
+    )
+    plain, found = (
+        train(kept, 3),
+        train(parse_program(program_bytes(moved), "m.rtx"), 3, check_memory=True, poison=True),
+    )
+    assert losses(found) == losses(plain)
+    same_bits(found, plain)
+    for before, after in zip(of_kind(kept, StateKind.FROZEN), of_kind(moved, StateKind.FROZEN), strict=True):
+        carried = [tensor for tensor in after if tensor.carried]
+        assert {tensor.home for tensor in carried} <= {Home(home)}
+        assert sum(tensor.type.nbytes for tensor in before) == sum(tensor.type.nbytes for tensor in carried)
+
+
+@pytest.mark.parametrize("plan", FROZEN)
+@pytest.mark.sampled(3)
+def test_a_step_reads_frozen_parameters_once_a_pass_and_writes_none(plan: str) -> None:
+    program = fetched_program(FROZEN[plan], FETCHED[0], "offload-state{home=file what=views},")
+    run = train(program, 3)
+    memory, shape = run.engine.memory_use(), program.plan
+    model = program.model
+    fetched = 0
+    for stage, tensors in enumerate(of_kind(program, StateKind.FROZEN)):
+        for owner in program.topology.stage_blocks[stage]:
+            size = sum(t.type.nbytes for t in tensors if t.carried and t.name.partition(".")[2] == str(owner))
+            passes = 1 + has_backward(model, shape, owner)
+            fetched += size * passes * shape.micro_batches * max(1, len(shape.slices)) * shape.dp * shape.tp
+    assert (memory.files_a_step.read, memory.files_a_step.written) == (fetched, 0)
+    filled = (
+        sum(t.type.nbytes for ts in of_kind(program, StateKind.FROZEN) for t in ts if t.carried) * shape.dp * shape.tp
+    )
+    assert memory.files.read == 3 * fetched
+    assert memory.files.written <= 2 * filled
+
+
+def test_frozen_parameters_in_ddr_are_those_of_the_blocks_ahead() -> None:
+    """Of 8 layers no more than the present block's and the next one's are there at once."""
+    model = evolve(MODEL, layers=8)
+    plan = make_plan(model, pp=1, dp=1, training=LORA)
+    passes = "place-1f1b,offload-state{what=views},recompute{policy=full},insert-prefetch,allocate-ddr"
+    (stage,) = api.compile(model, plan, passes=passes, machine=WITH_STORES).stages
+    live: dict[Tensor, int] = {}
+    most = 0
+    for op in stage.ops:
+        live |= {each: each.type.nbytes for each in op.writes if each.kind is StateKind.FROZEN}
+        most = max(most, sum(live.values()))
+        for each in op.reads if type(op) is Release else ():
+            live.pop(each, None)
+    sizes = [frozen_elements(model, plan, each) * 2 for each in block_chain(model)]
+    assert (
+        max(map(sum, pairwise(sizes)))
+        <= most
+        <= max(a + b + c for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False))
+    )
+    assert not live
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(5)
+def test_any_order_that_the_waits_allow_fetches_the_same_bits(seed: int) -> None:
+    program = fetched_program(FROZEN["adapters, packed base"], FETCHED[0], "offload-state{home=file what=views},")
+    same_bits(train(program, 2, interleave_seed=seed, poison=True), train(program, 2))
+    same_bits(train(program, 2, threads=2), train(program, 2))
+
+
+def test_an_evaluation_fetches_for_forwards_alone(tmp_path: Path) -> None:
+    kept, moved = (
+        fetched_program(FROZEN["partly frozen"], FETCHED[0], offload)
+        for offload in ("", "offload-state{home=file what=views},")
+    )
+    found = []
+    for program in (kept, moved):
+        run = start(program, 1, poison=True)
+        found.append(run.engine.run_forward(run.engine.batches, 0))
+        read = sum(rank.file_traffic.read for ranks in run.engine.ranks for rank in ranks)
+    forwards = sum(
+        program.stages[stage].tensors[operand.tensor].type.nbytes
+        for stage, _, _, item in instructions(program, "fetch")
+        for operand in item.operands
+        if item.variant == "forward" and operand.access is Access.READ
+    )
+    assert found[0] == found[1]
+    assert read == forwards * program.plan.dp > 0
+
+
+@pytest.mark.parametrize("home", [home.value for home in STORES])
+def test_adapters_go_on_from_a_checkpoint_whatever_holds_what_is_frozen(home: str, tmp_path: Path) -> None:
+    plan = FROZEN["adapters, packed base"]
+    plain = fetched_program(plan, FETCHED[0], "")
+    moved = fetched_program(plan, FETCHED[0], f"offload-state{{home={home} what=views}},")
+    whole = train(plain, 4)
+    train(moved, 2, save=str(tmp_path / "run"))
+    for program in (plain, moved):
+        same_bits(train(program, 2, resume=str(tmp_path / "run")), whole)
+
+
+def test_fetches_take_the_seconds_of_their_bytes() -> None:
+    """Through a narrow way a step takes its fetches, and no more than a pass beside them."""
+    constants = WITH_STORES.constants
+    narrow = evolve(WITH_STORES, constants=constants | {"host_fetch": evolve(constants["host_fetch"], value=1e5)})
+    plan = make_plan(pp=1, dp=1, training=LORA)
+    passes = "place-1f1b,offload-state{what=views},recompute{policy=full},insert-prefetch,allocate-ddr"
+    program = api.emit(api.compile(MODEL, plan, passes=passes, machine=narrow), machine=narrow)
+    figures, _ = simulated(program, narrow)
+    read, written = program.stages[0].moved_bytes(Home.HOST)
+    assert not written
+    assert read / 1e5 <= figures.step_seconds < 1.05 * read / 1e5
+
+
+def test_masters_and_frozen_parameters_may_both_be_elsewhere() -> None:
+    plan = FROZEN["partly frozen"]
+    both = "offload-state{home=file},offload-state{home=host what=views},"
+    kept, moved = (fetched_program(plan, FETCHED[0], offload) for offload in ("", both))
+    plain, found = train(kept, 3), train(moved, 3, check_memory=True, poison=True)
+    same_bits(found, plain)

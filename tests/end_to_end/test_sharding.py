@@ -10,13 +10,27 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, frozen_parts, packed_frozen_bytes
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
-from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, same_state_of_blocks, train
+from ratrain.targets.program.rtx import parse_program, program_bytes
+from tests.end_to_end.tiny_runs import (
+    MODEL,
+    OPTIMIZER,
+    losses,
+    make_plan,
+    reports_of,
+    same_bits,
+    same_state_of_blocks,
+    train,
+)
 from tests.end_to_end.toys import SHARED_EXPERT
+from tests.targets.runtime.ranks.thread_ranks import trained_by_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +38,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.training.training import TrainingRun
 
+LORA = Training(method="lora", rank=4, alpha=8.0)
 LEVELS = ("embed 3", "attention.* 3, head 0", "mlp.* 0, mlp.1 3", "attention.0-1 2, mlp.0 3, embed 0, head 3")
 PLANS: dict[str, dict[str, Any]] = {
     "two stages": {"dp": 2},
@@ -161,3 +176,73 @@ def test_a_replica_of_a_view_group_has_its_part_of_views_more() -> None:
         held = {kind: sum(t.type.elements for t in stage.tensors if t.kind is kind) for kind in StateKind}
         assert held[StateKind.VIEW_SHARD] == 2 * held[StateKind.MASTER]
         assert all(t.type.dtype.value == "f16" for t in stage.tensors if t.kind is StateKind.VIEW_SHARD)
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "adapters": {"training": LORA},
+    "packed": {"training": evolve(LORA, base="nf4"), "reduce": "each-micro-batch"},
+    "blocks of which nothing trains": {"training": Training(freeze="model.embed_tokens.*, *.mlp.*", base="int8-block")},
+    "view groups": {"training": evolve(LORA, base="int4-block"), "dp": 4, "view_group": 2},
+    "nothing trains in view groups": {"training": Training(freeze="*.mlp.*"), "dp": 4, "view_group": 2},
+    "shard groups": {"training": evolve(LORA, base="nf4"), "dp": 4, "shard_group": 2},
+    "tensor ranks": {"training": LORA, "tp": 2},
+    "slices": {"training": LORA, "slices": (4, 3, 3)},
+    "some blocks": {"training": LORA, "zero": 1, "zero_blocks": ZeroLevels.parse("attention.* 3, mlp.1 3")},
+}
+
+
+def shared_program(plan: dict[str, Any], **keys: Any) -> Program:
+    """The program of a plan with its frozen parameters in parts, unless `keys` give another level."""
+    place = "place-schedule" if "slices" in plan else "place-1f1b"
+    passes = f"{place},recompute{{policy=full}},bucket-grad-sync,insert-prefetch,allocate-ddr"
+    return api.emit(api.compile(MODEL, make_plan(**{"zero": 3, **plan, **keys}), passes=passes))
+
+
+def carried_frozen(program: Program) -> int:
+    """Bytes of frozen parameters that a replica of all stages holds from step to step."""
+    kinds = (StateKind.FROZEN, StateKind.VIEW_SHARD)
+    tensors = [tensor for stage in program.stages for tensor in stage.tensors if tensor.carried]
+    return sum(each.type.nbytes for each in tensors if each.kind in kinds and each.name[0] == "f")
+
+
+@pytest.mark.parametrize("plan", SHARED)
+def test_frozen_parameters_in_parts_train_the_same_bits(plan: str) -> None:
+    keys = SHARED[plan]
+    whole = {"zero": 2, "view_group": None, "zero_blocks": None}
+    kept, shared = shared_program(keys, **whole), shared_program(keys)
+    plain, found = (
+        train(kept, 3),
+        train(parse_program(program_bytes(shared), "m.rtx"), 3, check_memory=True, poison=True),
+    )
+    assert losses(found) == losses(plain)
+    same_state_of_blocks(found, plain)
+    model, made = shared.model, shared.plan
+    wanted = 0
+    for owner in block_chain(model):
+        size = frozen_elements(model, made, owner) * 2 + packed_frozen_bytes(model, made, owner)
+        wanted += size // frozen_parts(made, owner)
+    assert carried_frozen(shared) == wanted < carried_frozen(kept)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sampled(3)
+def test_parts_are_gathered_in_any_order_that_the_waits_allow(seed: int, tmp_path: Path) -> None:
+    program = shared_program(SHARED["packed"])
+    whole = train(program, 3)
+    same_bits(train(program, 3, interleave_seed=seed, poison=True), whole)
+    same_bits(train(program, 3, threads=2), whole)
+    train(program, 2, save=str(tmp_path / "kept"))
+    same_bits(train(program, 1, resume=str(tmp_path / "kept")), whole)
+
+
+def test_gathers_that_round_leave_frozen_parameters_whole() -> None:
+    keys = {"training": LORA, "gather_quantised": "int8-block"}
+    assert carried_frozen(shared_program(keys)) == carried_frozen(shared_program(keys, zero=2))
+
+
+@pytest.mark.parametrize("plan", ["packed", "nothing trains in view groups"])
+def test_ranks_of_their_own_gather_the_same_parts(plan: str) -> None:
+    program = shared_program(SHARED[plan])
+    alone = train(program, 2)
+    for run in trained_by_threads(program, 2, poison=True):
+        assert reports_of(run) == reports_of(alone)

@@ -16,8 +16,9 @@ from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, FROZEN_
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, flat_elements, frozen_elements, parameters
+from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.model.parameter_names import JOINT
+from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements
 from ratrain.ratrain_ir.model.slots import saved_slots
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError

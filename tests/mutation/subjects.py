@@ -280,6 +280,37 @@ SUBJECTS: dict[str, Subject] = {
             WITH_STORES,
         ),
         Subject(
+            "p2-d2-zero2-frozen-in-host",
+            {"micro_batches": 2, "zero": 2, "training": evolve(ADAPTERS, targets="q_proj, v_proj", base="int4-block")},
+            f"place-1f1b,offload-state{{what=views}},insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
+            MODEL,
+            WITH_STORES,
+        ),
+        Subject(
+            "p2-d2-zero3-frozen-shared",
+            {"micro_batches": 2, "zero": 3, "training": evolve(FROZEN, base="int4-block")},
+            f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
+        ),
+        Subject(
+            "p2-d4-frozen-in-view-groups-placed",
+            {"dp": 4, "micro_batches": 2, "zero": 3, "view_group": 2, "training": evolve(ADAPTERS, base="nf4")},
+            "place-1f1b,recompute{policy=attention}",
+        ),
+        Subject(
+            "p2-d1-partly-frozen-in-file",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "slices": (8, 8), "training": FROZEN},
+            "place-schedule,offload-state{home=file what=views},recompute{policy=attention},allocate-ddr",
+            TIED,
+            WITH_STORES,
+        ),
+        Subject(
+            "p2-d1-t2-frozen-in-file-placed",
+            {"dp": 1, "micro_batches": 2, "zero": 0, "tp": 2, "training": ADAPTERS},
+            "place-1f1b,offload-state{home=file what=views},recompute{policy=mlp store=host}",
+            MODEL,
+            WITH_STORES,
+        ),
+        Subject(
             "p2-d2-zero2-each-experts",
             {"micro_batches": 2, "zero": 2, "reduce": "each-micro-batch"},
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=mlp}},allocate-ddr",

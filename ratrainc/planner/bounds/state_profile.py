@@ -14,12 +14,16 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import flat_elements, frozen_elements, packed_frozen_bytes
+from ratrain.ratrain_ir.model.blocks import flat_elements
 from ratrain.ratrain_ir.model.sharded_blocks import (
+    frozen_elements,
+    frozen_parts,
     gathers_within_step,
+    packed_frozen_bytes,
     parts_view,
     reduces_each_micro_batch,
     shard_elements,
+    shares_frozen,
     view_shard_elements,
 )
 from ratrain.ratrain_ir.module import Module
@@ -142,7 +146,9 @@ class _State:
         return self.module.plan
 
     def view_bytes(self, kind: str) -> int:
-        return self.whole_bytes(kind, self.plan.view_dtype)
+        """Return the bytes of a whole view, with frozen parameters that are gathered as it is."""
+        gathered = self.whole_frozen_bytes(kind) if shares_frozen(self.plan, block_of(kind)) else 0
+        return self.whole_bytes(kind, self.plan.view_dtype) + gathered
 
     def gradient_bytes(self, kind: str) -> int:
         return self.whole_bytes(kind, self.plan.grad_dtype)
@@ -173,10 +179,14 @@ class _State:
         return self.carried_view_bytes(kind) + self.state_bytes(kind) + count + self.frozen_bytes(kind)
 
     def frozen_bytes(self, kind: str) -> int:
-        """Return the bytes of a block's frozen parameters, plain and packed, which no replica shares out."""
+        """Return the bytes of a replica's frozen parameters of a block, plain and packed, from step to step."""
+        return self.whole_frozen_bytes(kind, frozen_parts(self.plan, block_of(kind)))
+
+    def whole_frozen_bytes(self, kind: str, parts: int = 1) -> int:
+        """Return the bytes of a block's frozen parameters, plain and packed, or of one of some equal parts of them."""
         of_block = self.module.model, self.plan, block_of(kind)
-        plain = frozen_elements(*of_block) * Dtype(self.plan.view_dtype).itemsize
-        return aligned(plain) + aligned(packed_frozen_bytes(*of_block))
+        plain = frozen_elements(*of_block) // parts * Dtype(self.plan.view_dtype).itemsize
+        return aligned(plain) + aligned(packed_frozen_bytes(*of_block) // parts)
 
     def state_bytes(self, kind: str) -> int:
         # f32 master weights and two moments

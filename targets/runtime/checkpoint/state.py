@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
-from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits, shard_elements
+from ratrain.ratrain_ir.model.sharded_blocks import (
+    frozen_elements,
+    gathered_bits,
+    packed_frozen_bytes,
+    shard_elements,
+    shares_frozen,
+)
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
 from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_pieces
@@ -64,33 +71,98 @@ def fill_frozen(engine: ProgramEngine, source: WeightSource) -> None:
         for peer in sorted({rank.peer for rank in ranks}):
             alike = [rank for rank in ranks if rank.peer == peer]
             _fill_packed(engine, alike, block, source)
-            held = [tensor for rank in alike for tensor in rank.all_carried("f", str(block))]
             pieces = whole(block)
             if program.plan.tp > 1:
                 pieces = rank_pieces(program.model, program.plan, peer, block, pieces, Held.PLAIN)
-            for tensor in held:
-                memory.write(tensor, 0)
-            for at, given in pieces(0, len(held[0])) if held else ():
+            held = _emptied(alike, "f", block)
+            stop = frozen_elements(program.model, program.plan, block)
+            for at, given in pieces(0, stop) if held else ():
                 values = memory.staged(given)
-                for tensor in held:
-                    engine.scratch.reset()
-                    engine.kernels.cast(values, tensor[at : at + given.size], scratch=engine.scratch)
+                rounded = None
+                for each in held:
+                    low, high = max(at, each.part.start), min(at + given.size, each.part.stop)
+                    if low >= high:
+                        continue
+                    if each.array is not None:
+                        target = each.array[low - each.part.start : high - each.part.start]
+                        engine.scratch.reset()
+                        engine.kernels.cast(values[low - at : high - at], target, scratch=engine.scratch)
+                        continue
+                    if rounded is None:
+                        rounded = _new_array(engine, Dtype(program.plan.view_dtype), given.size)
+                        engine.scratch.reset()
+                        engine.kernels.cast(values, rounded, scratch=engine.scratch)
+                    each.write(low, rounded[low - at : high - at])
+
+
+@frozen(eq=False)
+class _FrozenTensor:
+    """Frozen parameters of a block on a rank: all of them, or the part that its replica has."""
+
+    rank: RankExecutor
+    what: str
+    block: Block
+    part: range
+    """elements of the block's tensor that it holds"""
+    array: Any
+    """its array, if that is in DDR, where kernels can write it; else None"""
+
+    def has(self, start: int, stop: int) -> bool:
+        """Tell whether it holds all elements of a range."""
+        return self.part.start <= start and stop <= self.part.stop
+
+    def write(self, start: int, values: Any) -> None:
+        """Write elements from `start` of the block's tensor on."""
+        self.rank.write_carried(self.what, str(self.block), start - self.part.start, values)
+
+
+def _emptied(ranks: Sequence[RankExecutor], what: str, block: Block) -> list[_FrozenTensor]:
+    """Return the frozen parameters of ranks (`f` plain, `fq` packed), set to zero, which padding stays."""
+    found = []
+    for rank in ranks:
+        program = rank.program
+        role = f"{what}s" if shares_frozen(program.plan, block) else what
+        arrays = rank.all_carried(role, str(block))
+        if not arrays:
+            continue
+        rank.fill(role, str(block), 0)
+        size = frozen_elements if what == "f" else packed_frozen_bytes
+        part = program.topology.frozen_range(block, rank.replica, size(program.model, program.plan, block))
+        if rank.computes_with(role, str(block)):
+            found += [_FrozenTensor(rank, role, block, part, array) for array in arrays]
+        else:
+            found.append(_FrozenTensor(rank, role, block, part, None))
+    return found
+
+
+def _new_array(engine: ProgramEngine, dtype: Dtype, elements: int) -> Any:
+    """Allocate an array of elements where kernels can write it."""
+    memory = engine.kernels.memory
+    return memory.typed(memory.allocate(elements * dtype.itemsize), dtype, (elements,))
 
 
 def _fill_packed(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, source: WeightSource) -> None:
     """Fill the packed matrices of ranks of one peer, each from the whole of its values."""
-    kernels, plan, model = engine.kernels, engine.program.plan, engine.program.trained_model
-    held = [tensor for rank in ranks for tensor in rank.all_carried("fq", str(block))]
-    for tensor in held:
-        kernels.memory.write(tensor, 0)
+    plan, model = engine.program.plan, engine.program.trained_model
+    held = _emptied(ranks, "fq", block)
     for parameter in parameters(rank_model(model, plan), block) if held else ():
         if parameter.packed is not None:
             given = source(parameter.name)
             part = given[rank_part(model, plan.tp, ranks[0].peer, parameter.weight, given.shape)]
             mine = np.zeros(parameter.shape, np.float32)  # a peer's part may be padded
             mine[tuple(map(slice, part.shape))] = part
-            at = slice(parameter.offset, parameter.offset + parameter.stored_shape[0])
-            _pack(engine, mine.reshape(-1), parameter.packed, [tensor[at] for tensor in held])
+            at, (count,) = parameter.offset, parameter.stored_shape
+            # Matrices that are in DDR as a whole are packed there; of all others the bytes are copied.
+            direct = [each for each in held if each.array is not None and each.has(at, at + count)]
+            copied = [each for each in held if each not in direct]
+            targets = [each.array[at - each.part.start :][:count] for each in direct]
+            if copied:
+                targets.append(_new_array(engine, Dtype.U8, count))
+            _pack(engine, mine.reshape(-1), parameter.packed, targets)
+            for each in copied:
+                low, high = max(at, each.part.start), min(at + count, each.part.stop)
+                if low < high:
+                    each.write(low, targets[-1][low - at : high - at])
 
 
 def _pack(engine: ProgramEngine, values: NDArray[np.float32], name: str, targets: Sequence[Any]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
-from ratrain.ratrain_ir.model.blocks import block, named_block, parameters_within, tied_table_elements
+from ratrain.ratrain_ir.model.blocks import Held, block, named_block, parameters_within, tied_table_elements
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
@@ -155,6 +155,14 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
     program, first = members[0][0].program, members[0][1]
     made = gathered_name(first)
     for name in first.blocks:
+        for part, role in gathered_frozen(views[0], name):
+            whole = views[0][role]
+            for mine, place in zip(views, whole.reshape(len(members), -1), strict=True):
+                kernels.memory.copy(place, mine[part])
+            for other in views[1:]:
+                kernels.memory.copy(other[role], whole)
+        if f"{made}.{name}" not in views[0]:
+            continue
         whole, bits = views[0][f"{made}.{name}"], view_bits(program, name)
         places = whole.reshape(len(members), -1)
         for (rank, instruction), mine, place in zip(members, views, places, strict=True):
@@ -167,6 +175,12 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
                 round_view(place, bits, kernels, scratch)
         for other in views[1:]:
             kernels.memory.copy(other[f"{made}.{name}"], whole)
+
+
+def gathered_frozen(views: Views, name: str) -> list[tuple[str, str]]:
+    """Return the roles of a block's frozen parameters that a gather makes whole: (role of the part, of the whole)."""
+    roles = [(f"{held.value}s.{name}", f"{held.value}.{name}") for held in (Held.PLAIN, Held.PACKED)]
+    return [(part, whole) for part, whole in roles if part in views]
 
 
 def gathers_parts(instruction: Instruction) -> bool:

@@ -28,7 +28,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     ReduceSums,
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
-from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
@@ -52,7 +52,8 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     {
         **{kind: _always if kind.default_work_group is WorkGroup.FORWARD else _never for kind in BLOCK_OPS},
         **dict.fromkeys((LoadInput, AllGather, Update, CombineLoss), _always),
-        **dict.fromkeys((ReduceScatter, AllReduce, ReduceKeys, ScaleUpdate, *MEMORY_OPS, *OFFLOAD_OPS), _never),
+        **dict.fromkeys((ReduceScatter, AllReduce, ReduceKeys, ScaleUpdate, Store, *OFFLOAD_OPS), _never),
+        Fetch: lambda item: item.variant == Phase.FORWARD.value,  # of frozen parameters; of activations it is empty
         **dict.fromkeys((Send, Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
         GatherKeys: lambda item: item.variant == Phase.FORWARD.value,

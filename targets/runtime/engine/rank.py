@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.tensor_ranks import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.ops.memory import COPY_SIDES
 from ratrain.ratrain_ir.topology import Rank
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
@@ -156,8 +156,8 @@ class RankExecutor:
     def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
         """Return the copies of a store or fetch: (number of a tensor, number of its copy)."""
         sides = (
-            [operand.tensor for operand in instruction.operands if operand.role.startswith(f"{side}.")]
-            for side in COPY_SIDES
+            [operand.tensor for operand in instruction.operands if operand.access is access]
+            for access in (Access.READ, Access.WRITE)
         )
         return list(zip(*sides, strict=True))
 
@@ -198,6 +198,10 @@ class RankExecutor:
     def all_carried(self, what: str, block: str) -> list[NDArray[Any]]:
         """Return views of all carried tensors with this content (see `carried`); none if the stage carries none."""
         return [self.views[number] for number in self.stage.carried.get((what, block), ())]
+
+    def computes_with(self, what: str, block: str) -> bool:
+        """Tell whether the carried tensors with this content are in DDR, where kernels read and write them."""
+        return all(self.stage.tensors[number].home is Home.DDR for number in self.stage.carried[what, block])
 
     def fill(self, what: str, block: str, values: Any) -> None:
         """Fill a carried tensor, and all others of the same content: with one number, or in DDR one per element."""

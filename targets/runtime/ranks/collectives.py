@@ -285,6 +285,11 @@ class GroupCollectives:
         packed: dict[str, NDArray[Any]] = {}
         requests = []
         for block in instruction.blocks:
+            for part, role in collectives.gathered_frozen(views, block):
+                self.kernels.memory.copy(views[role].reshape(members.size, -1)[members.rank], views[part])
+                requests.append(members.iallgather(views[role]))
+            if f"{made}.{block}" not in views:
+                continue
             whole, bits = views[f"{made}.{block}"], _packed_bits(self.rank.program, instruction, block)
             place = whole.reshape(members.size, -1)[members.rank]
             if collectives.gathers_parts(instruction):

@@ -7,12 +7,13 @@ from inspect import getattr_static
 import pytest
 from attrs import fields
 
-from ratrain.ratrain_ir.ops.base import Op, WorkGroup
+from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.ops.base import Op, Phase, WorkGroup
 from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
-from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
 
-PLACED_LATER = (*MEMORY_OPS, *OFFLOAD_OPS)
+PLACED_LATER = (Store, *OFFLOAD_OPS)
 """Ops that passes put beside work that is in its order already."""
 
 
@@ -22,3 +23,9 @@ def test_what_works_on_a_micro_batch_says_which_pass_it_serves(kind: type[Op]) -
     serves = says or kind.default_work_group is not WorkGroup.STEP_END
     of_a_micro_batch = any(attribute.name == "micro_batch" for attribute in fields(kind))
     assert serves == (of_a_micro_batch and kind not in PLACED_LATER)
+
+
+def test_a_fetch_serves_the_pass_that_it_names() -> None:
+    groups = {None: WorkGroup.STEP_END, Phase.FORWARD: WorkGroup.FORWARD, Phase.BACKWARD: WorkGroup.BACKWARD}
+    for phase, group in groups.items():
+        assert Fetch(block=block("mlp", 0), micro_batch=0, phase=phase).work_group is group

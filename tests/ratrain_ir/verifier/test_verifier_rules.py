@@ -73,6 +73,8 @@ BASES = (
     "released",
     "sized",
     "allocated",
+    "stored",
+    "fetched",
 )
 
 

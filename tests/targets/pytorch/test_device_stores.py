@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ratrain import api
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, same_state_of_blocks, train
@@ -99,3 +100,21 @@ def test_a_device_that_works_behind_the_program_updates_nothing_on_the_host() ->
     _check_homes(offloading(OFFLOADED["sharded"], "file"), kernels)
     with pytest.raises(DiagnosticError, match="updates no state that is in the host's memory"):
         _check_homes(offloading(OFFLOADED["sharded"], "host"), kernels)
+
+
+@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("base", ["view", "nf4"])
+def test_frozen_parameters_are_fetched_as_they_were_loaded(base: str, home: str) -> None:
+    plan = {"training": Training(method="lora", rank=4, base=base)}
+    plain = train(offloading(plan, None), 3, kernels="torch-device")
+    fetching = program_of(plan, f"place-1f1b,offload-state{{home={home} what=views}},{ORDER}")
+    moved = train(fetching, 3, kernels="torch-device", check_memory=True, poison=True, interleave_seed=3)
+    assert losses(moved) == losses(plain)
+    same_state_of_blocks(moved, plain)
+
+
+def test_parts_of_frozen_parameters_are_gathered_on_a_device() -> None:
+    plan = {"training": Training(method="lora", rank=4, base="nf4")}
+    whole, parts = (train(offloading(plan | {"zero": zero}, None), 3, kernels="torch-device") for zero in (2, 3))
+    assert losses(parts) == losses(whole)
+    same_state_of_blocks(parts, whole)
