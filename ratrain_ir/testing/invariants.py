@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.model.blocks import block, has_backward
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_name
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter, repeats_sum
@@ -287,23 +287,24 @@ def in_flight_is_exact(module: Module, stage: Stage) -> None:
     """Check that at most as many passes are in flight on a stage as in its schedule's order, and at some time as many.
 
     A pass is in flight from its forward to its backward, or the input half of it. Under 1F1B and ZB-H1 the number is
-    min(P - s, M).
+    min(P - s, M), or 0 where nothing has a backward.
     """
     plan = module.plan
     assert plan.schedule is not None
-    firsts = {chunk_of_block(module, held): held for held in reversed(module.topology.stage_blocks[stage.index])}
+    backward = [each for each in module.topology.stage_blocks[stage.index] if has_backward(module.model, plan, each)]
+    firsts = {chunk_of_block(module, held): held for held in reversed(backward)}
     started: set[tuple[int, Piece]] = set()
     most = 0
     for op in stage.ops:
-        if type(op) is Forward:
+        if type(op) is Forward and chunk_of_block(module, op.block) in firsts:
             started.add((chunk_of_block(module, op.block), piece_of(op)))
         most = max(most, len(started))
         if isinstance(op, InputGradientOp) and op.block in firsts.values():
             started.discard((chunk_of_block(module, op.block), piece_of(op)))
     if plan.schedule in ("1f1b", "zb-h1"):
-        expected = min(plan.pp - stage.index, plan.micro_batches)
+        expected = min(plan.pp - stage.index, plan.micro_batches) if firsts else 0
     else:
-        order = SCHEDULES[plan.schedule].actions(plan.shape, stage.index)
+        order = [each for each in SCHEDULES[plan.schedule].actions(plan.shape, stage.index) if each.chunk in firsts]
         expected = max(_in_flight_after(order[:count]) for count in range(len(order) + 1))
     title = SCHEDULES[plan.schedule].title
     assert most == expected, f"stage {stage.index} has up to {most} passes in flight, {title} has {expected}"
