@@ -368,7 +368,10 @@ class _StageLowering(StageTensors):
         """Emit the backward of a piece through a chunk: receive, blocks in reverse order with their sums, send.
 
         If each micro-batch is reduced alone, a block's reduction follows the backward of the micro-batch's last piece.
+        A chunk below the lowest parameter that trains only goes forward.
         """
+        if chunk < self.topology.forward_only:
+            return
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
         if after is not None:
