@@ -329,9 +329,7 @@ class Topology(Mesh):
     def forward_only(self) -> int:
         """Number of first chunks without a backward: nothing in them, or below them, trains."""
         return next(
-            chunk
-            for chunk, blocks in enumerate(self.chunk_blocks)
-            if has_backward(self.model, self.plan, blocks[-1])
+            chunk for chunk, blocks in enumerate(self.chunk_blocks) if has_backward(self.model, self.plan, blocks[-1])
         )
 
     @cached_property

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.analysis.actions import BACKWARDS, COMPUTES, ActionTable, PlacedAction, first_with_backward, read_torch_csv
+from ratrain.ratrain_ir.analysis.actions import (
+    BACKWARDS,
+    COMPUTES,
+    ActionTable,
+    PlacedAction,
+    first_with_backward,
+    read_torch_csv,
+)
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Order
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
@@ -193,8 +200,8 @@ def _number(action: PlacedAction) -> int:
 def renumbered(table: ActionTable) -> ActionTable:
     """Return the table with the micro-batches of backwards and of their messages numbered anew.
 
-    They get the order in which the first chunk with a backward takes them. Raises `DiagnosticError` RT010 where they ascend already, or the
-    findings of the schedule rules in the new table.
+    They get the order in which the first chunk with a backward takes them. Raises `DiagnosticError` RT010 where they
+    ascend already, or the findings of the schedule rules in the new table.
     """
     first = first_with_backward(table)
     of_first = [a for a in table.actions if a.stage == first and a.kind in BACKWARDS]

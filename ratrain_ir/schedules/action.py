@@ -66,13 +66,6 @@ def with_backwards_from(chunk: int, order: Order) -> Order:
     return [action for action in order if action.kind is ActionKind.FORWARD or action.chunk >= chunk]
 
 
-def with_backwards_from(chunk: int, order: Order) -> Order:
-    """Return an order without the backwards, and halves of backwards, of the chunks below one."""
-    if not chunk:
-        return order
-    return [action for action in order if action.kind is ActionKind.FORWARD or action.chunk >= chunk]
-
-
 def most_in_flight(passes: Iterable[tuple[ActionKind, int]], forward_only: int = 0) -> int:
     """Count the most passes that are in flight at once in an order, given kind and chunk of each of its actions.
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.tensor_ranks import trained_model
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.config.tensor_ranks import trained_model
 from ratrain.ratrain_ir.model.blocks import block, block_chain, trained_blocks
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_name
@@ -245,7 +245,9 @@ def blocks_are_where_the_plan_says(module: Module, stage: Stage) -> None:
     own = [held for held in chain if stage_of_chunk(module, chunk_of_block(module, held)) == stage.index]
     masters = Counter(tensor.name for tensor in stage.tensors.values() if tensor.kind is StateKind.MASTER)
     trained = _trained(module)
-    assert masters == Counter(f"p.{held}" for held in own if held in trained), f"stage {stage.index} holds {sorted(masters)}"
+    assert masters == Counter(f"p.{held}" for held in own if held in trained), (
+        f"stage {stage.index} holds {sorted(masters)}"
+    )
     done = Counter((str(op.block), piece_of(op)) for op in stage.ops if type(op) is Forward)
     wanted = Counter((str(held), piece) for held in own for piece in _all_pieces(module))
     assert done == wanted, f"stage {stage.index} does {done - wanted} too often, {wanted - done} too rarely"

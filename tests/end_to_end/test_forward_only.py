@@ -138,7 +138,7 @@ def test_ranks_of_such_a_stage_meet_the_others_with_nothing() -> None:
     fixed = module_of(TRAININGS["upper half"], **FOUR)
     assert {each.kind for each in fixed.stages[0].tensors.values() if each.carried} == {StateKind.FROZEN}
     text = print_module(module)
-    with pytest.raises(DiagnosticError, match="no parameter of mlp.0 trains"):
+    with pytest.raises(DiagnosticError, match=r"no parameter of mlp\.0 trains"):
         api.check(parse_module(text.replace("all_reduce_scalar norm all", "all_reduce_scalar norm all mlp.0", 1)))
 
 
