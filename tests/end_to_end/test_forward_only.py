@@ -18,9 +18,10 @@ from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.targets.program.rtx import parse_program, program_bytes
-from tests.end_to_end.chunk_runs import Outcome, outcome
-from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_plan, train
+from tests.end_to_end.chunk_runs import Outcome, outcome, outcome_of
+from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_plan, start, train
 from tests.end_to_end.toys import EXPERTS
+from tests.targets.runtime.ranks.thread_ranks import trained_by_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +100,21 @@ def test_a_layout_changes_no_bit(training: str, layout: str) -> None:
 def test_threads_and_orders_change_no_bit(layout: str, settings: dict[str, int]) -> None:
     program = api.emit(module_of(TRAININGS["upper half"], **LAYOUTS[layout]))
     assert same(outcome(program, 3, **settings), outcome(program, 3))
+
+
+@pytest.mark.parametrize("keys", [{"view_dtype": "f16", "optimizer": CLIPPED}, {"optimizer": CLIPPED}, {}], ids=str)
+@pytest.mark.sampled(2)
+def test_ranks_of_processes_have_the_losses_and_the_state_of_one_process(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Each rank knows its own stage alone: norm, flags, totals of a step and checkpoints are of all of them."""
+    program = api.emit(module_of(TRAININGS["upper half"], **FOUR, **REPLICAS, zero=1, **keys))
+    alone = train(program, 3)
+    folder = str(tmp_path / "c")
+    ranks = trained_by_threads(program, 3, save=folder)
+    reports = [[(step.report.loss, step.report.gradient_norm) for step in run.done] for run in (alone, *ranks)]
+    assert all(each == reports[0] for each in reports)
+    for run in ranks:
+        run.close()
+    assert same(outcome_of(start(program, 0, resume=folder)), ([], outcome_of(alone)[1]))
 
 
 def test_experts_with_router_losses_go_forward_only_below() -> None:
