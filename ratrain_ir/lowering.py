@@ -130,7 +130,8 @@ class _StageLowering(StageTensors):
         blocks = self.topology.stage_blocks[self.stage.index]
         for block in blocks:
             self.declare_state(block)
-        self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
+        if self.uses_scale(blocks):
+            self.carried(StateKind.SCALAR, "scale", tensor_type(Dtype.F32, (2,)))
         # Micro-batches ascend in the backward too: floating-point sums of gradients depend on the order.
         repeated = RepeatedPasses(self.stage)
         for passes in (self.forward_passes, self.backward_passes):
@@ -156,6 +157,13 @@ class _StageLowering(StageTensors):
         for chunk in reversed(self.topology.chunks_of(self.stage.index)):
             for piece in reversed(self.pieces(micro_batch)):
                 self.backward_pass(chunk, piece)
+
+    def uses_scale(self, blocks: tuple[Block, ...]) -> bool:
+        """Tell whether any op of a stage reads or follows the loss scale: not if it only goes forward and is fixed."""
+        model, plan = self.model, self.plan
+        routes = plan.router and any(each.kind == "mlp" and has_backward(model, plan, each) for each in blocks)
+        ends = blocks[-1].kind == "head" or any(trains(model, plan, each) for each in blocks)
+        return plan.has_dynamic_scale or ends or bool(routes)
 
     def emit(self, op: Op) -> None:
         self.stage.ops.append(op)
@@ -412,7 +420,10 @@ class _StageLowering(StageTensors):
         """Emit the backward of a piece through a chunk: receive, blocks in reverse order with their sums, send.
 
         If each micro-batch is reduced alone, a block's reduction follows the backward of the micro-batch's last piece.
+        A chunk below the lowest parameter that trains only goes forward.
         """
+        if chunk < self.topology.forward_only:
+            return
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
         if after is not None:

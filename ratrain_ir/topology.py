@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -354,10 +354,27 @@ class Topology(Mesh):
         return {block: chunk for chunk, blocks in enumerate(self.chunk_blocks) for block in blocks}
 
     @cached_property
+    def forward_only(self) -> int:
+        """Number of first chunks without a backward: nothing in them, or below them, trains."""
+        return next(
+            chunk for chunk, blocks in enumerate(self.chunk_blocks) if has_backward(self.model, self.plan, blocks[-1])
+        )
+
+    @cached_property
+    def shape(self) -> PipelineShape:
+        """Shape of the pipeline, with the chunks that only go forward."""
+        return evolve(self.plan.shape, forward_only=self.forward_only)
+
+    def goes_back(self, stage: int) -> bool:
+        """Tell whether any chunk of a stage has a backward."""
+        return self.chunks_of(stage)[-1] >= self.forward_only
+
+    @cached_property
     def backward_ends(self) -> frozenset[Block]:
         """Block of each chunk with which a backward through it ends: its first one, or the lowest that has one."""
         return frozenset(
-            next(each for each in blocks if has_backward(self.model, self.plan, each)) for blocks in self.chunk_blocks
+            next(each for each in blocks if has_backward(self.model, self.plan, each))
+            for blocks in self.chunk_blocks[self.forward_only :]
         )
 
     @cached_property

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction, read_torch_csv
+from ratrain.ratrain_ir.analysis.actions import (
+    BACKWARDS,
+    COMPUTES,
+    ActionTable,
+    PlacedAction,
+    first_with_backward,
+    read_torch_csv,
+)
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Order
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
@@ -59,13 +66,14 @@ A whole backward is in two of them.
 """
 
 
-def read_foreign_table(path: str) -> ActionTable:
+def read_foreign_table(path: str, forward_only: int | None = None) -> ActionTable:
     """Read a CSV file in PyTorch's format and check it against the schedule rules.
 
-    Raises `DiagnosticError` RT002 or RT007, or the findings of `ratrainc lint`.
+    `forward_only` is the number of first stages without a backward; None: as many as have none in the table. Raises
+    `DiagnosticError` RT002 or RT007, or the findings of `ratrainc lint`.
     """
     table = read_torch_csv(path)
-    check_schedule(table)
+    check_schedule(table, forward_only=first_with_backward(table) if forward_only is None else forward_only)
     return table
 
 
@@ -192,10 +200,11 @@ def _number(action: PlacedAction) -> int:
 def renumbered(table: ActionTable) -> ActionTable:
     """Return the table with the micro-batches of backwards and of their messages numbered anew.
 
-    They get the order in which chunk 0 takes them. Raises `DiagnosticError` RT010 where they ascend already, or the
-    findings of the schedule rules in the new table.
+    They get the order in which the first chunk with a backward takes them. Raises `DiagnosticError` RT010 where they
+    ascend already, or the findings of the schedule rules in the new table.
     """
-    of_first = [a for a in table.actions if a.stage == 0 and a.kind in _IN_ORDER[1][1]]
+    first = first_with_backward(table)
+    of_first = [a for a in table.actions if a.stage == first and a.kind in BACKWARDS]
     number = {old: new for new, old in enumerate(dict.fromkeys(map(_number, of_first)))}
     if all(old == new for old, new in number.items()):
         text = "the backwards ascend already: renumber=true changes nothing"
@@ -209,7 +218,7 @@ def renumbered(table: ActionTable) -> ActionTable:
     )
     changed = ActionTable(tuple(rows), table.source)
     try:
-        check_schedule(changed)
+        check_schedule(changed, forward_only=first)
     except DiagnosticError as error:
         note = Note("of the table as renumber=true makes it")
         raise DiagnosticError([evolve(item, notes=(*item.notes, note)) for item in error.diagnostics]) from None
@@ -226,27 +235,30 @@ def action_of(action: PlacedAction) -> Action:
     return Action(action.kind, _number(action), action.stage, action.slice or 0)
 
 
-def schedule_of(table: ActionTable, plan: Plan) -> str | None:
-    """Return the name of the schedule with exactly the table's order, preferably the plan's; None if there is none."""
-    shape, orders = plan.shape, orders_of_table(table)
+def schedule_of(table: ActionTable, plan: Plan, shape: PipelineShape) -> str | None:
+    """Return the name of the schedule with exactly the table's order, preferably the plan's; None if there is none.
+
+    `shape` is the plan's, with its chunks that only go forward.
+    """
+    orders = orders_of_table(table)
     fitting = [name for name, schedule in SCHEDULES.items() if schedule.problem(shape) is None]
     equal = [name for name in fitting if _first_difference(orders, name, shape) is None]
     return plan.schedule if plan.schedule in equal else next(iter(equal), None)
 
 
-def check_said_schedule(table: ActionTable, plan: Plan) -> None:
-    """Refuse a table whose order is not that of the schedule that the plan names.
+def check_said_schedule(table: ActionTable, plan: Plan, shape: PipelineShape) -> None:
+    """Refuse a table whose order is not that of the schedule that the plan names; `shape` as for `schedule_of`.
 
     Raises `DiagnosticError` RT064 at the first cell that differs.
     """
-    if plan.schedule is None or schedule_of(table, plan) == plan.schedule:
+    if plan.schedule is None or schedule_of(table, plan, shape) == plan.schedule:
         return
-    difference = _first_difference(orders_of_table(table), plan.schedule, plan.shape)
+    difference = _first_difference(orders_of_table(table), plan.schedule, shape)
     assert difference is not None  # a plan's own schedule can be made for its shape
     rank, position = difference
     cell = [action for action in table.rows[rank] if action.kind in COMPUTES][position]
     schedule = SCHEDULES[plan.schedule]
-    wanted = schedule.actions(plan.shape, rank)[position]
+    wanted = schedule.order(shape, rank)[position]
     fail(
         "RT064",
         f"the plan says schedule = {shown(plan.schedule)}, but {schedule.title} has '{wanted.chunk}{wanted.kind.value}"
@@ -263,7 +275,7 @@ def _first_difference(orders: Sequence[Order], name: str, shape: PipelineShape) 
     Both orders of a rank have the same length, so neither is a prefix of the other.
     """
     for rank, order in enumerate(orders):
-        wanted = SCHEDULES[name].actions(shape, rank)
+        wanted = SCHEDULES[name].order(shape, rank)
         if list(order) != list(wanted):
             both = zip(order, wanted, strict=False)
             return rank, next(position for position, (mine, theirs) in enumerate(both) if mine != theirs)

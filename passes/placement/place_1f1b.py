@@ -25,8 +25,8 @@ from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops.messages import Recv, Send
-from ratrain.ratrain_ir.schedules.action import Action, ActionKind
-from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b
+from ratrain.ratrain_ir.schedules.action import ActionKind, Order
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.base import Op
@@ -51,13 +51,13 @@ class Place1F1BPass(Pass):
         plan = module.plan
         for stage in module.stages:
             groups = split_into_groups(stage, module.topology)
-            actions = schedule_1f1b(plan.shape, stage.index)
+            actions = SCHEDULES["1f1b"].order(module.topology.shape, stage.index)
             stage.ops = _ordered(groups, actions, plan.pp - stage.index - 1)
         module.level = Level.PLACED
         context.statistics["stages"] = plan.pp
 
 
-def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
+def _ordered(groups: WorkGroups, actions: Order, ahead: int) -> list[Op]:
     """Return the groups in the order of the actions; messages that meet between a forward and a backward change places.
 
     `ahead`: number of micro-batches by which forwards lead backwards in the alternating phase.

@@ -80,7 +80,8 @@ class PlaceFromFilePass(Pass):
         does not fit the plan or asks for something that a module cannot express, RT064 where the plan names another
         schedule.
         """
-        table = read_foreign_table(self.path)
+        shape = module.topology.shape
+        table = read_foreign_table(self.path, shape.forward_only)
         check_against_plan(table, module.plan)
         if self.renumber:
             table = renumbered(table)
@@ -89,8 +90,8 @@ class PlaceFromFilePass(Pass):
         if (
             module.level is Level.DATAFLOW
         ):  # of a module that has an order, the plan tells which; the new one replaces it
-            check_said_schedule(table, module.plan)
-        schedule = schedule_of(table, module.plan)
+            check_said_schedule(table, module.plan, shape)
+        schedule = schedule_of(table, module.plan, shape)
         split_where_halves_are_apart(module, orders_of_table(table))
         place_table(module, table)
         module.plan = attrs.evolve(module.plan, schedule=schedule)

@@ -16,7 +16,7 @@ from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.schedules.one_chunk import schedule_gpipe
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -40,7 +40,7 @@ class PlaceGpipePass(Pass):
         begin_placing(module, "gpipe")
         for stage in module.stages:
             groups = split_into_groups(stage, module.topology)
-            actions = schedule_gpipe(module.plan.shape, stage.index)
+            actions = SCHEDULES["gpipe"].order(module.topology.shape, stage.index)
             stage.ops = [op for action in actions for op in groups.of(action)] + groups.step_end
         module.level = Level.PLACED
         context.statistics["stages"] = module.plan.pp

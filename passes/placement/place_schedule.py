@@ -57,9 +57,10 @@ class PlaceSchedulePass(Pass):
         """
         kind = self.kind or module.plan.schedule or default_schedule(module.plan.shape)
         begin_placing(module, kind, f"place-schedule{{kind={kind}}}")
-        orders = [SCHEDULES[kind].actions(module.plan.shape, stage.index) for stage in module.stages]
+        schedule, stages = SCHEDULES[kind], range(module.plan.pp)
         if not SCHEDULES.is_own(kind):
-            check_order_of_others(kind, orders, module.plan)
+            check_order_of_others(kind, [schedule.actions(module.plan.shape, stage) for stage in stages], module.plan)
+        orders = [schedule.order(module.topology.shape, stage) for stage in stages]
         split_where_halves_are_apart(module, orders)
         place_orders(module, orders)
         context.statistics["stages"] = module.plan.pp

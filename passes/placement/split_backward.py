@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.base import Op
 
@@ -37,6 +38,7 @@ def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], b
 
     Returns the number of backwards split.
     """
+    refuse_halves(module.plan)
     ops: list[Op] = []
     count = 0
     for op in stage.ops:
@@ -49,16 +51,20 @@ def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], b
     return count
 
 
-def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, BackwardWeight]:
-    """Return the two halves of a backward; the first leaves new pending tensors for the second."""
-    block, piece = op.block, piece_of(op)
-    plan = slice_plan(module.plan, op.slice)
-    if module.plan.training:
+def refuse_halves(plan: Plan) -> None:
+    """Raise RT064 if a plan trains less than the whole model: the halves of its backwards are not built."""
+    if plan.training:
         fail(
             "RT064",
             "backwards in halves, of a model with frozen parameters or adapters, are not built",
             help="use a strategy and a schedule with whole backwards, as ratrain and 1f1b",
         )
+
+
+def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, BackwardWeight]:
+    """Return the two halves of a backward; the first leaves new pending tensors for the second."""
+    block, piece = op.block, piece_of(op)
+    plan = slice_plan(module.plan, op.slice)
     role = bind(op, module.model, module.plan).tensors
     pending = tuple(
         stage.add(Tensor(stage.free_name(f"d.{block}.{piece_name(piece)}.{slot.name}"), StateKind.SAVED, slot.type))

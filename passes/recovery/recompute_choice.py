@@ -55,7 +55,7 @@ from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
-from ratrain.ratrain_ir.model.blocks import Block, block
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward
 from ratrain.ratrain_ir.model.slots import Slot, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.ops.base import Engine, Piece
 from ratrain.ratrain_ir.ops.compute import Forward, Project
@@ -136,6 +136,8 @@ class Chosen:
     @property
     def summary(self) -> str:
         """Description of the counts, for the statistics."""
+        if not self.kinds:
+            return "nothing is kept: no layer has a backward"
         counts: Counter[LayerChoice] = Counter()
         for kind in self.kinds:
             counts.update(kind.counts)
@@ -164,6 +166,8 @@ def choose(rewriting: Rewriting, trials: Trials, capacity: int, store: Home = Ho
     """
     stage = rewriting.stage
     shape = StageShape.of(stage, trials)
+    if not shape.kinds:
+        return shape.chosen(())
     best = kept_in_ddr(rewriting, trials, capacity, shape, shape.none_stored)
     if store is Home.DDR or best.keeps_everything:
         return best
@@ -244,8 +248,10 @@ class StageShape:
         """Return the shape of a stage."""
         plan = trials.module.plan
         slices = plan.shape.slices
-        # Pieces in flight are counted over all chunks of the stage; a layer is in one chunk.
-        in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
+        # Pieces in flight are counted over all chunks of the stage that have a backward; a layer is in one chunk.
+        topology = trials.module.topology
+        chunks = sum(chunk >= topology.forward_only for chunk in topology.chunks_of(stage.index))
+        in_flight = min(ceil(most_in_flight_on(trials.module, stage) / max(chunks, 1)), plan.micro_batches * slices)
         kinds = _kinds_of_layers(stage, trials.module)
         options = (tuple(_pareto(_options(stage, trials, layers[0]))) for layers in kinds)
         return cls(tuple(kinds), in_flight, slices, tuple(options))
@@ -339,10 +345,11 @@ def kept_in_ddr(
 
 
 def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:
-    """Return the layers of a stage grouped by kind; layers of a kind take the same time to recompute."""
+    """Return the layers of a stage that have a backward, by kind; layers of a kind take the same time to recompute."""
     kinds: dict[int, list[int]] = {}
     for chunk in module.topology.chunks_of(stage.index):
-        for layer in module.topology.chunk_layers[chunk]:
+        layers = module.topology.chunk_layers[chunk]
+        for layer in (each for each in layers if has_backward(module.model, module.plan, block("mlp", each))):
             kinds.setdefault(module.model.first_alike(layer), []).append(layer)
     return [tuple(layers) for layers in kinds.values()]
 

@@ -196,9 +196,11 @@ class Rewriting:
 
     def __attrs_post_init__(self) -> None:
         numbers: dict[tuple[int, Piece], int] = {}
+        # layers that only go forward keep nothing, so there is nothing to choose
+        back = {op.block.layer for op in self.stage.ops if isinstance(op, InputGradientOp)}
         for position, op in enumerate(self.stage.ops):
             self._note(op)
-            if _depends_on_choice(op) and op.block.layer is not None:
+            if _depends_on_choice(op) and op.block.layer is not None and op.block.layer in back:
                 number = numbers.setdefault((op.block.layer, piece_of(op)), len(numbers))
                 self._steps.append((position, number, {}))
             else:

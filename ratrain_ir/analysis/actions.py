@@ -153,7 +153,8 @@ def _stage_row(module: Module, stage: Stage) -> tuple[PlacedAction, ...]:
                 add(op, kinds[op.payload is Payload.GRADIENT], chunk, op.micro_batch)
         elif op is last_reduction:
             for chunk in module.topology.chunks_of(stage.index):
-                add(op, ActionKind.REDUCE_GRAD, chunk, None)
+                if chunk >= module.topology.forward_only:
+                    add(op, ActionKind.REDUCE_GRAD, chunk, None)
     return tuple(row)
 
 
@@ -176,6 +177,11 @@ def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
         PlacedAction(stage, slot, action.chunk, action.kind, action.micro_batch, slice=action.slice if sliced else None)
         for slot, action in enumerate(order)
     )
+
+
+def first_with_backward(table: ActionTable) -> int:
+    """Return the first stage of a table that has a backward: those below it only go forward. 0 if none has any."""
+    return min((action.stage for action in table.actions if action.kind in BACKWARDS), default=0)
 
 
 def compute_only(table: ActionTable) -> ActionTable:

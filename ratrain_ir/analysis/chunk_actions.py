@@ -55,5 +55,6 @@ def most_in_flight_on(module: Module, stage: Stage) -> int:
     Taken from the plan's schedule if it names one, else counted from the stage's ops.
     """
     if module.plan.schedule is not None:
-        return most_held(module.plan.schedule, module.plan.shape, stage.index)
-    return most_in_flight(action.kind for _, action in chunk_actions(module, stage))
+        return most_held(module.plan.schedule, module.topology.shape, stage.index)
+    passes = ((action.kind, action.chunk) for _, action in chunk_actions(module, stage))
+    return most_in_flight(passes, module.topology.forward_only)

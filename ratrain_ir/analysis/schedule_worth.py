@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction, first_with_backward
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
 from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, edge_ends
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
@@ -100,12 +100,14 @@ def step_time(table: ActionTable, times: PassTimes) -> StepTime:
 
 def in_flight_on_ranks(table: ActionTable) -> list[int]:
     """Return the most passes through a stage that each rank has in flight at once."""
-    return [most_in_flight(action.kind for action in row) for row in table.rows]
+    lowest = first_with_backward(table)
+    return [most_in_flight(((action.kind, action.stage) for action in row), lowest) for row in table.rows]
 
 
 def in_flight_on_stages(table: ActionTable) -> dict[int, int]:
     """Return the most passes that each stage has in flight at once; a rank may hold several stages."""
-    kinds: dict[int, list[ActionKind]] = defaultdict(list)
+    lowest = first_with_backward(table)
+    passes: dict[int, list[tuple[ActionKind, int]]] = defaultdict(list)
     for action in table.actions:
-        kinds[action.stage].append(action.kind)
-    return {stage: most_in_flight(kinds[stage]) for stage in sorted(kinds)}
+        passes[action.stage].append((action.kind, action.stage))
+    return {stage: most_in_flight(passes[stage], lowest) for stage in sorted(passes)}

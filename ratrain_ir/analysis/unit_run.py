@@ -115,8 +115,10 @@ class _Run:
     """Computations of all orders, stage by stage, and their ends if each starts as soon as it has its input."""
 
     def __init__(self, orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) -> None:
-        self.chunks = range(len(chunk_stages))
         self.computations = [Computation(stage, action) for stage, order in enumerate(orders) for action in order]
+        # gradients go no further down than the lowest chunk with a backward
+        back = (each.action.chunk for each in self.computations if each.action.kind is not ActionKind.FORWARD)
+        self.chunks = {1: range(len(chunk_stages)), -1: range(min(back, default=0), len(chunk_stages))}
         actions = [each.action for each in self.computations]
         makers = {self.makes(action): number for number, action in enumerate(actions)}
         # `computations` are numbered stage by stage: a stage's order links neighbours, except across stages
@@ -124,7 +126,7 @@ class _Run:
         edges = [(number - 1, number) for number in range(len(actions)) if number not in firsts]
         for number, action in enumerate(actions):
             payload, step = _STEPS.get(action.kind, (None, 0))
-            if payload is not None and action.chunk - step in self.chunks:
+            if payload is not None and action.chunk - step in self.chunks[step]:
                 # an input that no action makes never comes: its taker waits for itself, which is a cycle
                 edges.append((makers.get((payload, *action.work), number), number))
         graph = WaitGraph(len(actions))
@@ -138,6 +140,6 @@ class _Run:
         """Return what an action makes for a neighbouring chunk; None if nothing."""
         payload, step = _STEPS.get(action.kind, (None, 0))
         after = action.chunk + step
-        if payload is None or after not in self.chunks:
+        if payload is None or after not in self.chunks[step]:
             return None
         return payload, after, action.micro_batch, action.slice

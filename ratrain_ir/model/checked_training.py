@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
 from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
-from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters, trained_parameters
+from ratrain.ratrain_ir.model.blocks import block_chain, parameters, trained_blocks
 from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, parameter_modules, routers
 from ratrain.ratrain_ir.model.parameter_names import head_module
 from ratrain.ratrain_ir.support.diagnostics import fail
@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.support.module_patterns import expression_of, is_named, 
 from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
@@ -164,7 +164,7 @@ def _check_frozen(model: ModelConfig, plan: Plan) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             text = f"freeze: no parameter of {model.name} is named {shown(pattern)}"
             fail("RT064", text, help=f'names are like "{names[0]}" or "{names[1]}"; `*` stands for any characters')
-    if not _any_trains(model, plan, block_chain(model)):
+    if not trained_blocks(trained_model(model, plan)):
         fail("RT064", f"freeze: no parameter of {model.name} is left to train", help="freeze fewer of them")
 
 
@@ -176,21 +176,8 @@ def _check_base(model: ModelConfig, plan: Plan) -> None:
         fail("RT064", text, help="leave base out")
 
 
-def _any_trains(model: ModelConfig, plan: Plan, owners: Iterable[Block]) -> bool:
-    trained = trained_model(model, plan)
-    return any(trained_parameters(trained, owner) for owner in owners)
-
-
 def _check_layout(model: ModelConfig, plan: Plan) -> None:
-    """Refuse norms over tensor-parallel ranks, and a stage or chunk without a parameter that trains."""
+    """Refuse norms over tensor-parallel ranks."""
     if norms_over_ranks(model, plan):
         text = f"tp = {plan.tp}: frozen parameters or adapters of {model.name}, whose norms of queries and keys tensor-"
         fail("RT064", f"{text}parallel ranks take together, are not built", help="use tp = 1")
-    chunks = plan.pp * plan.chunks
-    for chunk in range(chunks) if chunks > 1 else ():
-        layers = plan.chunk_layers(chunk, model)
-        ends = {"embed": chunk == 0, "head": chunk == chunks - 1}
-        owners = [each for each in block_chain(model) if ends.get(each.kind, each.layer in layers)]
-        if not _any_trains(model, plan, owners):
-            text = f"nothing trains in layers {layers.start} to {layers.stop - 1}, one stage or chunk of the pipeline"
-            fail("RT064", f"{text}: a stage that only goes forward is not built", help="use pp = 1, or other cuts")

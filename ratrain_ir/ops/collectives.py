@@ -362,8 +362,9 @@ class ReduceKeys(ContextOp):
 class AllReduceScalar(Op):
     """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
 
-    The loss is summed and reported. The flags are combined by "or". For the norm, the op names all blocks of the stage,
-    and reads their reduced gradients; it is infinite if one of their flags is set anywhere.
+    The loss is summed and reported. The flags are combined by "or". For the norm, the op names all blocks of the stage
+    that train, and reads their reduced gradients; it is infinite if one of their flags is set anywhere. Ranks of a
+    stage in which nothing trains meet the others without a block or a flag.
     """
 
     keyword = "all_reduce_scalar"

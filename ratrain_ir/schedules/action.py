@@ -59,15 +59,23 @@ Order = Sequence[Action]
 """Actions of one stage, in the order in which it executes them."""
 
 
-def most_in_flight(kinds: Iterable[ActionKind]) -> int:
-    """Count the most passes that are in flight at once in an order, given the kinds of its actions.
+def with_backwards_from(chunk: int, order: Order) -> Order:
+    """Return an order without the backwards, and halves of backwards, of the chunks below one."""
+    if not chunk:
+        return order
+    return [action for action in order if action.kind is ActionKind.FORWARD or action.chunk >= chunk]
+
+
+def most_in_flight(passes: Iterable[tuple[ActionKind, int]], forward_only: int = 0) -> int:
+    """Count the most passes that are in flight at once in an order, given kind and chunk of each of its actions.
 
     A pass of a micro-batch (or slice) through a chunk is in flight from its forward until the gradient of its input is
-    made.
+    made. A pass through one of the first `forward_only` chunks, which have no backward, leaves nothing to hold and
+    does not count.
     """
     held = most = 0
-    for kind in kinds:
-        held += _HELD.get(kind, 0)
+    for kind, chunk in passes:
+        held += _HELD.get(kind, 0) if chunk >= forward_only else 0
         most = max(most, held)
     return most
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.schedules.action import Action, Order, most_in_flight
+from ratrain.ratrain_ir.schedules.action import Action, Order, most_in_flight, with_backwards_from
 from ratrain.ratrain_ir.schedules.building_block import schedule_v_half, schedule_v_min
 from ratrain.ratrain_ir.schedules.interleaved import (
     breadth_first_problem,
@@ -60,7 +60,7 @@ class Schedule:
     title: str
     """its name in a sentence"""
     actions: Callable[[PipelineShape, int], Order]
-    """returns the order of a stage"""
+    """returns the order of a stage whose chunks all have a backward"""
     problem: Callable[[PipelineShape], str | None] = one_chunk_whole
     """explains why it cannot be made for a shape; None if it can"""
     chunks: int = 1
@@ -71,6 +71,13 @@ class Schedule:
     """micro-batches that the first stage holds, as a share of 1F1B's; rough: it only orders the search"""
     bubble: float = 1.0
     """idle time, as a share of the time through all other stages over chunks * slices; rough, like `held`"""
+
+    def order(self, shape: PipelineShape, stage: int) -> Order:
+        """Return the order of a stage without the backwards of chunks that only go forward.
+
+        Such chunks are the first ones, so nobody waits for what is left out: the rest is as sound as the whole.
+        """
+        return with_backwards_from(shape.forward_only, self.actions(shape.trained_whole, stage))
 
 
 class Schedules(Mapping[str, Schedule]):
@@ -204,8 +211,11 @@ def most_held(schedule: str | None, shape: PipelineShape, stage: int) -> int:
     """Return the most passes through a chunk that are in flight on a stage under a named schedule.
 
     A pass of a micro-batch (or slice) is in flight from the start of its forward until the gradient of its input is
-    made. Nothing is known about an order without a name (None): all passes may be in flight.
+    made; in a chunk that only goes forward none is. Nothing is known about an order without a name (None): all passes
+    may be in flight.
     """
     if schedule is None:
-        return shape.micro_batches * shape.chunks * shape.slices
-    return most_in_flight(action.kind for action in SCHEDULES[schedule].actions(shape, stage))
+        chunks = sum(chunk >= shape.forward_only for chunk in shape.chunks_of(stage))
+        return shape.micro_batches * chunks * shape.slices
+    order = SCHEDULES[schedule].order(shape, stage)
+    return most_in_flight(((action.kind, action.chunk) for action in order), shape.forward_only)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 LAYOUTS = ("loop", "vee")
 """Layouts of chunks, numbered in forward order, on P stages: `loop` is stage c mod P, `vee` goes 0..P-1 and back."""
@@ -22,6 +22,13 @@ class PipelineShape:
     """one of `LAYOUTS`"""
     slices: int = 1
     """k, slices of a micro-batch; 1 if micro-batches are whole"""
+    forward_only: int = 0
+    """first chunks without a backward: nothing in them, or below them, trains"""
+
+    @property
+    def trained_whole(self) -> PipelineShape:
+        """The shape in which every chunk has a backward; schedules are written for it."""
+        return evolve(self, forward_only=0) if self.forward_only else self
 
     @property
     def chunk_stages(self) -> tuple[int, ...]:

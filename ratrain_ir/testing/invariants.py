@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.tensor_ranks import trained_model
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.model.blocks import block, block_chain, trained_blocks
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_name
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter, repeats_sum
@@ -235,7 +236,7 @@ def stage_of_chunk(module: Module, chunk: int) -> int:
 
 
 def blocks_are_where_the_plan_says(module: Module, stage: Stage) -> None:
-    """Check that a stage holds the weights of exactly its chunks' blocks.
+    """Check that a stage holds the masters of exactly its chunks' blocks that train.
 
     It must also run the forward of each of these blocks once for each micro-batch or slice.
     """
@@ -243,10 +244,17 @@ def blocks_are_where_the_plan_says(module: Module, stage: Stage) -> None:
     chain = [block("embed"), *layers, block("head")]
     own = [held for held in chain if stage_of_chunk(module, chunk_of_block(module, held)) == stage.index]
     masters = Counter(tensor.name for tensor in stage.tensors.values() if tensor.kind is StateKind.MASTER)
-    assert masters == Counter(f"p.{held}" for held in own), f"stage {stage.index} holds {sorted(masters)}"
+    trained = _trained(module)
+    assert masters == Counter(f"p.{held}" for held in own if held in trained), (
+        f"stage {stage.index} holds {sorted(masters)}"
+    )
     done = Counter((str(op.block), piece_of(op)) for op in stage.ops if type(op) is Forward)
     wanted = Counter((str(held), piece) for held in own for piece in _all_pieces(module))
     assert done == wanted, f"stage {stage.index} does {done - wanted} too often, {wanted - done} too rarely"
+
+
+def _trained(module: Module) -> tuple[Block, ...]:
+    return trained_blocks(trained_model(module.model, module.plan))
 
 
 def _all_pieces(module: Module) -> list[Piece]:
@@ -256,16 +264,20 @@ def _all_pieces(module: Module) -> list[Piece]:
 def messages_pass_between_chunks(module: Module) -> None:
     """Check that messages between chunks on different stages are complete, and ordered alike at both ends.
 
-    Each micro-batch or slice has one activation and one gradient. Messages of each chunk are a sequence of their own.
+    Each micro-batch or slice has one activation, and one gradient where a block below trains. Messages of each chunk
+    are a sequence of their own.
     """
     sent, received = (_messages(module, kind) for kind in (Send, Recv))
     wanted: dict[tuple[int, int, Payload, int | None], Counter[Piece]] = {}
+    lowest = min(chunk_of_block(module, held) for held in _trained(module))
     for into in range(1, module.plan.pp * module.plan.chunks):
         before, after = stage_of_chunk(module, into - 1), stage_of_chunk(module, into)
         said = into if module.plan.chunks > 1 else None
         if before != after:
             each = Counter(_all_pieces(module))
-            wanted[before, after, Payload.ACTIVATION, said] = wanted[after, before, Payload.GRADIENT, said] = each
+            wanted[before, after, Payload.ACTIVATION, said] = each
+            if lowest < into:
+                wanted[after, before, Payload.GRADIENT, said] = each
     for ways, verb in ((sent, "sent"), (received, "received")):
         found = {way: Counter(order) for way, order in ways.items()}
         assert found == wanted, f"there are {verb} {found}, where the plan has {wanted}"
@@ -287,23 +299,25 @@ def in_flight_is_exact(module: Module, stage: Stage) -> None:
     """Check that at most as many passes are in flight on a stage as in its schedule's order, and at some time as many.
 
     A pass is in flight from its forward to its backward, or the input half of it. Under 1F1B and ZB-H1 the number is
-    min(P - s, M).
+    min(P - s, M), or 0 where nothing has a backward.
     """
     plan = module.plan
     assert plan.schedule is not None
-    firsts = {chunk_of_block(module, held): held for held in reversed(module.topology.stage_blocks[stage.index])}
+    blocks, chain = module.topology.stage_blocks[stage.index], block_chain(module.model)
+    back = chain[chain.index(_trained(module)[0]) :]
+    firsts = {chunk_of_block(module, held): held for held in reversed(blocks) if held in back}
     started: set[tuple[int, Piece]] = set()
     most = 0
     for op in stage.ops:
-        if type(op) is Forward:
+        if type(op) is Forward and chunk_of_block(module, op.block) in firsts:
             started.add((chunk_of_block(module, op.block), piece_of(op)))
         most = max(most, len(started))
         if isinstance(op, InputGradientOp) and op.block in firsts.values():
             started.discard((chunk_of_block(module, op.block), piece_of(op)))
     if plan.schedule in ("1f1b", "zb-h1"):
-        expected = min(plan.pp - stage.index, plan.micro_batches)
+        expected = min(plan.pp - stage.index, plan.micro_batches) if firsts else 0
     else:
-        order = SCHEDULES[plan.schedule].actions(plan.shape, stage.index)
+        order = [each for each in SCHEDULES[plan.schedule].actions(plan.shape, stage.index) if each.chunk in firsts]
         expected = max(_in_flight_after(order[:count]) for count in range(len(order) + 1))
     title = SCHEDULES[plan.schedule].title
     assert most == expected, f"stage {stage.index} has up to {most} passes in flight, {title} has {expected}"

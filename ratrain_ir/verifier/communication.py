@@ -182,15 +182,15 @@ def check_stage_claim(module: Module, stage: Stage, report: Reporter) -> None:
 def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Reporter) -> bool:
     """Report a stage that has more passes in flight than its schedule allows; return True if it has not.
 
-    A pass of a micro-batch through a chunk is in flight until the gradient of the chunk's input is made; a weight half
-    may come later. Under 1F1B and ZB-H1 the bound is min(P - s, M).
+    A pass of a micro-batch through a chunk with a backward is in flight until the gradient of the chunk's input is
+    made; a weight half may come later. Under 1F1B and ZB-H1 the bound is min(P - s, M).
     """
-    chunk_of = module.topology.chunk_of
-    firsts = module.topology.backward_ends
-    bound = most_held(schedule, module.plan.shape, stage.index)
+    topology = module.topology
+    chunk_of, firsts = topology.chunk_of, topology.backward_ends
+    bound = most_held(schedule, module.topology.shape, stage.index)
     started: set[tuple[int, int, int]] = set()
     for op in stage.ops:
-        if type(op) is Forward:
+        if type(op) is Forward and chunk_of[op.block] >= topology.forward_only:
             started.add((op.micro_batch, op.slice or 0, chunk_of[op.block]))
             if len(started) > bound:
                 _report_in_flight(module, stage, op, started, bound, schedule, report)
@@ -206,7 +206,7 @@ def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) 
         _check_zb_h1(module, stage, report)
         return
     wanted = [
-        part for action in SCHEDULES[schedule].actions(module.plan.shape, stage.index) for part in _halves(action)
+        part for action in SCHEDULES[schedule].order(module.topology.shape, stage.index) for part in _halves(action)
     ]
     position = 0
     for op, action in chunk_actions(module, stage):
@@ -231,7 +231,7 @@ def _check_zb_h1(module: Module, stage: Stage, report: Reporter) -> None:
 
     Smaller delays and whole backwards are ZB-H1 too, because a stage delays as much as its memory allows.
     """
-    wanted = iter(SCHEDULES["1f1b"].actions(module.plan.shape, stage.index))
+    wanted = iter(SCHEDULES["1f1b"].order(module.topology.shape, stage.index))
     # Weight halves whose input half is done.
     waiting = 0
     for op, action in chunk_actions(module, stage):

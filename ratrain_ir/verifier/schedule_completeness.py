@@ -1,4 +1,7 @@
-"""RT030: every micro-batch, or every slice of it, runs forward and backward exactly once on every stage."""
+"""RT030: every micro-batch, or every slice of it, runs forward and backward exactly once on every stage.
+
+Stages that only go forward, which are the first ones, have no backward.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ def check_complete(found: ScheduleFindings) -> None:
     """Report missing stages, micro-batches and slices, and actions that happen twice or by halves."""
     _check_stages_named(found)
     _check_once(found)
+    _check_forward_only(found)
     by_stage: dict[int, set[Part]] = {stage: set() for stage in found.stages}
     named: dict[Part, PlacedAction] = {}
     for action in found.table.actions:
@@ -103,6 +107,25 @@ def _check_once(found: ScheduleFindings) -> None:
                 found.report("RT030", f"'{action}' happens twice", action, [found.note("first done here", first)])
 
 
+_OF_GRADIENTS = COMPUTES - {ActionKind.FORWARD} | {ActionKind.SEND_B, ActionKind.RECV_B, ActionKind.REDUCE_GRAD}
+
+
+def _check_forward_only(found: ScheduleFindings) -> None:
+    """Report what makes, moves or sums gradients of stages that only go forward."""
+    if not found.forward_only:
+        return
+    if found.forward_only > found.last_stage:
+        text = f"{found.forward_only} stages only go forward, and stage {found.last_stage} is the last one: none trains"
+        found.report("RT030", text, found.stages[found.last_stage][0])
+        return
+    for action in found.table.actions:
+        # the first stage with a backward makes no gradient of its input, so it sends none
+        lowest = found.forward_only + (action.kind is ActionKind.SEND_B)
+        if action.kind in _OF_GRADIENTS and action.stage < lowest:
+            text = f"'{action}': nothing below stage {found.forward_only} trains, so there is no gradient"
+            found.report("RT030", text, action, way_out="delete it: a stage below only goes forward")
+
+
 def _check_halves(found: ScheduleFindings, stage: int, part: Part) -> None:
     """Check that a part has a forward, and a backward in one piece or in both halves."""
     forward = found.index.forward(stage, part)
@@ -122,6 +145,6 @@ def _check_halves(found: ScheduleFindings, stage: int, part: Part) -> None:
         found.report("RT030", f"'{made}' has no weight half: '{stage}W{m}' is missing", made)
     elif weight is not None and made is None:
         found.report("RT030", f"'{weight}' has no input half: '{stage}I{m}' is missing", weight)
-    elif half is None and forward is not None:
+    elif half is None and forward is not None and stage >= found.forward_only:
         text = f"'{forward}' has no backward: '{stage}B{m}' (or '{stage}I{m}' and '{stage}W{m}') is missing"
         found.report("RT030", text, forward)

@@ -19,6 +19,8 @@ class ScheduleFindings:
 
     table: ActionTable
     diagnostics: Diagnostics
+    forward_only: int = 0
+    """Number of first stages without a backward: nothing in them, or below them, trains."""
     index: ActionIndex = field(init=False)
     stages: dict[int, list[PlacedAction]] = field(factory=dict)
     """Actions of each stage, rank by rank, in order."""

@@ -2,8 +2,9 @@
 
 1. Places: a stage lives on one rank RT027; only neighbours on different ranks exchange messages RT027, RT026.
 2. Completeness: every micro-batch's forward and backward (or both its halves) run exactly once on every stage, forward
-   before backward, input half before weight half RT030. A rank without actions is sound if no other one needs a stage
-   that nobody runs.
+   before backward, input half before weight half RT030. Of the first stages, as many as are said only go forward: they
+   have no backward, and no gradients, RT030. A rank without actions is sound if no other one needs a stage that nobody
+   runs.
 3. Inputs: a stage has what it takes from a neighbour before it uses it, and makes a message before it sends it RT020.
    Slices of a micro-batch run forward in ascending, backward in descending order RT020, because each attends to the
    keys of the earlier ones, and adds to their gradients.
@@ -30,12 +31,15 @@ from ratrain.ratrain_ir.verifier.schedule_findings import ScheduleFindings, wher
 from ratrain.ratrain_ir.verifier.schedule_sharding import check_gathered, check_reduced
 
 
-def verify_schedule(table: ActionTable, diagnostics: Diagnostics, *, sharded: bool = False) -> None:
+def verify_schedule(
+    table: ActionTable, diagnostics: Diagnostics, *, sharded: bool = False, forward_only: int = 0
+) -> None:
     """Report everything that is wrong with a schedule.
 
-    `sharded` says that stages begin a step with a shard of their parameters only.
+    `sharded` says that stages begin a step with a shard of their parameters only, `forward_only` how many of the first
+    stages have no backward.
     """
-    rules = _Rules(table, diagnostics)
+    rules = _Rules(table, diagnostics, forward_only)
     rules.check_places()
     check_complete(rules)
     rules.check_order()
@@ -48,13 +52,10 @@ def verify_schedule(table: ActionTable, diagnostics: Diagnostics, *, sharded: bo
         rules.check_progress()
 
 
-def check_schedule(table: ActionTable, *, sharded: bool = False) -> None:
-    """Raise `DiagnosticError` unless a schedule is sound.
-
-    `sharded` says that stages begin a step with a shard of their parameters only.
-    """
+def check_schedule(table: ActionTable, *, sharded: bool = False, forward_only: int = 0) -> None:
+    """Raise `DiagnosticError` unless a schedule is sound; the options are those of `verify_schedule`."""
     diagnostics = Diagnostics()
-    verify_schedule(table, diagnostics, sharded=sharded)
+    verify_schedule(table, diagnostics, sharded=sharded, forward_only=forward_only)
     diagnostics.check()
 
 

@@ -57,7 +57,7 @@ def _check_gathered_stage(found: ScheduleFindings, actions: Sequence[PlacedActio
 def check_reduced(found: ScheduleFindings, *, sharded: bool) -> None:
     """Report RT031 if any stage reduces its gradients, but not every stage does so once, after its last backward.
 
-    If stages are `sharded`, every stage must, and a missing reduction is RT009.
+    If stages are `sharded`, every stage must, and a missing reduction is RT009. Stages that only go forward have none.
     """
     first = next((a for a in found.table.actions if a.kind is ActionKind.REDUCE_GRAD), None)
     if first is None and not sharded:
@@ -73,6 +73,8 @@ def check_reduced(found: ScheduleFindings, *, sharded: bool) -> None:
                 reduction = reduction or action
             elif action.kind in {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT} and reduction is not None:
                 late = late or action
+        if reduction is None and stage < found.forward_only:
+            continue
         if reduction is None:
             text = f"the gradients of stage {stage} are never reduced: '{stage}REDUCE_GRAD' is missing"
             notes = [found.note("another stage does it", first)] if first is not None else []

@@ -186,7 +186,10 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
         for block in dict.fromkeys(op.blocks):
             check_sharding(module, stage, op, block, report)
     if type(op) is AllReduceScalar and (op.quantity is Quantity.NORM) is not bool(op.blocks):
-        report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)
+        # ranks of a stage in which nothing trains meet the others with a norm of nothing
+        owned = module.topology.stage_blocks[stage.index]
+        if op.blocks or any(trains(module.model, module.plan, each) for each in owned):
+            report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)
     if type(op) is AllReduceScalar and op.quantity is Quantity.NORM and module.plan.optimizer.clip != "global":
         report.at_op("RT026", 'the norm of the gradient is for clip = "global"', stage, op)
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:

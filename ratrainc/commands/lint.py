@@ -69,6 +69,12 @@ _SECONDS = FiniteRange(min=0, min_open=True)
     "and reduced.",
 )
 @click.option(
+    "--forward-only",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The first N stages have no backward: all their parameters are frozen.",
+)
+@click.option(
     "--draw",
     type=Result("picture", ".svg"),
     callback=output_file,
@@ -83,6 +89,7 @@ def command(
     backward: float | None,
     weight: float | None,
     sharded: bool,
+    forward_only: int | None,
     draw: str | None,
     as_json: bool,
 ) -> int:
@@ -103,7 +110,7 @@ def command(
     times = _pass_times(forward, backward, weight)
     try:
         with status(f"checking {file}"):
-            found = api.lint(file, sharded=sharded, times=times)
+            found = api.lint(file, sharded=sharded, times=times, forward_only=forward_only or 0)
     except api.UnsoundTableError as unsound:
         if as_json:
             print_json(unsound.to_json())

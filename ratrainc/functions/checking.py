@@ -39,14 +39,16 @@ def diff(before: Module | str, after: Module | str) -> Difference:
     return difference(_module(before), _module(after))
 
 
-def lint(table: str, *, sharded: bool = False, times: PassTimes | None = None) -> TableReport:
+def lint(table: str, *, sharded: bool = False, times: PassTimes | None = None, forward_only: int = 0) -> TableReport:
     """Prove that a schedule table of another runtime is sound, and report its step time and idle time.
 
     `table` is the path of a CSV file as torch.distributed.pipelining writes it. With `sharded`, stages begin a step
     with a shard of their parameters. `times` are the durations of a pass; None counts a forward and each half of a
-    backward as one unit. Raises `UnsoundTableError`, a `DiagnosticError`, with every cell that is wrong.
+    backward as one unit. The first `forward_only` stages have no backward: nothing below the next one trains.
+
+    Raises `UnsoundTableError`, a `DiagnosticError`, with every cell that is wrong.
     """
-    return table_report(table, times, sharded=sharded)
+    return table_report(table, times, sharded=sharded, forward_only=forward_only)
 
 
 def schedule(
@@ -83,7 +85,7 @@ def export(module: Module | str, format: ExportFormat = "torch-csv", *, lowered:
         return export_plan(format, known.plan, known.model, recomputing(known))
     actions = actions_of_module(known)
     table = with_gathered_parameters(actions) if lowered else compute_only(actions)
-    check_schedule(table)
+    check_schedule(table, forward_only=known.topology.forward_only)
     return Exported("".join(f"{line}\n" for line in torch_csv_lines(table)), ())
 
 

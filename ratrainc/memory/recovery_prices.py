@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from ratrain.passes.recovery.rewriting import NOTHING, rewrite, same_for_all
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.model.blocks import Block, has_backward
 from ratrain.ratrain_ir.ops.base import Engine, Slice
 from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.ops.kinds import piece_of
@@ -120,7 +120,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _uses(
     module: Module, stage: Stage, target: MachineTarget, timeline: Timeline | None
 ) -> Iterable[tuple[Forward, _Use]]:
-    """Yield each forward of a layer with the treatment of its saved tensors."""
+    """Yield each forward of a layer that has a backward, with the treatment of its saved tensors."""
     recovered: dict[tuple[Block, Piece], float] = {}
     stored: dict[tuple[Block, Piece], Store | PeerOffload] = {}
     for op in stage.ops:
@@ -132,7 +132,7 @@ def _uses(
     moved = {} if timeline is None else _transfers(timeline, stage.index)
     last = _last_reads(stage)
     for position, op in enumerate(stage.ops):
-        if type(op) is not Forward or op.block.layer is None:
+        if type(op) is not Forward or op.block.layer is None or not has_backward(module.model, module.plan, op.block):
             continue
         where = op.block, piece_of(op)
         store = stored.get(where)

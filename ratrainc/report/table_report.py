@@ -87,17 +87,17 @@ def soundness(table: ActionTable | None, diagnostics: list[Diagnostic]) -> dict[
     }
 
 
-def table_report(file: str, times: PassTimes | None, *, sharded: bool) -> TableReport:
+def table_report(file: str, times: PassTimes | None, *, sharded: bool, forward_only: int) -> TableReport:
     """Check a table (CSV of torch.distributed.pipelining) and time its step.
 
-    `times` are the durations of a pass, or None. With `sharded`, stages begin a step with a shard of their parameters.
-    Raises `UnsoundTableError` if the table cannot be read, or is not sound.
+    `times` are the durations of a pass, or None. With `sharded`, stages begin a step with a shard of their parameters;
+    the first `forward_only` have no backward. Raises `UnsoundTableError` if the table cannot be read, or is not sound.
     """
     table: ActionTable | None = None
     with paused_gc():
         try:
             table = read_torch_csv(file)
-            check_schedule(table, sharded=sharded)
+            check_schedule(table, sharded=sharded, forward_only=forward_only)
         except DiagnosticError as error:
             raise UnsoundTableError(error.diagnostics, table) from None
         units = step_time(table, UNIT_TIMES)

@@ -95,7 +95,7 @@ def test_a_table_is_placed_as_it_stands(path: Path) -> None:
         )
         assert mine == theirs
     in_flight = [most_in_flight_on(module, stage) for stage in module.stages]
-    assert in_flight == [most_in_flight(a.kind for a in order) for order in orders_of_table(table)]
+    assert in_flight == [most_in_flight((a.kind, a.chunk) for a in order) for order in orders_of_table(table)]
     text = print_module(module)
     assert print_module(parse_module(text)) == text
 

@@ -323,11 +323,6 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "their parts by one": (SHARED_EXPERT, {"training": evolve(QV, targets="up_proj")}, "experts.gate_up_proj, and"),
     "a pattern without a match": (MODEL, {"training": Training(freeze="model.layer.*")}, "no parameter of toy"),
     "nothing left": (MODEL, {"training": Training(freeze="*")}, "left to train"),
-    "a stage without any": (
-        MODEL,
-        {"training": Training(freeze="model.embed_tokens.*, model.layers.0.*")},
-        "layers 0 to 0",
-    ),
     "a base without a matrix": (MODEL, {"training": Training(freeze="*norm*", base="int8-block")}, "no matrix"),
     "a module that is not there": (MODEL, {"training": evolve(LORA, modules_to_save="wte")}, "is named 'wte'"),
     "a module with an adapter": (MODEL, {"training": evolve(LORA, modules_to_save="q_proj")}, "which gets an adapter"),

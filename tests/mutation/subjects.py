@@ -40,6 +40,8 @@ DEEP = evolve(MODEL, layers=3)
 DEEPER = evolve(MODEL, layers=4)
 ADAPTERS = Training(method="lora", rank=3, alpha=6.0)
 FROZEN = Training(freeze="model.embed_tokens.*, model.layers.0.self_attn.*, model.layers.1.mlp.*, model.norm.*")
+UPPER = Training(freeze="model.embed_tokens.*, model.layers.0.*")
+"""A first layer that only goes forward."""
 CLIPPED = evolve(OPTIMIZER, clip="global", max_norm=0.5)
 SMALL: dict[str, Any] = {"seq_len": 16, "micro_batch_size": 1, "head_chunk": 8}
 CHUNKED: dict[str, Any] = {"chunks": 2, "cuts": (1, 2, 3)}
@@ -200,6 +202,12 @@ SUBJECTS: dict[str, Subject] = {
             {"dp": 1, "micro_batches": 3, "zero": 0, "training": FROZEN},
             "place-1f1b,recompute{policy=attention},allocate-ddr",
             TIED,
+        ),
+        Subject(
+            "p3-d2-zero1-forward-only-clip",
+            {"pp": 3, "micro_batches": 2, "training": UPPER, "optimizer": CLIPPED},
+            _RATRAIN,
+            DEEP,
         ),
         Subject("p2-d1-zero0-side-by-side", {"dp": 1, "micro_batches": 2, "zero": 0}, _RATRAIN, NEOX),
         Subject("p2-d2-zero1-slices", {"micro_batches": 2, "slices": (6, 5, 5)}, _RATRAIN),

@@ -40,7 +40,7 @@ def check_planned_training(model: ModelConfig, plan: Plan) -> None:
         fail("RT064", text, help="freeze the same parameters of each layer, or compile a plan of your own")
     if not any(held is Held.TRAINED for _, held in layers[0]):
         text = f"no parameter of a layer of {model.name} trains: plans are searched where some do"
-        fail("RT064", text, help="use adapters, or compile a plan of your own (with pp = 1)")
+        fail("RT064", text, help="use adapters, or compile a plan of your own")
 
 
 def _of_layer(trained: ModelConfig, layer: int) -> list[tuple[str, Held]]:

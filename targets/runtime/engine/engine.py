@@ -519,8 +519,7 @@ class ProgramEngine(ABC):
     @property
     def loss_scale(self) -> tuple[float, float]:
         """Loss scale and steps since it last changed; the same on every rank between steps."""
-        values = next(rank for ranks in self.ranks for rank in ranks).carried("scale")
-        return float(values[0]), float(values[1])
+        return next(rank for ranks in self.ranks for rank in ranks).loss_scale
 
 
 _Key: TypeAlias = "tuple[Rank, int]"

@@ -176,6 +176,18 @@ class RankExecutor:
         """
         return self.views[self.stage.carried[what, block][0]]
 
+    @property
+    def loss_scale(self) -> tuple[float, float]:
+        """Loss scale and steps since it last changed, the same on every rank between steps.
+
+        A fixed one is the plan's: a stage that only goes forward has no tensor of it.
+        """
+        fixed = self.program.plan.loss_scale
+        if fixed is not None:
+            return fixed, 0.0
+        values = self.carried("scale")
+        return float(values[0]), float(values[1])
+
     def carried_pieces(self, what: str, block: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield elements [start, stop) of a carried tensor on the host, each piece with its first index.
 

@@ -346,7 +346,7 @@ class GroupCollectives:
             overflow |= bool(next(values))
             squares.setdefault(stage, []).append({block: list(islice(values, n)) for block, n in blocks.items()})
         norm = norm_of_stages([self._totals(lanes) for lanes in squares.values()], overflow=overflow)
-        self.norm = norm / float(self.rank.carried("scale")[0])
+        self.norm = norm / self.rank.loss_scale[0]
         views["norm"][0] = norm
 
     def _totals(self, lanes: list[dict[str, list[float]]]) -> dict[str, float]:

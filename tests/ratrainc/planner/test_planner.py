@@ -467,7 +467,7 @@ def test_what_bounds_read_of_an_order_is_so(schedule, micro_batches):
             if micro_batches >= 5 and schedule != "gpipe":
                 assert found.early == most_held(schedule, shape, stage)
             final = next(i for i, a in enumerate(order) if a.kind is not F and a.micro_batch == micro_batches - 1)
-            before = [most_in_flight(a.kind for a in order[: i + 1]) for i in range(final)]
+            before = [most_in_flight((a.kind, a.chunk) for a in order[: i + 1]) for i in range(final)]
             assert found.early == max(before, default=0)
 
 
