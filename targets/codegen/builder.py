@@ -376,6 +376,13 @@ class Builder:
             self.scale_low(stem, low)
         return low
 
+    def gradient_through_adapter(self, dy: str, stem: str) -> None:
+        """Add the gradient scale * dy B of an adapter's thin side, where no `linear_gradients` does before."""
+        if stem in self.firsts:
+            low = self.low_gradient(stem)
+            self.step("gemm", {"a": dy, "b": f"w.{stem}{SECOND}", "out": low})
+            self.scale_low(stem, low)
+
     def add_adapter_gradient(self, stem: str, out: str, chunk: Chunk | None = None) -> None:
         """Add to a gradient of a linear layer's input the part through its adapter; after `linear_gradients`."""
         if stem in self.firsts and stem == self.parts_of(stem)[-1]:

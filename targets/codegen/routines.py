@@ -420,7 +420,9 @@ def _take_head_gradients(builder: Builder) -> None:
 
 def _backward_heads(builder: Builder) -> None:
     """Add `_heads_backward`; where norms over tensor-parallel ranks follow, the rotation and the sums they need."""
-    _heads_backward(builder, branch_gradient(builder))
+    above = branch_gradient(builder)
+    builder.gradient_through_adapter(above, "o")
+    _heads_backward(builder, above)
     if builder.plan.cp == 1:
         _rope(builder, "dq", builder.model.heads, inverse=True)
         _rope(builder, "dk", builder.model.kv_heads, inverse=True)

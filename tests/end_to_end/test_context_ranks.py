@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
+from ratrain.ratrain_ir.config.training import Training as TrainingKeys
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.verifier.program_verifier import check_program
@@ -223,3 +224,19 @@ def test_a_plan_in_half_precision_trains(tmp_path: Path) -> None:
     api.run_passes(module, without_idle_options(POLICIES["joint"], module.plan, module.model), verify_each=True)
     run = train(api.emit(module), 6)
     assert losses(run)[-1] < losses(run)[0]
+
+
+TRAININGS = {
+    "adapters": TrainingKeys(method="lora", rank=3, alpha=6.0),
+    "adapters-of-values": TrainingKeys(method="lora", rank=2, alpha=4.0, targets="v_proj, o_proj"),
+    "packed-base": TrainingKeys(method="lora", rank=3, alpha=6.0, base="int8-block"),
+    "upper-layers": TrainingKeys(freeze="model.embed_tokens.*, model.layers.0.*, model.layers.1.self_attn.*"),
+}
+
+
+@pytest.mark.parametrize("policy", ["full", "auto"])
+@pytest.mark.parametrize("name", TRAININGS)
+def test_context_ranks_train_less_than_everything_alike(name: str, policy: str) -> None:
+    training = Training(state="zero-1", more=(("training", TRAININGS[name]),))
+    found = losses(train(training.program(POLICIES[policy], cp=2), 4, poison=True))
+    assert found == pytest.approx(losses(train(training.program(WHOLE), 4)), rel=F32_LOSS)
