@@ -17,11 +17,13 @@ from ratrain.ratrainc.bridge.settings import Asked
 from tests.ratrainc.bridge.test_job_plans import BRIDGE_PRETRAIN, FSDP, JOBS, SMALL, TUNE
 
 MODEL = load_model("llama-2-7b")
-MEGATRON = "WORLD_SIZE=16\n--micro-batch-size 1 --global-batch-size 8 --seq-length 64 --lr 1 --lr-decay-style constant "
+MEGATRON = (
+    "WORLD_SIZE=16\n--micro-batch-size 1 --global-batch-size 16 --seq-length 64 --lr 1 --lr-decay-style constant "
+)
 TORCHTITAN = "[training]\nlocal_batch_size = 2\nseq_len = 64\n[parallelism]\n"
 DEEPSPEED = '{"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 4, "zero_optimization": {"stage": %d%s}}'
 OWN: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "Megatron-LM": ("megatron", "--context-parallel-size 4", {"dp": 4, "cp": 4, "zero": 0, "micro_batches": 2}),
+    "Megatron-LM": ("megatron", "--context-parallel-size 4", {"dp": 4, "cp": 4, "zero": 0, "micro_batches": 4}),
     "Megatron-LM, one": ("megatron", "--context-parallel-size 1", {"dp": 16, "cp": 1}),
     "Megatron-LM, sharded": (
         "megatron",
@@ -53,7 +55,11 @@ OWN: dict[str, tuple[str, str, dict[str, Any]]] = {
         "context_parallel_degree = 2\ndata_parallel_shard_degree = 4\ndata_parallel_replicate_degree = 2",
         {"dp": 8, "cp": 2, "shard_group": 8},
     ),
-    "torchtitan, older": ("torchtitan", "[experimental]\ncontext_parallel_degree = 2", {"dp": 8, "cp": 2, "zero": 3}),
+    "torchtitan, older": (
+        "torchtitan",
+        "tensor_parallel_degree = 1\n[experimental]\ncontext_parallel_degree = 2",
+        {"dp": 8, "cp": 2, "zero": 3},
+    ),
     "DeepSpeed": ("deepspeed", DEEPSPEED % (1, ""), {"dp": 4, "cp": 4, "zero": 1, "micro_batches": 1}),
     "DeepSpeed, all state in a sequence": (
         "deepspeed",
@@ -119,6 +125,7 @@ parallelism_config:
   parallelism_config_dp_replicate_size: 2
   parallelism_config_dp_shard_size: 2
 """
+GROUPS = "dp_shard_size: 2\ncontext_parallel_size: 2\n"
 NANOTRON = (JOBS / "nano_llama.yaml").read_text().replace("zero_stage: 0", "zero_stage: 1")
 SAID = {"seq_len": 64, "micro_batch_size": 1, "global_batch": 8}
 JOB: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -130,8 +137,7 @@ JOB: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"dp": 1, "cp": 4, "zero": 3, "grad_shard_dtype": "f32", "context_layout": "zigzag"},
     ),
     "axolotl's groups": (
-        f"{SMALL}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: false}}\ndp_shard_size: 2\n"
-        "context_parallel_size: 2\n",
+        f"{SMALL}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: false}}\n{GROUPS}",
         "axolotl",
         {"f32_state": True, "clusters": 8},
         {"dp": 4, "cp": 2, "zero": 2, "shard_group": 4},

@@ -48,6 +48,7 @@ ASKED = {"megatron": Asked(), "deepspeed": Asked(clusters=8, seq_len=128, pp=1),
 SAME: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepspeed": {
         "bf16.enabled": (False,),
+        "data_parallel_size": (4,),
         "bfloat16.enabled": (False,),
         "gradient_accumulation_steps": (1,),
         "gradient_allreduce_op": ("mean",),
@@ -164,7 +165,7 @@ BESIDE: dict[str, list[dict[str, Any]]] = {
         },
         {"optimizer.type": "AdamW", "scheduler.type": "WarmupCosineLR", "scheduler.params.total_num_steps": 99},
         {"fp16.enabled": True, "zero_optimization.stage": 3},
-        {"sequence_parallel_size": 2, "zero_optimization.stage": 3, "bf16.enabled": True},
+        {"sequence_parallel_size": 2, "zero_optimization.stage": 3},
     ],
     "torchtitan": [
         {},
@@ -180,7 +181,7 @@ BESIDE: dict[str, list[dict[str, Any]]] = {
         {"recompute-granularity": "selective", "attention-backend": "unfused", "lr-decay-style": "constant"},
         {"recompute-granularity": "full", "recompute-method": "block", "accumulate-allreduce-grads-in-fp32": True},
         {"tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 2, "num-layers": 8},
-        {"context-parallel-size": 2, "use-distributed-optimizer": True},
+        {"context-parallel-size": 4, "use-distributed-optimizer": True},
     ],
 }
 """Settings beside which each one is tried."""
