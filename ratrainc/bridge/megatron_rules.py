@@ -61,7 +61,7 @@ RULES: dict[str, Rule] = {
     WORLD: Rule("dp", "the variable of the script, or the ranks of mpirun and srun, where no torchrun says them"),
     "context-parallel-size": Rule(
         "cp",
-        "unchanged: zigzag, as its ranks have tokens too",
+        "unchanged; they have an early and a late run of tokens there too (zigzag)",
         1,
         f"{_PARALLEL}.context_parallel_size",
     ),
