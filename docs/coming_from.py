@@ -60,6 +60,9 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
 - A setting that nothing reads beside the others is named with that reason: a loss scale without f16, parameters of a DeepSpeed
   optimizer without its type.
 - Cuts that a file does not say are `cuts = "auto"`.
+- Context ranks (`cp`) have an early and a late run of each sequence's tokens, as in Megatron-LM and torchtitan, and share out
+  state as replicas do. Ranks that share out heads (Ulysses) or pass keys around become context ranks too: here keys and values
+  are gathered, and numbers are the same but for rounding. A length that they cannot share is refused at its place.
 - Warm-up counts the first step as one. Megatron-LM counts it as none; DeepSpeed's first two steps have its least rate.
 - After the warm-up the rates of Megatron-LM and torchtitan are the plan's, step by step. DeepSpeed's WarmupDecayLR is a step
   behind the plan: a step has the rate that the plan has one step before; its WarmupCosineLR is not. Versions of torchtitan with
@@ -91,7 +94,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
   is refused.
 - Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
   refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
-- Refused by name: adapters, frozen parts, ranks of experts, context-parallel ranks, float8, dropout, optimizers other than AdamW,
+- Refused by name: adapters, frozen parts, ranks of experts, float8, dropout, optimizers other than AdamW,
   a setting that no reader knows, and the settings below.
 - A file of Megatron-Bridge changes a recipe, which says most of a run: the recipe must be one that `fit` knows (Llama 3). Its
   launch script is given as FILE, or with `--beside`; `--set` gives variables of it.
@@ -99,12 +102,12 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 
 | what a file says | keys and passes | how |
 |---|---|---|
-| devices, tensor, pipeline and data-parallel degrees | dp, tp, pp, sequence_sharding, chunks, schedule | unchanged |
+| devices, tensor, pipeline, context and data-parallel degrees | dp, tp, pp, cp, sequence_sharding, chunks, schedule | unchanged |
 | batch of a device, accumulation, length | micro_batch_size, micro_batches, seq_len | unchanged; `--global-batch` where accumulation is open |
 | one device, DDP | zero | 0 |
 | DeepSpeed's stage | zero, reduce | the stage; gradients are reduced after each micro-batch from 2 on |
 | FSDP | zero, reduce | 3, or 2 where gathered weights stay for the backward; after each micro-batch, but for FSDP 1 under transformers' Trainer, which accumulates whole gradients |
-| hybrid sharding, hpZ | shard_group, view_group | the replicas that share one copy |
+| hybrid sharding, hpZ | shard_group, view_group | the replicas that share one copy, context ranks among them |
 | mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
 | LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |

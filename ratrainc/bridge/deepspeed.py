@@ -60,8 +60,10 @@ from ratrain.ratrainc.bridge.settings import (
     one_of,
     product,
     put_batch,
+    put_context_ranks,
     put_ranks,
     put_seq_len,
+    replicas_of,
     until_said,
 )
 
@@ -85,17 +87,14 @@ def _read(reader: SettingsReader) -> None:
     take_old_names(reader)
     _refuse_what_is_on(reader)
     _refuse_auto(reader)
-    pp, tp, peers = _stages(reader), reader.integer(PEERS) or 1, reader.size(SEQUENCE_RANKS) or 1
+    pp, tp = _stages(reader), reader.integer(PEERS) or 1
     reader.put("pp", pp, STAGES)
     if tp > 1:
         reader.put("tp", tp, PEERS)
         reader.put("sequence_sharding", False, PEERS)
-    if peers > 1:
-        text = f"sequences are not shared out over ranks: of {peers} ranks the plan has one"
-        reader.leave(SEQUENCE_RANKS, text, trains=True)
-    dp = _batch(reader, pp, tp, peers)
+    dp = _batch(reader, pp, tp, put_context_ranks(reader, SEQUENCE_RANKS))
     put_seq_len(reader, None)
-    _state(reader, dp)
+    _state(reader)
     _optimizer(reader)
     _schedule(reader)
     if (norm := _number(reader, CLIP, "clip", "max_norm")) is not None:
@@ -260,20 +259,24 @@ def _put_sizes(reader: SettingsReader, whole: int | None, micro: int | None, tim
         reader.put("micro_batches", times, TIMES)
 
 
-def _state(reader: SettingsReader, dp: int | None) -> None:
-    zero = reader.integer(STAGE) or 0
+def _state(reader: SettingsReader) -> None:
+    """Put ZeRO's stage, groups and types; sequence-parallel ranks share out state as replicas do.
+
+    (deepspeed/runtime/engine.py, DeepSpeedEngine._configure_distributed_model: seq_data_parallel_group)
+    """
+    zero, replicas = reader.integer(STAGE) or 0, replicas_of(reader)
     if not 0 <= zero <= 3:
         reader.wrong(STAGE, f"{STAGE} is {zero}: 0 to 3 is expected")
         return
     reader.put("zero", zero, STAGE)
     reader.put("reduce", "each-micro-batch" if zero > 1 else "last", STAGE)
     group = reader.integer(GROUP)
-    if group is not None and group > 0 and zero == 3 and group != dp:
+    if group is not None and group > 0 and zero == 3 and group != replicas:
         reader.put("shard_group", group, GROUP)
     elif group is not None:
         reader.leave(GROUP, "all replicas share out state" if zero == 3 else f"only {STAGE} 3 reads it")
     views = reader.integer(VIEWS)
-    if views is not None and views > 1 and zero == 3 and views != (reader.values.get("shard_group") or dp):
+    if views is not None and views > 1 and zero == 3 and views != (reader.values.get("shard_group") or replicas):
         reader.put("view_group", views, VIEWS)
     elif views is not None:
         why = "views are gathered from all that have shards" if zero == 3 else f"only {STAGE} 3 reads it"
@@ -290,7 +293,7 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
         return
     sums = reader.word(SUM_TYPE)
     if sums in _TYPES:
-        reader.put("grad_shard_dtype" if zero and (dp or 1) > 1 else "grad_dtype", _TYPES[sums], SUM_TYPE)
+        reader.put("grad_shard_dtype" if zero and (replicas or 1) > 1 else "grad_dtype", _TYPES[sums], SUM_TYPE)
     elif sums is not None:
         reader.wrong(SUM_TYPE, f"{SUM_TYPE} is '{sums}': one of {', '.join(_TYPES)} is expected", code="RT063")
 

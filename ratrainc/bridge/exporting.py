@@ -29,6 +29,7 @@ _WHY = {
     "schedule": f"it has no such schedule; {_TABLE}",
     "slices": f"micro-batches pass whole there; {_TABLE}",
     "mapping": "the launcher says which ranks are neighbours",
+    "context_layout": "a context rank has an early and a late run of tokens there",
     "head_chunk": "the head computes as its kernels do there",
     "mlp_chunk": "an mlp computes all rows at a time there",
     "logits": "the head computes as its kernels do there",
@@ -101,7 +102,7 @@ def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...
 def _idle(plan: Plan, name: str) -> bool:
     """Tell whether a key has no effect: an order on one stage, shards of one replica, a norm without clipping."""
     if name == "zero":
-        return plan.dp == 1 and plan.zero < 3
+        return plan.replicas == 1 and plan.zero < 3
     return (name in ("schedule", "layout") and plan.pp == 1) or (name == "max_norm" and plan.optimizer.clip == "none")
 
 
@@ -131,6 +132,7 @@ _MEGATRON_TO_ADD = (
 
 def _megatron_shape(plan: Plan, model: ModelConfig) -> list[str]:
     flags = [f"tensor-model-parallel-size {plan.tp}", f"pipeline-model-parallel-size {plan.pp}"]
+    flags += [f"context-parallel-size {plan.cp}"] * (plan.cp > 1)
     if plan.pp > 1:
         counts = _counts(plan, model)
         if plan.layout != "loop":  # there a stage's layers follow one another: they are as many as it has here
@@ -194,15 +196,19 @@ def _megatron_attention(plan: Plan, again: Recomputing) -> list[str]:
 
 
 def _torchtitan(plan: Plan, model: ModelConfig, again: Recomputing) -> tuple[list[str], tuple[Missing, ...]]:
-    shard = 1 if plan.zero == 0 else plan.shard_group or plan.dp
+    # Context ranks share out state too: of a group, the shard degree counts the replicas alone.
+    group = plan.cp if plan.zero == 0 else plan.shard_group or plan.replicas
+    shard = 1 if group % plan.cp else group // plan.cp
+    shards = shard * plan.cp > 1
     lines = ["[parallelism]"]
     lines += [
         f"data_parallel_replicate_degree = {plan.dp // shard}",
         f"data_parallel_shard_degree = {shard}",
         f"tensor_parallel_degree = {plan.tp}",
         f"pipeline_parallel_degree = {plan.pp}",
+        *[f"context_parallel_degree = {plan.cp}"] * (plan.cp > 1),
     ]
-    if shard > 1:
+    if shards:
         lines.append(f'fsdp_reshard_after_forward = "{"always" if plan.zero == 3 else "never"}"')
     if plan.pp > 1:
         lines += _torchtitan_pipeline(plan, model)
@@ -213,7 +219,7 @@ def _torchtitan(plan: Plan, model: ModelConfig, again: Recomputing) -> tuple[lis
     local = plan.micro_batch_size * (plan.micro_batches if plan.pp > 1 else 1)
     lines += ["", "[training]", f"local_batch_size = {local}", f"global_batch_size = {plan.global_batch}"]
     lines += [f"seq_len = {plan.seq_len}", f'mixed_precision_param = "{view[plan.view_dtype]}"']
-    lines += [f'mixed_precision_reduce = "{reduced[plan.grad_shard_dtype]}"'] if shard > 1 else []
+    lines += [f'mixed_precision_reduce = "{reduced[plan.grad_shard_dtype]}"'] if shards else []
     lines += [*_torchtitan_optimizer(plan), "", "[activation_checkpoint]"]
     # Without the section torchtitan recomputes what it selects.
     lines.append(f'mode = "{"full" if again.kind == "full" else "none"}"')

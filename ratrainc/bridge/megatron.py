@@ -17,8 +17,10 @@ from ratrain.ratrainc.bridge.settings import (
     SettingsReader,
     put_batch,
     put_clip,
+    put_context_ranks,
     put_ranks,
     put_seq_len,
+    replicas_of,
 )
 
 _EXPERTS = frozenset(name for name, rule in RULES.items() if rule.says == ONE_EXPERT)
@@ -126,10 +128,7 @@ def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
         reader.wrong(WORLD, f"WORLD_SIZE is {variable}, but the launcher starts {world} ranks")
     if a_node is None:
         reader.leave("nnodes", "how many processes a node has is not said (nproc-per-node)")
-    context = reader.size("context-parallel-size") or 1
-    if context > 1:
-        text = f"sequences are not shared out over ranks: of {context} ranks the plan has one"
-        reader.leave("context-parallel-size", text, trains=True)
+    context = put_context_ranks(reader, "context-parallel-size")
     return put_ranks(
         reader,
         world,
@@ -305,9 +304,13 @@ def _state(reader: SettingsReader) -> None:
 
 
 def _shard_group(reader: SettingsReader, zero: int) -> None:
-    """Put `shard_group`: each instance of the distributed optimizer shards the state over its own replicas."""
+    """Put `shard_group`: each instance of the distributed optimizer shards the state over its own replicas.
+
+    Context ranks count as replicas there (megatron/core/parallel_state.py, initialize_model_parallel:
+    intra_partial_data_parallel_size).
+    """
     name = "num-distributed-optimizer-instances"
-    instances, dp = reader.size(name), reader.values.get("dp")
+    instances, dp = reader.size(name), replicas_of(reader)
     if instances is None or instances == 1 or dp is None:
         return
     if zero == 0:

@@ -22,7 +22,8 @@ _RECOMPUTE = "'recompute{policy=auto}' chooses what to recompute"
 _PARTS = "the model is of parts that the models here do not have"
 _SUMS = "gradients are summed in grad_dtype, and are the mean over replicas"
 _MOMENTS = "master weights and moments of a plan are f32"
-_SEQUENCES = "sequences are not shared out over ranks"
+_KEYS_TRAVEL = "context ranks gather keys and values: which way they travel changes no plan"
+_SEQUENCES = "as many context ranks share each sequence of a plan, and all have the same length"
 _PROCESS = "how this process is run changes no plan"
 _DECAY = "matrices decay in a plan, and norms and biases do not"
 _RESUMED = "a resumed run goes on with the learning rate of its plan"
@@ -132,10 +133,8 @@ _NAMES: dict[str, str] = {
         exp-avg-dtype exp-avg-sq-dtype main-params-dtype megatron-fsdp-main-params-dtype use-bnb-optimizer
         use-precision-aware-optimizer
     """,
-    _SEQUENCES: """
-        cp-comm-type force-ds-sequence-parallel hierarchical-context-parallel-sizes hybrid-context-parallel
-        max-seqlen-per-dp-cp-rank
-    """,
+    _KEYS_TRAVEL: "cp-comm-type force-ds-sequence-parallel hierarchical-context-parallel-sizes",
+    _SEQUENCES: "hybrid-context-parallel max-seqlen-per-dp-cp-rank",
     _LENGTHS: "data-efficiency-curriculum-learning random-ltd variable-seq-lengths",
     "mapping of the plan says which ranks are neighbours": "use-tp-pp-dp-mapping",
     "the schedule of the plan says the order of its micro-batches": """

@@ -56,12 +56,12 @@ RULES: dict[str, Rule] = {
     "decoder-last-pipeline-num-layers": Rule("cuts", "with num-layers; the other stages share the rest evenly"),
     "pipeline-model-parallel-layout": Rule("cuts, chunks, schedule", "its transformer layers (t), stage by stage"),
     "sequence-parallel": Rule("sequence_sharding", "true with it, false without; nothing with tp = 1"),
-    "nproc-per-node": Rule("dp", "of the launcher: with nnodes the ranks, of which tp and pp take their part"),
+    "nproc-per-node": Rule("dp", "of the launcher: with nnodes the ranks, of which tp, pp and cp take their part"),
     "nnodes": Rule("dp", "of the launcher: as above", 1, "torch/distributed/run.py, --nnodes"),
     WORLD: Rule("dp", "the variable of the script, or the ranks of mpirun and srun, where no torchrun says them"),
     "context-parallel-size": Rule(
-        "dp",
-        "1; with more, its ranks are left out: sequences are not shared out over ranks",
+        "cp",
+        "unchanged; they have an early and a late run of tokens there too (zigzag)",
         1,
         f"{_PARALLEL}.context_parallel_size",
     ),
@@ -205,7 +205,7 @@ RULES: dict[str, Rule] = {
     ),
     **_refused("its ds_config decides ZeRO, the type of gradients and clipping", "deepspeed deepspeed-config"),
     **_refused(
-        "more than tensor, pipeline and data parallelism share out the ranks",
+        "of a fork that trains with DeepSpeed: say context-parallel-size in its place",
         "ds-sequence-parallel-size",
     ),
     **_refused(

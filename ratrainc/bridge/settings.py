@@ -427,12 +427,26 @@ def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *other
     return ranks // each
 
 
+def put_context_ranks(reader: SettingsReader, name: str) -> int:
+    """Put `cp` if a setting says several context ranks; return how many there are."""
+    context = reader.size(name) or 1
+    if context > 1:
+        reader.put("cp", context, name)
+    return context
+
+
+def replicas_of(reader: SettingsReader) -> int | None:
+    """Return the ranks that hold the same weights, replicas times context ranks; None before `dp` is put."""
+    dp: int | None = reader.values.get("dp")
+    return None if dp is None else dp * int(reader.values.get("cp", 1))
+
+
 def _other_ranks(reader: SettingsReader, ranks: int, counts: list[int]) -> str | None:
     """Return the advice to give a variable another value, if the command line gives one that counts ranks."""
     rules, given = reader.framework.rules, reader.asked.given
     for name, value in given.items():
         if not any(
-            str(setting.value) == value and {"pp", "tp", "dp"} & {*rules[key].keys.split(", ")}
+            str(setting.value) == value and {"pp", "tp", "cp", "dp"} & {*rules[key].keys.split(", ")}
             for key, setting in reader.settings.items()
             if key in rules
         ):

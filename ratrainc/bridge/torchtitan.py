@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ratrain.ratrain_ir.config.optimizer import DECAYS, Optimizer
+from ratrain.ratrain_ir.config.plan import ZIGZAG
 from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
 from ratrain.ratrain_ir.support.text import Source, toml_places
 from ratrain.ratrain_ir.support.toml_text import toml_data
@@ -18,10 +19,12 @@ from ratrain.ratrainc.bridge.settings import (
     product,
     put_batch,
     put_clip,
+    put_context_ranks,
     put_ranks,
     put_seq_len,
 )
 from ratrain.ratrainc.bridge.torchtitan_rules import (
+    BALANCER,
     BEFORE_AMP,
     CONTEXT,
     CONVERTERS,
@@ -90,15 +93,14 @@ def _read(reader: SettingsReader) -> None:
     chunks = _schedule_and_cuts(reader, pp) if pp > 1 else 1
     if dp is not None and shard is not None:
         reader.put("dp", dp, SHARD, REPLICATE)
-        if 1 < shard < dp:
-            reader.put("shard_group", shard, SHARD)
+        if 1 < shard < dp * int(reader.values.get("cp", 1)):
+            reader.put("shard_group", shard, SHARD, CONTEXT)
         if pp == 1:
             _batch(reader, dp, LOCAL, reader.size(LOCAL))
         elif chunks is not None:
             _batch(reader, dp, *_micro_batch(reader, pp, chunks, old))
-        sequence_ranks = reader.size(CONTEXT) or 1
         _state(reader, pp, sharded=shard > 1)
-        if shard == 1 and sequence_ranks == 1 and reader.values.get("view_dtype", "f32") != "f32":
+        if shard == 1 and reader.values.get("view_dtype", "f32") != "f32":
             _compute_without_shards(reader, alone=pp == tp == 1, old=bool(old & BEFORE_AMP))
     put_seq_len(reader, "training.seq_len")
     _clip(reader)
@@ -175,14 +177,14 @@ def _one_degree(reader: SettingsReader) -> None:
 
 
 def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int | None]:
-    """Return the number of replicas, and the number that share the state; (None, None) after an error."""
-    shard, context = reader.integer(SHARD), reader.size(CONTEXT) or 1
+    """Return the number of replicas, and the ranks that share the state; (None, None) after an error.
+
+    FSDP shards over context ranks too (torchtitan/distributed/parallel_dims.py, ParallelDims.build_mesh: dp_shard_cp).
+    """
+    shard, context = reader.integer(SHARD), _context_ranks(reader)
     # A replicate degree of -1 comes from `_one_degree`: with ddp, as with fsdp, it means all remaining ranks.
     rest = reader.integer(REPLICATE) == -1 and shard == 1 and reader.has(KIND)  # of ddp, as of fsdp: all ranks
     replicas = 1 if rest else reader.size(REPLICATE) or 1
-    if context > 1:
-        text = f"sequences are not shared out over ranks: of {context} ranks the plan has one"
-        reader.leave(CONTEXT, text, trains=True)
     if shard is not None and shard < 1 and shard != -1:
         reader.wrong(SHARD, f"{SHARD} is {shard}: at least 1, or -1, is expected")
     said = None if shard is None or shard < 1 or rest else shard
@@ -196,7 +198,23 @@ def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int
     dp = put_ranks(reader, world, SHARD, *others)
     if dp is None:
         return None, None
-    return (dp, 1) if rest else (dp * replicas, dp)
+    return (dp, context) if rest else (dp * replicas, dp * context)
+
+
+def _context_ranks(reader: SettingsReader) -> int:
+    """Put the context ranks, and the tokens that each has; return how many there are."""
+    context = put_context_ranks(reader, CONTEXT)
+    if context == 1:
+        return context
+    word = reader.word(BALANCER)
+    if word == "ptrr":
+        reader.leave(BALANCER, "which tokens a context rank has follows no mask in a plan: it is zigzag")
+    elif word == "headtail":
+        reader.put("context_layout", ZIGZAG, BALANCER)
+    elif word is not None:
+        text = f"{BALANCER} is '{word}': headtail or ptrr is expected"
+        reader.wrong(BALANCER, text, code="RT063", way_out="take it out: ranks have an early and a late run then")
+    return context
 
 
 def _schedule_and_cuts(reader: SettingsReader, pp: int) -> int | None:

@@ -16,7 +16,7 @@ RESHARD, PARTS, POINTS = (
 SCHEDULE, EACH, COUNT, LAYERS_EACH, TABLE = (
     f"{PP}{name}" for name in ("schedule", "microbatch_size", "microbatches", "layers_per_stage", "schedule_csv")
 )
-CONTEXT = "parallelism.context_parallel_degree"
+CONTEXT, BALANCER = "parallelism.context_parallel_degree", "parallelism.context_parallel_load_balancer"
 LOCAL, WHOLE = "training.local_batch_size", "training.global_batch_size"
 VIEW, REDUCE, STATE = "training.mixed_precision_param", "training.mixed_precision_reduce", "training.dtype"
 SEEDS = ("debug.seed", "training.seed")
@@ -71,6 +71,7 @@ def _all(why: str, section: str, names: str) -> dict[str, Rule]:
 
 _KERNELS = "kernels are chosen by 'run --kernels'"
 _COMMUNICATION = "the passes decide which communication overlaps with compute: nothing to switch on"
+_KEYS_TRAVEL = "context ranks gather keys and values: which way they travel changes no plan"
 _FLOAT8 = "float8 is no type of a plan"
 _CONVERTED = "float8 and other types that layers are converted to are no types of a plan"
 _EXPERTS = "of experts, whose settings are not read"
@@ -103,11 +104,12 @@ RULES: dict[str, Rule] = {
         "default",
         f"{_CONFIG}, Parallelism.fsdp_reshard_after_forward",
     ),
-    CONTEXT: Rule(
-        "dp",
-        "1; with more, its ranks are left out: sequences are not shared out over ranks",
-        1,
-        f"{_CONFIG}, Parallelism.context_parallel_degree",
+    CONTEXT: Rule("cp", "unchanged", 1, f"{_CONFIG}, Parallelism.context_parallel_degree"),
+    BALANCER: Rule(
+        "context_layout",
+        "headtail: zigzag; ptrr, which follows a mask, is named: zigzag",
+        "headtail",
+        f"{_CONFIG}, Parallelism.context_parallel_load_balancer",
     ),
     SCHEDULE: Rule(
         "schedule, chunks",
@@ -226,12 +228,8 @@ RULES: dict[str, Rule] = {
     **_all(_COMMUNICATION, "experimental", "enable_async_tensor_parallel"),
     **_all(_KERNELS, "parallelism", "enable_compiled_autograd"),
     **_all(_KERNELS, "experimental", "enable_compiled_autograd torch_spmd"),
-    **_all(
-        "sequences are not shared out over ranks",
-        "parallelism",
-        "context_parallel_rotate_method context_parallel_load_balancer",
-    ),
-    **_all("sequences are not shared out over ranks", "experimental", "context_parallel_rotate_method"),
+    **_all(_KEYS_TRAVEL, "parallelism", "context_parallel_rotate_method"),
+    **_all(_KEYS_TRAVEL, "experimental", "context_parallel_rotate_method"),
     **_all("how the model is taken apart changes no plan", "experimental", "pipeline_parallel_split_mode"),
     **_all("of the job: it changes no plan", "experimental", "custom_args_module custom_import custom_model_path"),
     **_all("the head of tensor-parallel ranks is shared out in any case", "parallelism", "disable_loss_parallel"),
@@ -281,5 +279,6 @@ IDLE: dict[str, str] = {
     **dict.fromkeys(
         (SCHEDULE, EACH, COUNT, LAYERS_EACH, PARTS, POINTS, TABLE), f"there is no pipeline: {PP}degree is 1"
     ),
+    BALANCER: f"there is one context rank: {CONTEXT} is 1",
 }
 """Reasons why settings have no effect where nothing reads them."""

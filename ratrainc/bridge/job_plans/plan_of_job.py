@@ -100,7 +100,7 @@ class JobPlan:
         self._ranks()
         self._batch()
         if "dp" in self.values:
-            self._shards(self.values["dp"])
+            self._shards(self._replicas)
         self._types()
         self._attention()
         self._passes()
@@ -153,9 +153,6 @@ class JobPlan:
         if job.ep > 1:
             text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each replica has all"
             self.wrong("ep", text, "say 1: zero = 1 to 3 shares out the state of experts")
-        if job.cp > 1:
-            text = f"{self.key('cp')}: sequences are shared out over {job.cp} ranks; in a plan one has all of them"
-            self.wrong("cp", text, "say 1, and slices or tensor-parallel ranks in the plan")
         if job.fp8:
             self.wrong("fp8", f"{self.key('fp8')}: float8 is no type of a plan", "switch it off: bf16, f16 or f32")
         if job.dropout:
@@ -210,6 +207,8 @@ class JobPlan:
         if job.tp > 1:
             self.put("tp", job.tp, "tp")
             self.put("sequence_sharding", job.sequence_sharding, "sequence_sharding", "tp")
+        if job.cp > 1:
+            self.put("cp", job.cp, "cp")
         if job.virtual_stages > 1:
             self.put("chunks", job.virtual_stages, "virtual_stages")
         if job.pp > 1 and job.schedule in SCHEDULES:
@@ -249,8 +248,11 @@ class JobPlan:
             text = f"--global-batch {whole} contradicts {self.key('gradient_accumulation')} {times}"
             self.wrong("gradient_accumulation", text, f"leave it out: a step has {micro * dp * (times or 1)} sequences")
 
-    def _shards(self, dp: int) -> None:
-        """Put the ZeRO level, the time of reductions, and the groups that share out state."""
+    def _shards(self, replicas: int) -> None:
+        """Put the ZeRO level, the time of reductions, and the groups that share out state.
+
+        Context ranks count among the `replicas`, which hold the same weights.
+        """
         job, group = self.job, self.job.shard_size
         zero = _LEVELS.get(job.sharding, 3 if job.reshard_after_forward else 2)
         if group == 1:
@@ -259,11 +261,16 @@ class JobPlan:
         waits = zero < 2 or (whole_sums and (self.values.get("micro_batches") or 1) > 1)
         self.put("zero", zero, "sharding", "reshard_after_forward")
         self.put("reduce", "last" if waits else "each-micro-batch", "sharding")
-        if group is not None and 1 < group < dp and zero:
+        if group is not None and 1 < group < replicas and zero:
             self.put("shard_group", group, "shard_size")
-        elif group is not None and dp % group:
-            text = f"{self.key('shard_size')}: groups of {group} replicas do not make up {dp}"
+        elif group is not None and replicas % group:
+            text = f"{self.key('shard_size')}: groups of {group} replicas do not make up {replicas}"
             self.wrong("shard_size", text, "say a number that divides the data-parallel ranks")
+
+    @property
+    def _replicas(self) -> int:
+        """Ranks that hold the same weights of a stage; as many as context ranks before `dp` is put."""
+        return int(self.values.get("dp", 1)) * self.job.cp
 
     def _types(self) -> None:
         """Put the types of views and gradients, and the loss scale.
@@ -274,7 +281,7 @@ class JobPlan:
         job, kind = self.job, self.job.compute_dtype
         self.put("view_dtype", kind, "compute_dtype")
         waits = self.values.get("reduce", "last") == "last"
-        shards = self.values.get("zero", 0) > 0 and self.values.get("dp", 1) > 1
+        shards = self.values.get("zero", 0) > 0 and self._replicas > 1
         if not shards or (waits and job.sharding not in _FULLY):
             whole = job.gradient_dtype
         else:
@@ -541,7 +548,7 @@ class JobPlan:
 
     def _views(self, key: str, said: Any, place: str) -> None:
         """Put the replicas that share a second copy of the weights (hpZ of DeepSpeed)."""
-        size, shards = as_integer(said), self.values.get("shard_group") or self.values.get("dp")
+        size, shards = as_integer(said), self.values.get("shard_group") or self._replicas
         if size is None or size < 1:
             self._refuse_note(key, said, place, "at least 1 is expected")
         elif self.values.get("zero") == 3 and size > 1 and size != shards:

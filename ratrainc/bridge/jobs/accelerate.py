@@ -146,15 +146,20 @@ def _put_deepspeed(reader: HfReader, arguments: Arguments) -> None:
 
 
 def _put_degrees(reader: HfReader) -> None:
-    """Set tensor and context ranks and the group that shares out state (accelerate's ParallelismConfig)."""
-    for name, degree in (("tp", "tp_size"), ("cp", "cp_size")):
-        if (size := reader.size(f"{_RANKS}{degree}")) is not None and size > 1:
-            reader.put(name, size, f"{_RANKS}{degree}")
+    """Set tensor and context ranks and the group that shares out state (accelerate's ParallelismConfig).
+
+    Sequences may be shared out by heads between ranks (Ulysses, sp_size), in the place of context ranks.
+    """
+    sizes = {degree: reader.size(f"{_RANKS}{degree}") or 1 for degree in ("tp_size", "cp_size", "sp_size")}
+    for name, degree in (("tp", "tp_size"), ("cp", "cp_size"), ("cp", "sp_size")):
+        if sizes[degree] > 1:
+            reader.put(name, sizes[degree], f"{_RANKS}{degree}")
+    if sizes["cp_size"] > 1 and sizes["sp_size"] > 1:
+        text = "cp_size and sp_size both share out sequences, and exclude one another"
+        reader.wrong(f"{_RANKS}sp_size", text, way_out="say 1 in one of them")
     copies, share = reader.size(f"{_RANKS}dp_replicate_size") or 1, reader.take(f"{_RANKS}dp_shard_size", int)
     if copies > 1 and share is not None and share > 0:
-        reader.put("shard_size", share, f"{_RANKS}dp_shard_size")
-    if (reader.size(f"{_RANKS}sp_size") or 1) > 1:
-        reader.unknown(f"{_RANKS}sp_size", "sequences that are shared out by heads (Ulysses) are not counted")
+        reader.put("shard_size", share * reader.values.get("cp", 1), f"{_RANKS}dp_shard_size")
 
 
 def recognises(_path: Path, text: str) -> bool:

@@ -200,7 +200,8 @@ def _put_devices(reader: HfReader) -> None:
     """Set devices and degrees; two given degrees of data parallelism say how many devices there are.
 
     A degree of 1 counts as left out, and one degree leaves the other ranks to the other one
-    (axolotl src/axolotl/utils/distributed.py, _get_parallel_config_kwargs).
+    (axolotl src/axolotl/utils/distributed.py, _get_parallel_config_kwargs). FSDP shards over context ranks too
+    (accelerate src/accelerate/parallelism_config.py, ParallelismConfig.dp_shard_cp_dim_names).
     """
     for old, new in (("sequence_parallel_degree", "context_parallel_size"),):
         if reader.has(old):
@@ -230,9 +231,9 @@ def _put_devices(reader: HfReader) -> None:
         text = f"{key} is {degree}, which does not divide {ranks} data-parallel ranks"
         reader.wrong(key, text, way_out="a degree that divides them, or other --devices")
     elif ranks and shared:
-        reader.put("shard_size", share, "dp_shard_size")
+        reader.put("shard_size", (share or 1) * (cp or 1), "dp_shard_size")
     elif ranks and copied:
-        reader.put("shard_size", ranks // degree, key)
+        reader.put("shard_size", ranks // degree * (cp or 1), key)
 
 
 def _put_batch(reader: HfReader) -> tuple[Said, Said]:

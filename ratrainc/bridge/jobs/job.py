@@ -196,7 +196,8 @@ class Job:
     """true if tensor-parallel ranks share out rows between blocks (Megatron-LM's and torchtitan's sequence parallel)"""
     sharding: Sharding = Sharding.NONE
     shard_size: int | None = None
-    """ranks that share one copy of the state (hybrid sharding); None: all data-parallel ranks"""
+    """ranks that share one copy of the state (hybrid sharding), context ranks among them; None: all data-parallel and
+    context ranks"""
     reshard_after_forward: bool = True
     """false if gathered weights stay for the backward"""
 

@@ -281,6 +281,9 @@ def _optimizer(reader: JobReader) -> None:
     elif stage > 0:
         # helpers.py, init_optimizer_and_grad_accumulator: one optimizer for every stage above 0
         reader.put("sharding", Sharding.ZERO1, "optimizer.zero_stage")
+        if reader.values["cp"] > 1:  # of the ranks with the same weights, those of one sequence each hold all state
+            source = "huggingface/nanotron: src/nanotron/helpers.py, init_optimizer_and_grad_accumulator"
+            reader.assume("shard_size", reader.size("parallelism.dp") or 1, "optimizer.zero_stage", source)
     else:
         reader.put("sharding", Sharding.DDP if dp != 1 else Sharding.NONE, "optimizer.zero_stage")
     megabytes = reader.take("model.ddp_bucket_cap_mb", int)

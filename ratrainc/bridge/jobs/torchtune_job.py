@@ -152,7 +152,8 @@ def _replicas(reader: JobReader, replicas: int) -> None:
         key = "data_parallel_shard_dim" if reader.has("data_parallel_shard_dim") else "data_parallel_replicate_dim"
         reader.wrong(key, f"{key}: {shard} * {copies} is not {replicas} data-parallel ranks", code="RT064")
     elif copies > 1:
-        reader.put("shard_size", shard, "data_parallel_replicate_dim")
+        # FSDP shards over context ranks too (torchtune/training/_distributed.py, ParallelDims.build_mesh)
+        reader.put("shard_size", shard * reader.values["cp"], "data_parallel_replicate_dim")
 
 
 def _model(reader: JobReader, asked: Asked) -> None:

@@ -136,6 +136,12 @@ CONTRADICTIONS = {
     "a key twice": ("deepspeed", '"steps_per_print"', '"train_batch_size"', "said twice"),
     "parts": ("torchtitan", '    ["layers.2", "layers.3"],\n', "", "cannot be shared out evenly"),
     "global batch": ("torchtitan", "global_batch_size = 64", "global_batch_size = 60", "no multiple"),
+    "a balancer": (
+        "torchtitan",
+        "[parallelism]",
+        '[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_load_balancer = ""',
+        "headtail or ptrr is expected",
+    ),
 }
 
 
@@ -183,7 +189,8 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
     pp = draw(st.integers(1, 4))
     chunks = draw(st.sampled_from([1, 2])) if pp > 1 else 1
     cuts = draw(st.permutations(range(1, LAYERS)))[: pp * chunks - 1]
-    dp, tp = draw(st.sampled_from([2, 4, 6])), draw(st.sampled_from([1, 2]))
+    tp, cp = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 1, 2, 3]))
+    dp = draw(st.sampled_from([2, 4, 6] if cp == 1 else [1, 2, 4, 6]))
     lr, total, warm = draw(st.floats(1e-6, 1)), draw(st.none() | st.integers(101, 10**6)), draw(st.integers(0, 100))
     zero, each, view, whole, shards, group = 0, False, "bf16", "f32", "f32", None
     if framework == "megatron":
@@ -195,12 +202,15 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
     else:
         view = draw(st.sampled_from(["bf16", "f32"]))
         zero = draw(st.sampled_from([0, 2, 3] if pp == 1 else [0, 1, 3]))
+        if cp > 1:  # torchtitan's context ranks share out state in any case
+            zero = zero or 3
         if not zero and (pp > 1 or tp > 1):
             view = "f32"  # torchtitan casts parameters by FSDP, and without it only where replicas are all there is
         each = pp == 1 and zero > 0
         shards = draw(st.sampled_from(["bf16", "f32"])) if zero else "f32"
         whole = "f32" if not zero else view if pp == 1 else shards
-        group = draw(st.none() | st.just(2)) if zero and dp > 2 else None
+        groups = [cp * shard for shard in (1, 2) if zero and cp * shard > 1 and shard < dp]
+        group = draw(st.none() | st.sampled_from(groups)) if groups else None
     clip = draw(st.sampled_from(["none", "global"]))
     return Plan(
         pp=pp,
@@ -208,7 +218,8 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
         cuts=tuple(sorted(cuts)),
         micro_batch_size=draw(st.integers(1, 8)),
         micro_batches=pp * draw(st.integers(1, 9)),
-        seq_len=draw(st.integers(64, 1 << 16)) + 256,
+        seq_len=draw(st.integers(320, 1 << 14)) * (1 if cp == 1 else 2 * cp),
+        cp=cp,
         zero=zero,
         reduce="each-micro-batch" if each else "last",
         view_dtype=view,
@@ -312,6 +323,7 @@ OUTSIDE = {
     "slices": {"slices": (64, 64)},
     "logits": {"logits": "whole"},
     "schedule": {"schedule": "zb-h1"},
+    "context_layout": {"cp": 2, "context_layout": "contiguous"},
 }
 
 

@@ -26,7 +26,18 @@ WORDS: dict[str, list[Any]] = {
     ],
     "torchtitan": [
         *("1", "2", "4", "0", "-1", "0.5", "true", "[]", '"cosine"', '"1F1B"', '"Interleaved1F1B"', '"full"', '"ddp"'),
-        *('"always"', '"AdamW"', '"float32"', '"bfloat16"', '"fsdp"', '"none"', '""', '["layers.1"]'),
+        *(
+            '"always"',
+            '"AdamW"',
+            '"float32"',
+            '"bfloat16"',
+            '"fsdp"',
+            '"none"',
+            '""',
+            '["layers.1"]',
+            '"headtail"',
+            '"ptrr"',
+        ),
     ],
     "megatron": [
         *("1", "2", "4", "0", "0.1", "cosine", "constant", "flash", "unfused", "full", "selective", "uniform", "block"),
@@ -37,6 +48,7 @@ ASKED = {"megatron": Asked(), "deepspeed": Asked(clusters=8, seq_len=128, pp=1),
 SAME: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepspeed": {
         "bf16.enabled": (False,),
+        "data_parallel_size": (4,),
         "bfloat16.enabled": (False,),
         "gradient_accumulation_steps": (1,),
         "gradient_allreduce_op": ("mean",),
@@ -55,6 +67,7 @@ SAME: dict[str, dict[str, tuple[Any, ...]]] = {
         "training.dtype": ("float32",),
         "training.data_parallel_type": ("fsdp", "ddp"),
         "lr_scheduler.decay_ratio": (1, 2, 4),
+        "parallelism.context_parallel_load_balancer": ("headtail",),
         "parallelism.pipeline_parallel_split_points": ([], ""),
         "parallelism.module_fqns_per_model_part": ([],),
     },
@@ -152,12 +165,14 @@ BESIDE: dict[str, list[dict[str, Any]]] = {
         },
         {"optimizer.type": "AdamW", "scheduler.type": "WarmupCosineLR", "scheduler.params.total_num_steps": 99},
         {"fp16.enabled": True, "zero_optimization.stage": 3},
+        {"sequence_parallel_size": 2, "zero_optimization.stage": 3},
     ],
     "torchtitan": [
         {},
         {"parallelism.pipeline_parallel_degree": 2, "parallelism.pipeline_parallel_schedule": '"Interleaved1F1B"'},
         {"parallelism.data_parallel_shard_degree": 1, "parallelism.tensor_parallel_degree": 2},
         {"lr_scheduler.decay_type": '"cosine"', "training.steps": 9000},
+        {"parallelism.context_parallel_degree": 2, "parallelism.data_parallel_replicate_degree": 2},
     ],
     "megatron": [
         {},
@@ -166,6 +181,7 @@ BESIDE: dict[str, list[dict[str, Any]]] = {
         {"recompute-granularity": "selective", "attention-backend": "unfused", "lr-decay-style": "constant"},
         {"recompute-granularity": "full", "recompute-method": "block", "accumulate-allreduce-grads-in-fp32": True},
         {"tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 2, "num-layers": 8},
+        {"context-parallel-size": 4, "use-distributed-optimizer": True},
     ],
 }
 """Settings beside which each one is tried."""
@@ -311,7 +327,6 @@ TRAINS: dict[str, dict[str, Any]] = {
         "hidden-dropout": "0.1",
         "fp8-format": "hybrid",
         "lr-decay-style": "inverse-square-root",
-        "context-parallel-size": "2",
         "optimizer": "lion",
         "rampup-batch-size": "1' '1' '9",
         "lr-warmup-init": "1e-6",
@@ -319,11 +334,10 @@ TRAINS: dict[str, dict[str, Any]] = {
         "multi-latent-attention": True,
         "main-grads-dtype": "bf16",
     },
-    "deepspeed": {"sequence_parallel_size": 2, "gradient_clipping": "auto", "fp8.enabled": True, "my.key": 7},
+    "deepspeed": {"gradient_clipping": "auto", "fp8.enabled": True, "my.key": 7},
     "torchtitan": {
         "lr_scheduler.decay_type": '"sqrt"',
         "model.converters": '["float8"]',
-        "parallelism.context_parallel_degree": "2",
         "mine.key": "7",
     },
 }

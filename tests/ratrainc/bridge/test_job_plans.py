@@ -99,14 +99,15 @@ def test_a_plan_has_the_sizes_of_the_job_or_the_file_is_refused_by_name(name: st
     names = {"devices": "clusters", "seq_len": "seq_len", "micro_batch_size": "micro_batch_size"}
     given = {ours: options[theirs] for ours, theirs in names.items() if theirs in options}
     job, plan = read_job(first, Asked(beside=beside, **given)), made.plan
-    assert (plan.pp, plan.tp, plan.dp) == (job.pp, job.tp, job.dp)
+    assert (plan.pp, plan.tp, plan.cp, plan.dp) == (job.pp, job.tp, job.cp, job.dp)
     assert (plan.seq_len, plan.micro_batch_size) == (job.seq_len, job.micro_batch_size)
     assert plan.micro_batches == job.gradient_accumulation or plan.global_batch == options["global_batch"]
     assert plan.view_dtype == job.compute_dtype
     assert (plan.attention == "fused") or job.attention.value == "eager"
     if job.framework in BY_JOBS:
         assert plan.zero == level(job)
-        assert plan.shard_group == (job.shard_size if job.shard_size not in (None, 1, job.dp) and plan.zero else None)
+        grouped = job.shard_size not in (None, 1, plan.replicas) and plan.zero
+        assert plan.shard_group == (job.shard_size if grouped else None)
         assert any("recompute{policy=full" in each for each in made.passes) == (job.checkpointing is Checkpointing.FULL)
         assert any("offload-state" in each for each in made.passes) == job.offload_optimizer
     (tmp_path / "p.toml").write_text(made.text())
@@ -140,6 +141,7 @@ MORE = {
     "packed": f"{FSDP}sample_packing: true\n",
     "kept for the backward": f"{FSDP}".replace("full_shard", "shard_grad_op"),
     "tensor-parallel": f"{FSDP}tensor_parallel_size: 2\n",
+    "context-parallel": f"{FSDP}context_parallel_size: 2\n",
 }
 
 
@@ -349,7 +351,6 @@ def test_a_setting_becomes_the_key_that_it_is(name: str, tmp_path: Path) -> None
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "adapters": (f"{SMALL}adapter: lora\nlora_r: 8\n", {}, "adapter: a low-rank adapter", "full fine-tuning"),
-    "context ranks": (f"{SMALL}{FSDP}context_parallel_size: 2\n", {}, "context_parallel_size: sequences", "say 1"),
     "float8": (f"{SMALL}{FSDP}fp8: true\n", {}, "fp8: float8", "switch it off"),
     "another optimizer": (
         (SMALL + FSDP).replace("adamw_torch_fused", "lion_8bit"),
