@@ -136,9 +136,7 @@ class Plan:
     """Pipeline stages."""
     dp: int = field(
         metadata=key(
-            "parallel",
-            "replicas of the pipeline: shards, reductions, the global batch",
-            integer(1, MAX_PARALLEL),
+            "parallel", "replicas of the pipeline: shards, reductions, the global batch", integer(1, MAX_PARALLEL)
         )
     )
     """Data-parallel replicas of the pipeline, each with sequences of its own."""
@@ -351,7 +349,6 @@ class Plan:
         ),
     )
     """Placement of chunks, in forward order, on the stages: one of `LAYOUTS`."""
-
     slices: tuple[int, ...] = field(
         default=(),
         metadata=key(
@@ -422,7 +419,6 @@ class Plan:
     """Number of replicas that share out parameter views of level 3, in `view_dtype`, in addition to the shards of
     state (hpZ of Wang et al., "ZeRO++", 2023). None: views are gathered from masters, over all replicas that share
     these out."""
-
     gather_quantised: str | None = field(
         default=None,
         metadata=key(
