@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain import api
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -22,7 +24,7 @@ from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS
 from ratrain.targets.runtime.engine.local import LocalEngine
 from ratrain.targets.runtime.engine.threaded import ThreadedEngine
 from ratrain.targets.runtime.weights.weights import named_parameters
-from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_bits, start, train
+from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, reports_of, same_bits, start, train
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
 from tests.targets.runtime.ranks.mpi_tools import needs_mpi
 from tests.targets.runtime.ranks.rank_jobs import (
@@ -34,7 +36,7 @@ from tests.targets.runtime.ranks.rank_jobs import (
     local_reports,
     trained_by_ranks,
 )
-from tests.targets.runtime.ranks.thread_ranks import trained_by_threads
+from tests.targets.runtime.ranks.thread_ranks import ThreadCommunicator, trained_by_threads
 from tests.targets.runtime.ranks.torch_tools import needs_torch
 
 if TYPE_CHECKING:
@@ -127,6 +129,33 @@ def test_what_arrives_from_peers_has_bytes_of_its_own_that_are_said() -> None:
     assert exchanges.high_water == exchanges.capacity > 0
     gradients = engine.collectives.staging.capacity + engine.collectives.squares.nbytes  # type: ignore[attr-defined]
     assert engine.peak_transport_bytes == exchanges.capacity + gradients
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_context_ranks_receive_the_bytes_of_the_formula(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer and micro-batch: keys and values forward and back, parts of their gradients in f32."""
+    received: Counter[tuple[int, str]] = Counter()
+
+    def count(call: str) -> None:
+        send = getattr(ThreadCommunicator, call)
+
+        def counted(self: ThreadCommunicator, whole: Any, part: Any = None) -> Any:
+            received[id(self), call] += whole.nbytes * (self.size - 1) // self.size
+            return send(self, whole, part)
+
+        monkeypatch.setattr(ThreadCommunicator, call, counted)
+
+    count("iallgather")
+    count("ialltoall")
+    plan = make_plan(pp=1, dp=1, cp=3, context_layout=layout, seq_len=12)
+    module = api.compile(MODEL, plan, passes="place-1f1b,recompute{policy=full},allocate-ddr")
+    steps = 2
+    for run in trained_by_threads(api.emit(module), steps):
+        contexts = id(run.engine.exchanges.contexts)  # type: ignore[attr-defined]
+        elements = 2 * plan.micro_batch_size * plan.seq_len * MODEL.kv_heads * MODEL.head_dim * (plan.cp - 1) // plan.cp
+        times = steps * plan.micro_batches * MODEL.layers
+        assert received[contexts, "iallgather"] == times * 2 * elements * 2  # forward and back, of f16
+        assert received[contexts, "ialltoall"] == times * elements * 4
 
 
 @pytest.mark.full
