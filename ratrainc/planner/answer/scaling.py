@@ -59,7 +59,7 @@ def fixed_points(
     """
     plan, pipeline = request.strategy.applied(plan, request.model, request.machine)
     timed = []
-    replica, size = plan.pp * plan.tp, plan.micro_batch_size
+    replica, size = plan.pp * plan.cp * plan.tp, plan.micro_batch_size
     for clusters in counts:
         dp, rest = divmod(clusters, replica)
         micro_batches, left = (plan.micro_batches, 0) if sequences is None else divmod(replica * sequences, size)
@@ -67,6 +67,7 @@ def fixed_points(
             of = f"{plan.pp} stage{'' if plan.pp == 1 else 's'}" + (
                 f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else ""
             )
+            of += f" for {plan.cp} context ranks" if plan.cp > 1 else ""
             each = "" if sequences is None else f" with {sequences} sequences each"
             whole = "" if sequences is None else ", and sequences that make whole micro-batches"
             fail(
@@ -75,7 +76,7 @@ def fixed_points(
                 help=f"use a multiple of {replica} clusters{whole}",
             )
         # one replica has nothing to shard, and none to reduce with
-        alone = {} if dp > 1 else {"zero": 0, "reduce": "last"}
+        alone = {} if dp * plan.cp > 1 else {"zero": 0, "reduce": "last"}
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
         tick.begin(f"{clusters} clusters")
         evaluation = evaluate(Task(request.model, shaped, pipeline, request.machine))

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, ZIGZAG, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
@@ -267,9 +267,13 @@ def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[P
 
 
 def without_schedule(plan: Plan) -> Plan:
-    """Return a plan as a template: without schedule, chunks and slices, and without levels and groups of its state."""
+    """Return a plan as a template: without schedule, chunks, slices and context ranks, and without groups of its state.
+
+    Levels of single blocks are left out too.
+    """
     # a template with several chunks a stage loses its stages too: their cuts would belong to chunks
     whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, shard_group=None, view_group=None)
+    whole = evolve(whole, cp=1, context_layout=ZIGZAG)
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 
 
@@ -287,6 +291,10 @@ def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, path: str) -> Non
 
 def _refuse_not_chosen(plan: Plan, by: str, path: str) -> None:
     """Raise `DiagnosticError` RT064 if a plan has keys that no search chooses."""
+    if plan.cp > 1:
+        at = place_in_plan(path, "cp")
+        text = f"{by} proposes no context ranks: it cannot keep cp = {plan.cp} of this plan"
+        fail("RT064", text, at.location, source=at.source, help="leave cp out here, and 'compile' plans that have it")
     for key in _NOT_CHOSEN:
         if getattr(plan, key) is not None:
             at = place_in_plan(path, key)
