@@ -29,6 +29,7 @@ from ratrain.passes.recovery.rewriting import (
 )
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block
@@ -37,6 +38,7 @@ from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, BlockOp, Forward, Recompute, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
+from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.signatures import bind, signatures
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
@@ -115,6 +117,7 @@ _TOGETHER = {
     frozenset(PEERS) - {OVER_HEADS}: "unless tensor-parallel ranks norm queries and keys over all heads",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 3",
+    frozenset({"ZeRO 0", "ZeRO 1", "ZeRO 2, each micro-batch"}): "frozen parameters, ZeRO 0 to 2",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
     frozenset({"ZeRO 1", "ZeRO 2, each micro-batch"}): "ZeRO 1 and 2",
     frozenset({"ZeRO 3", "ZeRO 3, each micro-batch"}): "ZeRO 3",
@@ -160,6 +163,7 @@ class Form:
 
 STORES = ((Home.HOST, 1 << 40),)
 STORING = "place-gpipe,recompute{policy=full store=host}"
+FETCHING = "place-gpipe,offload-state{home=host what=views}"
 LENDING = "place-gpipe,recompute{policy=full store=peer}"
 
 
@@ -196,18 +200,27 @@ def layer_choices(model: ModelConfig, plan: Plan) -> Iterator[LayerChoice]:
         yield evolve(NOTHING, checkpoint=LAYER)
 
 
+def fetches_of_frozen(model: ModelConfig, plan: Plan) -> Iterator[tuple[Module, Op]]:
+    """Fetches of frozen parameters in another memory, each with its module."""
+    frozen = evolve(plan, training=Training(freeze="model.layers.0.*"))
+    module = PassManager(FakeTarget(stores=STORES)).run(lower(model, frozen), FETCHING)
+    yield from ((module, op) for stage in module.stages for op in stage.ops if type(op) is Fetch)
+
+
 @cache
 def forms() -> dict[str, list[Form]]:
     """The forms of each op, by keyword in the order of `OP_CLASSES`."""
     by_shape: dict[Shape, Form] = {}
     for conditions, model, plan in plans():
-        for module in changed(model, plan):
-            for op in (op for stage in module.stages for op in stage.ops):
-                shape, form = _form(module, op)
-                known = by_shape.setdefault(shape, form)
-                known.places.add(conditions)
-                for role, kinds in form.kinds.items():
-                    known.kinds[role] = known.kinds.get(role, frozenset()) | kinds
+        ops = [(module, op) for module in changed(model, plan) for stage in module.stages for op in stage.ops]
+        if plan.zero < 3 and plan.tp == 1:  # else replicas have parts of frozen parameters, and gather them
+            ops += fetches_of_frozen(model, plan)
+        for module, op in ops:
+            shape, form = _form(module, op)
+            known = by_shape.setdefault(shape, form)
+            known.places.add(conditions)
+            for role, kinds in form.kinds.items():
+                known.kinds[role] = known.kinds.get(role, frozenset()) | kinds
     by_keyword: dict[str, list[Form]] = {keyword: [] for keyword in OP_CLASSES}
     for form in by_shape.values():
         by_keyword[form.op.keyword].append(form)

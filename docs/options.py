@@ -186,6 +186,7 @@ OPTIONS = {
                 idle=("s.csv --forward 1 --backward 2",),
             ),
             "--sharded": Option("refuses what is not gathered or reduced", "--sharded"),
+            "--forward-only": Option("the first stages that have no backward", "--forward-only 1"),
             "--draw": Option("a picture of a step", "--draw new.svg"),
             "--json": _JSON,
         },

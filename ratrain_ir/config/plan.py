@@ -529,7 +529,7 @@ class Plan:
             if name is not None
         )
         sums = "" if self.accumulate == F32_SUMS else f" sums {self.accumulate}"
-        return f"{sizes_text(self, len(self.slices))}{packed}{sums}{self.training.summary}"
+        return f"{sizes_text(self, len(self.slices), self.cp)}{packed}{sums}{self.training.summary}"
 
     @property
     def shape(self) -> PipelineShape:

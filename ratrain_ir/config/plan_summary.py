@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def sizes_text(of: Any, slices: int) -> str:
-    """Return the summary of a plan, or of a planner's shape, which has the same fields but for the slices.
+def sizes_text(of: Any, slices: int, contexts: int = 1) -> str:
+    """Return the summary of a plan, or of a planner's shape, which has the same fields but for those given apart.
 
-    `slices` is their number; 0 or 1 for whole sequences.
+    `slices` is their number, 0 or 1 for whole sequences; `contexts` that of context ranks.
     """
     chunks = "" if of.chunks == 1 else f" V{of.chunks}"
     cut = "" if slices < 2 else f" k{slices}"
-    ranks = "".join(f" {letter}{size}" for letter, size in (("C", of.cp), ("T", of.tp)) if size > 1)
+    ranks = "".join(f" {letter}{size}" for letter, size in (("C", contexts), ("T", of.tp)) if size > 1)
     return f"P{of.pp} D{of.dp}{ranks} b{of.micro_batch_size} M{of.micro_batches}{chunks}{cut} {state_text(of)}"
 
 

@@ -38,6 +38,7 @@ MAX_CHUNKS = 3
 MAX_SLICES = 3
 MAX_MICRO_BATCHES = 6
 MAX_REPLICAS = 3
+MAX_CONTEXTS = 3
 MAX_TOKENS = 8
 
 PassSpec = tuple[str, dict[str, str]]
@@ -158,6 +159,7 @@ def plans(
     max_slices: int = MAX_SLICES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
+    max_contexts: int = MAX_CONTEXTS,
 ) -> Plan:
     """Generate plans for a model: stages and uneven cuts, ZeRO 0 to 2, both reduce modes, storage types, loss scales.
 
@@ -203,7 +205,8 @@ def plans(
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
     contexts = [(1, CONTEXT_LAYOUTS[0])]
     if not slices:
-        contexts += [(cp, layout) for cp in (2, 3) for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
+        more = range(2, max_contexts + 1)
+        contexts += [(cp, layout) for cp in more for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
     cp, layout = draw(st.sampled_from(contexts))
     plan = evolve(plan, cp=cp, context_layout=layout)
     if model.experts is not None and not slices and cp == 1:
@@ -261,6 +264,7 @@ def cases(
     max_chunks: int = MAX_CHUNKS,
     max_slices: int = MAX_SLICES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
+    max_contexts: int = MAX_CONTEXTS,
 ) -> Case:
     """Generate a model and a plan for it.
 
@@ -271,7 +275,8 @@ def cases(
         stages, chunks = min_stages, 1
     model = draw(models(min_layers=stages * chunks, max_layers=max_layers))
     bounds = {"min_stages": stages, "max_stages": max_stages, "min_chunks": chunks, "max_chunks": max_chunks}
-    return Case(model, draw(plans(model, **bounds, max_slices=max_slices, max_micro_batches=max_micro_batches)))
+    bounds |= {"max_slices": max_slices, "max_micro_batches": max_micro_batches, "max_contexts": max_contexts}
+    return Case(model, draw(plans(model, **bounds)))
 
 
 @st.composite

@@ -195,7 +195,7 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:
         report.at_op("RT026", "'all_reduce tensor' needs tensor-parallel ranks: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
-        op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS)
+        op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS, Group.CONTEXT)
         or (op.group is Group.ENDS and not ties_gradients(module.model, module.plan))
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)

@@ -296,7 +296,7 @@ SUBJECTS: dict[str, Subject] = {
         ),
         Subject(
             "p2-d2-zero3-frozen-shared",
-            {"micro_batches": 2, "zero": 3, "training": evolve(FROZEN, base="int4-block")},
+            {"micro_batches": 2, "zero": 3, "training": Training(freeze="*.q_proj.*, *.up_proj.*", base="int4-block")},
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
         ),
         Subject(

@@ -46,7 +46,11 @@ REFUSED = {
     (AllReduce, "group", Group.ALL),  # gradients are of replicas, or of the ends of tied embeddings
     (AllReduce, "group", Group.SHARDS),  # where views are gathered, no gradients meet
     (AllReduceScalar, "group", Group.SHARDS),
-    *((cls, "group", group) for cls in (AllReduce, AllReduceScalar) for group in (Group.VIEWS, Group.PARTS)),
+    *(
+        (cls, "group", group)
+        for cls in (AllReduce, AllReduceScalar)
+        for group in (Group.VIEWS, Group.PARTS, Group.CONTEXT)
+    ),
     (AllReduceScalar, "group", Group.ENDS),  # what one end alone knows is nothing that a step needs
     (ReduceRows, "phase", Phase.FORWARD),  # a sum of the forward names no phase
     (AllReduceScalar, "group", Group.TENSOR),  # nor what the peers of one stage and replica know

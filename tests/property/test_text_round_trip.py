@@ -71,7 +71,7 @@ def test_the_fields_of_every_op_read_back(cls):
 
 
 def every_op():
-    """Yield ops of every kind: sharded and unsharded plans, tied, recovered, stored, offloaded, with tp 1 and more."""
+    """Yield ops of every kind: sharded and unsharded plans, tied, recovered, stored, offloaded, with tp 1 and more, with cp."""
     model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5, tied_embeddings=True)
     normed = attrs.evolve(model, norm_placement="post", qk_norm="whole")
     both = attrs.evolve(model, norm_placement="both")
@@ -83,6 +83,8 @@ def every_op():
         PassManager(target).run(module, f"place-zb-h1,recompute{{policy=attention store={store}}},allocate-ddr")
         for stage in module.stages:
             yield from stage.ops
+    for stage in lower(model, Plan(2, 2, (1,), 1, 2, 4, cp=2)).stages:
+        yield from stage.ops
 
 
 # -- equality: what the round trips rely on ------------------------------------------------------------------------------
