@@ -267,24 +267,29 @@ class _StageLowering(StageTensors):
 
     def backward_heads_of_context(self, block: Block, piece: Piece) -> None:
         """Emit attention's backward down to queries and parts of keys and values, and the sum of these parts."""
-        names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
-        saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
         self.gather_keys(block, piece, Phase.BACKWARD)
-        dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
-        # as in `backward_heads`: the rows arrive early, also for recovery
-        self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
-        reads = (dy, *saved, *self.views(block, piece, Phase.BACKWARD), *self.documents(block, piece))
+        reads = (*self.read_by_heads(block, piece), *self.documents(block, piece))
         reads += self.whole_keys(block, piece, Phase.BACKWARD)
         queries, *keys = self.head_gradients(block, piece)
         parts, fields = self.key_parts(block, piece), piece_fields(piece)
         self.emit(BackwardHeads(block=block, **fields, reads=reads, writes=(queries, *parts)))
         self.emit(ReduceKeys(block=block, **fields, reads=parts, writes=tuple(keys)))
 
+    def read_by_heads(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Return what `backward_heads` reads of its block: the gradient of the output, saved slots and parameters."""
+        names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
+        saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
+        dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
+        # The backward proper reads these rows. Gathered here, they arrive while this op runs; recovery, which is
+        # placed before this op, can read them too.
+        self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
+        return (dy, *saved, *self.views(block, piece, Phase.BACKWARD))
+
     def project(self, block: Block, piece: Piece) -> None:
         """Emit the projection of queries, keys and values, and the sums over ranks that their norms take."""
         if self.made_by_project(block, piece):
             self.project_for_context(block, piece)
-        if projected := self.projected(block, piece):
+        elif projected := self.projected(block, piece):
             source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
             writes = (self.part_of_sums(block, piece, SQUARES), *projected)
             reads = (source, *self.views(block, piece, Phase.FORWARD))
@@ -299,17 +304,12 @@ class _StageLowering(StageTensors):
         """
         if self.head_gradients(block, piece):
             self.backward_heads_of_context(block, piece)
+            return
         if not (gradients := self.normed_gradients(block, piece)):
             return
-        names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
-        saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
-        dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
-        # The backward proper reads these rows. Gathered here, they arrive while this op runs; recovery, which is
-        # placed before this op, can read them too.
-        self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
         others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
-        reads = (dy, *saved, *self.views(block, piece, Phase.BACKWARD), *others)
+        reads = (*self.read_by_heads(block, piece), *others)
         writes = (self.part_of_sums(block, piece, PRODUCTS), *gradients, *begun)
         self.emit(BackwardHeads(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=added))
         self.reduce_sums(block, piece, PRODUCTS, Payload.GRADIENT)

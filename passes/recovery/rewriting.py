@@ -26,7 +26,7 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model import blocks
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SQUARES, WHOLE_KEYS
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SQUARES, WHOLE_KEYS, place_in_attention
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows, ReduceRows
@@ -514,10 +514,6 @@ def recovery_op(
     return op
 
 
-_ORDER = ("xn", "q_in", "q_rstd", "k_in", "k_rstd", "q", "k", "v", "o", "lse", "", "branch")
-_PLACES = {name: place for place, name in enumerate(_ORDER)}
-
-
 def in_slot_order(slots: Tensors) -> Tensors:
     """Return an attention's saved slots in the order of its signature, where `project` makes some that come later.
 
@@ -527,10 +523,4 @@ def in_slot_order(slots: Tensors) -> Tensors:
     names = [tensor.slot for tensor in slots]
     if "lse" not in names or SQUARES in names:
         return slots
-
-    def place(tensor: Tensor) -> int:
-        if tensor.slot.endswith("_low"):
-            return _PLACES[""]
-        return _PLACES.get(tensor.slot, len(_ORDER) + (tensor.slot in ("mean", "rstd")))
-
-    return tuple(sorted(slots, key=place))
+    return tuple(sorted(slots, key=lambda tensor: place_in_attention(tensor.slot)))

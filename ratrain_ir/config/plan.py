@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.config.plan_keys import (
     integers,
     key,
     number_or_none,
+    parsed,
     part,
     table_of,
     word,
@@ -114,18 +115,8 @@ _ONE_CHUNK = {"chunks": 1, "layout": "loop"}
 """Chunks and layout of a plan without a schedule that does not give them."""
 
 
-def _read_mapping(reader: FieldReader, name: str, default: Any) -> RankMapping | None:
-    if reader.values.get(name, default) is None:
-        return None
-    expected = "tiles of stages x replicas from the inside out, like 'chip 1x4, node 2x8',"
-    return RankMapping.parse(reader.text(name, lambda text: RankMapping.parse(text) is not None, expected))
-
-
-def _read_levels(reader: FieldReader, name: str, default: Any) -> ZeroLevels | None:
-    if reader.values.get(name, default) is None:
-        return None
-    expected = "blocks and their ZeRO levels, like 'embed 3, mlp.* 2, attention.0-3 1',"
-    return ZeroLevels.parse(reader.text(name, lambda text: ZeroLevels.parse(text) is not None, expected))
+_MAPPING = parsed(RankMapping.parse, "tiles of stages x replicas from the inside out, like 'chip 1x4, node 2x8',")
+_LEVELS = parsed(ZeroLevels.parse, "blocks and their ZeRO levels, like 'embed 3, mlp.* 2, attention.0-3 1',")
 
 
 @frozen(cache_hash=True)
@@ -280,7 +271,7 @@ class Plan:
         metadata=key(
             "parallel",
             "which ranks share a chip, a node, ... of the machine; refused where its groups have other names",
-            _read_mapping,
+            _MAPPING,
             text=str,
             in_header_if_default=False,
         ),
@@ -390,7 +381,7 @@ class Plan:
         metadata=key(
             "state",
             "blocks whose ZeRO level is another: of the embedding, the head, all layers of a kind, or some of them",
-            _read_levels,
+            _LEVELS,
             text=str,
             in_header_if_default=False,
         ),
@@ -469,6 +460,11 @@ class Plan:
     def most_rows(self) -> int:
         """Most rows that a block has at a time: a micro-batch's, or its longest slice's; of these a context rank's."""
         return self.micro_batch_size * max(self.slices or (self.seq_len,)) // self.cp
+
+    @property
+    def context_runs(self) -> int:
+        """Runs of tokens that a context rank has of each sequence (`model/context_rows.py`)."""
+        return 2 if self.cp > 1 and self.context_layout == ZIGZAG else 1
 
     @property
     def replicas(self) -> int:

@@ -182,22 +182,13 @@ def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | N
             text = f'context_layout = "{plan.context_layout}" changes nothing with one context rank (cp = 1)'
             reader.contradiction("RT064", "context_layout", text, help="leave it out, or use cp = 2 or more")
         return
-    runs = plan.cp * (2 if plan.context_layout == ZIGZAG else 1)
-    for length in plan.slices or (plan.seq_len,):
-        if length % runs:
-            what = "a slice" if plan.slices else "a sequence"
-            text = (
-                f"{plan.cp} context ranks cut {what} of {length} tokens into {runs} equal runs, which it does not have"
-            )
-            other = (
-                "" if plan.context_layout != ZIGZAG else ', or context_layout = "contiguous", which has half as many'
-            )
-            way_out = f"use lengths that {runs} divides{other}"
-            reader.contradiction("RT064", "slices" if plan.slices else "seq_len", text, help=way_out)
-            return
     if plan.slices:
         text = "slices of context ranks' tokens are not built in this version"
         reader.contradiction("RT064", "slices", text, help="leave slices out, or use cp = 1")
+    if plan.seq_len % (runs := plan.cp * plan.context_runs):
+        text = f"{plan.cp} context ranks cut a sequence of {plan.seq_len} tokens into {runs} equal runs: it has none"
+        half = ', or context_layout = "contiguous", which has half as many' * (plan.context_runs > 1)
+        reader.contradiction("RT064", "seq_len", text, help=f"use a length that {runs} divides{half}")
     if plan.attention != "fused" and reader.good("attention"):
         text = f'attention = "{plan.attention}" holds the scores of whole sequences, which context ranks do not have'
         reader.contradiction("RT064", "attention", text, help='use attention = "fused", or cp = 1')

@@ -83,6 +83,17 @@ def word_or_none(choices: Sequence[str]) -> Reading:
     return read
 
 
+def parsed(parse: Callable[[str], T | None], expected: str) -> Reading:
+    """Return a reading of a text that `parse` gives a value for, or of None if absent; `expected` describes it."""
+
+    def read(reader: FieldReader, name: str, default: Any) -> T | None:
+        if reader.values.get(name, default) is None:
+            return None
+        return parse(reader.text(name, lambda text: parse(text) is not None, expected))
+
+    return read
+
+
 def flag(reader: FieldReader, name: str, default: Any) -> bool:
     """Read true or false (this function is itself a `Reading`)."""
     return reader.flag(name, default=default)

@@ -15,20 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.plan import ZIGZAG
-
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 
-def runs_of_rank(plan: Plan) -> int:
-    """Return the runs of tokens that a rank has of each sequence."""
-    return 2 if plan.cp > 1 and plan.context_layout == ZIGZAG else 1
-
-
 def run_length(plan: Plan) -> int:
     """Return the tokens of a run; of a whole sequence, or slice, without context ranks."""
-    return plan.seq_len // (plan.cp * runs_of_rank(plan))
+    return plan.seq_len // (plan.cp * plan.context_runs)
 
 
 def run_of(plan: Plan, rank: int, number: int) -> int:
@@ -36,21 +29,18 @@ def run_of(plan: Plan, rank: int, number: int) -> int:
     return 2 * plan.cp - 1 - rank if number else rank
 
 
-def first_position_of(plan: Plan, run: int) -> int:
-    """Return the position in its sequence at which a run starts."""
-    return plan.first_position + run * run_length(plan)
+def positions_of(plan: Plan, run: int) -> range:
+    """Return the positions of a run in its sequence."""
+    first = plan.first_position + run * run_length(plan)
+    return range(first, first + run_length(plan))
 
 
 def holders(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Return the (rank, number) of each run, in the order of positions."""
-    runs = runs_of_rank(plan)
-    held = [(rank, number) for rank in range(plan.cp) for number in range(runs)]
+    held = [(rank, number) for rank in range(plan.cp) for number in range(plan.context_runs)]
     return tuple(sorted(held, key=lambda each: run_of(plan, *each)))
 
 
-def sees(plan: Plan, window: int | None, queries: int, keys: int) -> bool:
-    """Tell whether some query of a run attends to keys of another (or the same) under the causal mask and a window."""
-    if keys > queries:
-        return False
-    length = run_length(plan)
-    return window is None or (keys + 1) * length > queries * length - window + 1
+def sees(window: int | None, queries: range, keys: range) -> bool:
+    """Tell whether some query of a run of positions attends to keys of another under the causal mask and a window."""
+    return keys.start < queries.stop and (window is None or keys.stop > queries.start - window + 1)

@@ -17,7 +17,6 @@ from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_ov
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
-from ratrain.ratrain_ir.model.context_rows import runs_of_rank
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 
@@ -180,6 +179,20 @@ _BEHIND_KEYS = ("o", "lse", "probs", "o_low", "branch", "branch_mean", "branch_r
 """Slots of an attention that a forward makes from keys of all context ranks; `project` makes the others before it."""
 
 
+_BEFORE_LOWS = ("xn", "q_in", "q_rstd", "k_in", "k_rstd", "q", *KEY_SLOTS, "o", "lse")
+_BEHIND_LOWS = ("branch", "branch_mean", "branch_rstd", "mean", "rstd")
+
+
+def place_in_attention(name: str) -> int:
+    """Return the place of a saved slot in an attention's signatures, where no norm is over ranks; equal for adapters.
+
+    Products of adapters (`..._low`) stand together, in the order in which they are made.
+    """
+    if name.endswith("_low"):
+        return len(_BEFORE_LOWS)
+    return _BEFORE_LOWS.index(name) if name in _BEFORE_LOWS else len(_BEFORE_LOWS) + 1 + _BEHIND_LOWS.index(name)
+
+
 def made_by_project(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return what `project` makes before context ranks gather keys: queries, keys, values, then earlier saved slots.
 
@@ -255,7 +268,7 @@ def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
     """Return what attention saves of its softmax: the log-sum-exp of each query, all probabilities, or nothing."""
     if plan.attention == "fused":
         # a context rank's runs one after the other, as kernels work on one at a time
-        heads, runs = rank_model(model, plan).heads, runs_of_rank(plan)
+        heads, runs = rank_model(model, plan).heads, plan.context_runs
         return (Slot("lse", tensor_type(Dtype.F32, (runs * heads, tokens_per_micro_batch(plan) // runs))),)
     return (Slot("probs", scores_type(model, plan)),) if plan.attention == "scores-kept" else ()
 

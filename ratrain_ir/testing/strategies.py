@@ -22,7 +22,6 @@ from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, CONTEXT_LAYOUTS, DTY
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.context_rows import runs_of_rank
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
@@ -219,7 +218,7 @@ def plans(
 def _fits(plan: Plan, cp: int, layout: str) -> bool:
     """Tell whether context ranks can share out a plan's sequences evenly."""
     shared = evolve(plan, cp=cp, context_layout=layout)
-    return plan.seq_len % (cp * runs_of_rank(shared)) == 0
+    return plan.seq_len % (cp * shared.context_runs) == 0
 
 
 @st.composite

@@ -29,13 +29,10 @@ from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.model.blocks import Block, has_backward, next_block, previous_block
+from ratrain.ratrain_ir.model.blocks import Block, has_backward, next_block
 from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
 from ratrain.ratrain_ir.model.slots import (
-    KEY_GRADIENTS,
-    KEY_SLOTS,
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
@@ -49,9 +46,8 @@ from ratrain.ratrain_ir.model.slots import (
     pending_slots,
     projected_slots,
     saved_slots,
-    shares_rows,
 )
-from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
+from ratrain.ratrain_ir.model.tensor_blocks import source_block, sum_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, WorkGroup, piece_text
 from ratrain.ratrain_ir.ops.collectives import (
@@ -88,20 +84,20 @@ from ratrain.ratrain_ir.ops.memory import COPY_SIDES, Fetch, Store, fetches_para
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
-from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.columns import Alike
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.ops.tensor import Tensor
+    from ratrain.ratrain_ir.verifier.slices import Value
 
 
-from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
+from ratrain.ratrain_ir.verifier.symbolic_exchanges import PARTS_OF_LOSS, SymbolicExchanges
 from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, FROZEN_PARTS, word_of, words_of
 
 
 @define(eq=False)
-class SymbolicRun(SymbolicUpdates):
+class SymbolicRun(SymbolicExchanges):
     """Symbolic run of one stage: the meaning of each kind of op, and the check that the step is complete."""
 
     def run(self) -> None:
@@ -175,7 +171,7 @@ class SymbolicRun(SymbolicUpdates):
             self.expect("RT030", op, roles["labels"], "labels", m)
             if self.module.plan.tp == 1:
                 self.add_loss(op, roles["loss"], m)
-            for name in _PARTS_OF_LOSS if self.module.plan.tp > 1 else ():
+            for name in PARTS_OF_LOSS if self.module.plan.tp > 1 else ():
                 self.set(roles[name], f"part of {name}", m)
         else:
             self.check_branch_part(op, roles, "x", block, m)
@@ -191,76 +187,6 @@ class SymbolicRun(SymbolicUpdates):
         """Check that the starts of documents, if an op reads them, are those of its own piece."""
         if "documents" in roles:
             self.expect("RT030", op, roles["documents"], "documents", m)
-
-    # exchanges of tensor-parallel ranks
-
-    def written(self, what: str) -> str:
-        """Return the value that a block writes for an activation or gradient: with several ranks a part of it."""
-        return what if self.module.plan.tp == 1 else f"part of {what}"
-
-    def read(self, what: str) -> str:
-        """Return the value that a block reads of an activation or gradient: all rows, gathered if ranks share rows."""
-        return f"whole {what}" if shares_rows(self.module.plan) else what
-
-    def check_branch_part(self, op: BlockOp, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
-        """Check the partial sum of the parallel branch, which an op adds to, if it has one.
-
-        In the forward the attention makes it for its mlp. In the backward the mlp makes it, of the gradient of their
-        common input.
-        """
-        if "branch_part" in roles:
-            self.expect("RT033", op, roles["branch_part"], f"part of {what}", mlp, m)
-
-    def gather_rows(self, op: GatherRows) -> None:
-        what, m = _EXCHANGED[op.payload], piece_of(op)
-        self.once(op, "RT033", "gather_rows", op.payload, op.block, m, op.phase)
-        owner = op.block
-        # Behind a branch with a norm of its own, the gradient of the branch is gathered, not that of the stream.
-        if op.payload is Payload.GRADIENT and self.adds_apart(before := previous_block(owner, self.module.model)):
-            what, owner = "dbranch", before
-        self.expect("RT033", op, op.reads[0], what, owner, m)
-        if op.phase is Phase.FORWARD:
-            self.expect_made_forward("RT033", op, op.reads[0])
-        self.set(op.writes[0], f"whole {what}", owner, m)
-        self.row_gathers[op.writes[0]] = op
-        if op.phase is Phase.BACKWARD:
-            # An evaluation gathers nothing for a backward, and what is gathered may come from a recovery.
-            self.recover(op.writes[0], op)
-
-    def reduce_rows(self, op: ReduceRows) -> None:
-        """Sum the parts of all ranks and, once, the residual stream around the block that made them.
-
-        In the forward the stream comes from the input of the block before, in the backward from the gradient behind the
-        block.
-        """
-        what, m, block = _EXCHANGED[op.payload], piece_of(op), op.block
-        self.once(op, "RT033", "reduce_rows", op.payload, block, m, op.phase)
-        roles = self.roles(op)
-        # The sum of a branch, which `add_branch` norms and adds to the stream; it is saved for the backward.
-        if roles["sum"].kind is StateKind.SAVED:
-            before = previous_block(block, self.module.model)
-            self.expect("RT033", op, roles["part"], "part of branch", before, m)
-            self.once(op, "RT032", "saved", before, m, roles["sum"].slot)
-            self.set(roles["sum"], "saved", before, m, roles["sum"].slot)
-            return
-        self.expect("RT033", op, roles["part"], f"part of {what}", block, m)
-        forward = op.payload is Payload.ACTIVATION
-        if forward and op.phase is None:
-            for tensor in op.reads:
-                self.expect_made_forward("RT033", op, tensor)
-        if "stream" in roles:
-            model, plan = self.module.model, self.module.plan
-            around = (
-                source_block(model, plan, previous_block(block, model)) if forward else sum_block(model, plan, block)
-            )
-            self.expect("RT033", op, roles["stream"], what, around, m)
-        self.set(roles["sum"], what, block, m)
-        if op.phase is not None:
-            self.recover(roles["sum"], op)
-
-    def adds_apart(self, block: Block) -> bool:
-        """Tell whether a block's output is normed, and added to the stream, by an op of its own."""
-        return adds_branch_apart(self.module.model, self.module.plan, block)
 
     def add_branch(self, op: AddBranch) -> None:
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -283,52 +209,6 @@ class SymbolicRun(SymbolicUpdates):
         self.set(roles["dbranch"], "dbranch", block, m)
         for slot in branch_sums(model, plan, block):
             self.set(roles[slot.name], "pending", block, m, slot.name)
-
-    def take_branch_sums(self, op: Backward | BackwardWeight, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """Check the sums that `add_branch_backward` left for the gradient of a block's norm."""
-        for slot in branch_sums(self.module.model, self.plan_of(op), block):
-            self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
-
-    def norms_over_ranks(self, block: Block) -> bool:
-        """Tell whether a block's norms of queries and keys take sums over tensor-parallel ranks."""
-        return block.kind == "attention" and norms_over_ranks(self.module.model, self.module.plan)
-
-    # exchanges of context ranks
-
-    def shares_keys(self, block: Block) -> bool:
-        """Tell whether context ranks gather a block's keys and values."""
-        return block.kind == "attention" and self.module.plan.cp > 1
-
-    def gather_keys(self, op: GatherKeys) -> None:
-        """Gather the keys and values of all context ranks, each of which runs this op with its own."""
-        block, m, roles = op.block, piece_of(op), self.roles(op)
-        self.once(op, "RT033", "gather_keys", block, m, op.phase)
-        for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
-            self.expect("RT033", op, roles[name], "saved", block, m, name)
-            self.set(roles[whole], whole, block, m)
-            self.key_gathers[roles[whole]] = op
-            if op.phase is Phase.BACKWARD:
-                self.recover(roles[whole], op)
-
-    def take_whole_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """Check the keys and values of all context ranks that an op reads."""
-        phase = Phase.FORWARD if isinstance(op, Forward) else Phase.BACKWARD
-        for name in WHOLE_KEYS:
-            self.expect("RT030", op, roles[name], name, block, m)
-            gather = self.key_gathers.get(roles[name])
-            if self.module.level is Level.DATAFLOW and gather is not None and gather.phase is not phase:
-                text = f"'{op!r}' uses %{roles[name].name}, which was gathered for the {gather.phase.value}"
-                note = self.report.note("gathered here", gather)
-                way_out = "at level dataflow each use needs its own gather"
-                self.report.at_op("RT033", text, self.stage, op, roles[name], notes=[note], help=way_out)
-
-    def reduce_keys(self, op: ReduceKeys) -> None:
-        """Sum all ranks' parts of the gradients of keys and values; they are pending for the backward."""
-        block, m, roles = op.block, piece_of(op), self.roles(op)
-        self.once(op, "RT033", "reduce_keys", block, m)
-        for name, whole in zip(KEY_GRADIENTS, WHOLE_KEYS, strict=True):
-            self.expect("RT033", op, roles[f"d{whole}"], f"part of d{whole}", block, m)
-            self.set(roles[name], "pending", block, m, name)
 
     def project_for_context(self, op: Project) -> None:
         """Make queries, keys and values, and the saved slots before them, which are recorded as made."""
@@ -354,14 +234,6 @@ class SymbolicRun(SymbolicUpdates):
         self.set(roles[SQUARES], f"part of {SQUARES}", block, m)
         for slot in projected_slots(self.module.model, self.plan_of(op), block):
             self.set(roles[slot.name], "saved", block, m, slot.name)
-
-    def reduce_sums(self, op: ReduceSums) -> None:
-        """Sum row statistics: squares are saved for all later uses, products are pending for the backward."""
-        block, m, roles = op.block, piece_of(op), self.roles(op)
-        self.once(op, "RT033", "reduce_sums", op.payload, block, m)
-        name = SQUARES if op.payload is Payload.ACTIVATION else PRODUCTS
-        self.expect("RT033", op, roles["part"], f"part of {name}", block, m)
-        self.set(roles["sum"], "saved" if name == SQUARES else "pending", block, m, name)
 
     def backward_heads(self, op: BackwardHeads) -> None:
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -402,15 +274,6 @@ class SymbolicRun(SymbolicUpdates):
         ):
             self.expect("RT030", op, roles[name], "pending", block, m, name)
 
-    def combine_loss(self, op: CombineLoss) -> None:
-        roles, m = self.roles(op), piece_of(op)
-        self.once(op, "RT033", "combine_loss", m)
-        for name in _PARTS_OF_LOSS:
-            self.expect("RT033", op, roles[f"{name}_part"], f"part of {name}", m)
-        self.expect("RT033", op, roles["labels"], "labels", m)
-        self.add_loss(op, roles["loss"], m)
-        self.set_saved(op, roles, op.block, m)
-
     def serves_phase(self, op: BlockOp, tensor: Tensor) -> None:
         """Report RT033 unless, at level dataflow, each use of a sharded input has a gather of its own.
 
@@ -427,17 +290,6 @@ class SymbolicRun(SymbolicUpdates):
             way_out = "at level dataflow each use needs its own gather"
             self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
 
-    def add_loss(self, op: Forward | CombineLoss, loss: Tensor, m: Piece) -> None:
-        """Add to the loss, a sum over micro-batches, and over their slices, in ascending order."""
-        share = self.sums.share(m, descending=False)
-        if op.updates:
-            self.expect("RT030", op, loss, "loss", self.sums.shares(share, descending=False))
-        elif share != 0:
-            first = piece_text(self.sums.piece(0, descending=False))
-            text = f"the first contribution to the loss must be {first}: micro-batches ascend"
-            self.report.at_op("RT030", text, self.stage, op, loss)
-        self.set(loss, "loss", self.sums.shares(share + 1, descending=False))
-
     def block_input(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check that a block reads its own input."""
         if block.kind == "embed":
@@ -449,14 +301,6 @@ class SymbolicRun(SymbolicUpdates):
     def source(self, block: Block) -> Block:
         """Return the block whose input a block reads: itself, or the attention whose parallel branch it is."""
         return source_block(self.module.model, self.module.plan, block)
-
-    def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """Set the saved slots that an op writes; each may be made once, by the forward or by a recovery."""
-        saved, writes = StateKind.SAVED, op.writes
-        for name, tensor in roles.items():
-            if tensor.kind is saved and tensor in writes:
-                self.once(op, "RT032", "saved", block, m, name)
-                self.set(tensor, "saved", block, m, name)
 
     def expect_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check the saved slots of its own piece that an op reads."""
@@ -569,25 +413,6 @@ class SymbolicRun(SymbolicUpdates):
             return
         self.expect("RT031", op, gradient, "g", block, self.sums.shares(share, begin))
         self.set(gradient, "g", block, self.sums.shares(share + 1, begin))
-
-    # slices of an attention
-
-    def see_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """Check the keys and values of earlier slices that a slice attends to, as their forwards made them."""
-        for role, value in seen_keys(self.module.model, self.module.plan, block, m):
-            self.expect("RT030", op, roles[role], *value)
-
-    def add_up_sums(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """Check and update the sums of key and value gradients in the backward of a slice.
-
-        It takes what later slices left for its own keys and values, and adds to the sums of earlier slices.
-        """
-        self.see_keys(op, roles, block, m)
-        for step in sum_steps(self.module.model, self.module.plan, block, m):
-            if step.before is not None:
-                self.expect("RT031", op, roles[step.role], *step.before)
-            if step.after is not None:
-                self.set(roles[step.role], *step.after)
 
     # other memories
 
@@ -722,13 +547,6 @@ class SymbolicRun(SymbolicUpdates):
 _STATIC = frozenset({*FROZEN.values(), *FROZEN_PARTS.values()})
 """Values that no step changes."""
 
-
-_EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
-"""Values that tensor-parallel ranks exchange, by payload."""
-
-
-_PARTS_OF_LOSS = ("lse", "loss")
-"""Partial results of a tensor-parallel rank for its part of the vocabulary."""
 
 _ROLES_OF_PROJECT = ("q_in", "k_in", "v")
 """Roles of what `project` makes before the forward."""

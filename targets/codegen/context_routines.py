@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.context_rows import first_position_of, holders, run_length, run_of, runs_of_rank, sees
+from ratrain.ratrain_ir.model.context_rows import holders, positions_of, run_length, run_of, sees
 from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Run:
 
 def runs_of(plan: Plan, rows: int) -> list[Run]:
     """Return the runs of rows that a rank has in a tensor with some rows."""
-    runs = runs_of_rank(plan)
+    runs = plan.context_runs
     return [Run(number, runs, rows // runs) for number in range(runs)]
 
 
@@ -56,16 +56,19 @@ def positions(plan: Plan, run: Run) -> tuple[dict[str, int], ByRank]:
     length = run_length(plan)
     if plan.cp == 1:
         return {"seq_len": length, **({"first_position": plan.first_position} if plan.first_position else {})}, ()
-    starts = [first_position_of(plan, run_of(plan, rank, run.number)) for rank in range(plan.cp)]
-    return {"seq_len": length}, tuple({"first_position": start} for start in starts)
+    return {"seq_len": length}, tuple({"first_position": each.start} for each in _positions_on_ranks(plan, run))
+
+
+def _positions_on_ranks(plan: Plan, run: Run) -> list[range]:
+    """Return the positions of a run's rows on each context rank."""
+    return [positions_of(plan, run_of(plan, rank, run.number)) for rank in range(plan.cp)]
 
 
 @frozen
 class _Keys:
     """One run of keys and values, by the rows of the operands that hold those of all ranks."""
 
-    run: int
-    """its index in the order of positions"""
+    positions: range
     rows: tuple[int, int]
 
     def of(self, name: str) -> str:
@@ -81,36 +84,48 @@ class _Keys:
 def _all_keys(builder: Builder) -> list[_Keys]:
     """Return the runs of keys of all ranks, in the order of positions."""
     plan = builder.plan
-    runs, rows = runs_of_rank(plan), builder.rows // runs_of_rank(plan)
+    runs, rows = plan.context_runs, builder.rows // plan.context_runs
     places = [rank * runs + number for rank, number in holders(plan)]
-    return [_Keys(index, (place * rows, (place + 1) * rows)) for index, place in enumerate(places)]
+    return [_Keys(positions_of(plan, index), (place * rows, (place + 1) * rows)) for index, place in enumerate(places)]
 
 
-def _options(builder: Builder, run: Run, keys: _Keys, attention: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that all ranks have in common; a rank adds the position of its queries."""
-    length = run_length(builder.plan)
-    first = first_position_of(builder.plan, run_of(builder.plan, 0, run.number))
-    return {
+def _attend(
+    builder: Builder,
+    kernel: str,
+    run: Run,
+    keys: _Keys,
+    operands: dict[str, str],
+    begun: set[int],
+    attention: Mapping[str, Any],
+) -> None:
+    """Add the step of a kernel on a run of queries and one of keys, on the context ranks that see any of these keys.
+
+    It adds to the results of ranks in `begun`, and begins those of others, which join them.
+    """
+    window, queries = builder.layer_kind.window, _positions_on_ranks(builder.plan, run)
+    seeing = [rank for rank, own in enumerate(queries) if sees(window, own, keys.positions)]
+    if not seeing:
+        return
+    by_rank = tuple(
+        {"first_query": own.start, "accumulate": rank in begun} if rank in seeing else None
+        for rank, own in enumerate(queries)
+    )
+    options = {
         "batch": builder.plan.micro_batch_size,
-        "queries": length,
-        "keys": length,
-        "first_query": max(first, first_position_of(builder.plan, keys.run)),
-        "first_key": first_position_of(builder.plan, keys.run),
+        "queries": run_length(builder.plan),
+        "keys": len(keys.positions),
+        "first_query": queries[seeing[0]].start,
+        "first_key": keys.positions.start,
         **attention,
+        "accumulate": bool(begun.intersection(seeing)),
     }
-
-
-def _sees(builder: Builder, rank: int, run: Run, keys: _Keys) -> bool:
-    return sees(builder.plan, builder.layer_kind.window, run_of(builder.plan, rank, run.number), keys.run)
-
-
-def _query_of(builder: Builder, rank: int, run: Run) -> dict[str, Any]:
-    return {"first_query": first_position_of(builder.plan, run_of(builder.plan, rank, run.number))}
+    builder.step_by_rank(by_rank, kernel, {**operands, **keys.operands}, **options)
+    begun.update(seeing)
 
 
 def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
     """Add the steps from queries, and keys and values of all ranks, to the output of the heads."""
-    model, ranks = builder.model, range(builder.plan.cp)
+    model, every = builder.model, _all_keys(builder)
     o, lse = builder.slot("o"), builder.slot("lse")
     for run in runs_of(builder.plan, builder.rows):
         state = {
@@ -119,20 +134,9 @@ def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
             "total": builder.temporary(f"total_{run.number}", model.heads, run.rows, dtype=Dtype.F32),
         }
         begun: set[int] = set()
-        for keys in _all_keys(builder):
-            seeing = [rank for rank in ranks if _sees(builder, rank, run, keys)]
-            if not seeing:
-                continue
-            by_rank = tuple(
-                {**_query_of(builder, rank, run), "accumulate": rank in begun} if rank in seeing else None
-                for rank in ranks
-            )
-            operands = {"q": run.of("q"), **keys.operands, **state}
-            operands |= run.of_all(builder.documents)
-            options = _options(builder, run, keys, attention)
-            accumulate = bool(begun.intersection(seeing))
-            builder.step_by_rank(by_rank, "attention_partial_forward", operands, **options, accumulate=accumulate)
-            begun.update(seeing)
+        operands = {"q": run.of("q"), **state, **run.of_all(builder.documents)}
+        for keys in every:
+            _attend(builder, "attention_partial_forward", run, keys, operands, begun, attention)
         outputs = {"o": run.of(o), "lse": _heads_of(builder, run, lse)}
         builder.step("attention_partial_finish", {**state, **outputs}, heads=model.heads, head_dim=model.head_dim)
 
@@ -148,34 +152,24 @@ def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
 
     Later runs come first, as later slices do. Where no query of a rank sees some keys, its part of their gradient is 0.
     """
-    model, ranks = builder.model, range(builder.plan.cp)
+    model, every = builder.model, _all_keys(builder)
     queries = builder.temporary("dq_sum", builder.rows, model.heads * model.head_dim, dtype=Dtype.F32)
     builder.step("zero", {"a": queries})
-    parts = tuple(f"d{name}" for name in WHOLE_KEYS)
-    begun: dict[int, set[int]] = {keys.run: set() for keys in _all_keys(builder)}
+    parts = [
+        {name: keys.of(f"d{whole}") for name, whole in zip(("dk", "dv"), WHOLE_KEYS, strict=True)} for keys in every
+    ]
+    begun: list[set[int]] = [set() for _ in every]
     for run in reversed(runs_of(builder.plan, builder.rows)):
         delta = builder.temporary(f"delta_{run.number}", model.heads, run.rows, dtype=Dtype.F32)
         operands = {"o": run.of("o"), "do": run.of("do"), "delta": delta}
         builder.step("attention_delta", operands, heads=model.heads, head_dim=model.head_dim)
         common = {"q": run.of("q"), "lse": _heads_of(builder, run, "lse"), "do": run.of("do"), "delta": delta}
         common |= {"dq": run.of(queries), **run.of_all(builder.documents)}
-        for keys in _all_keys(builder):
-            seeing = [rank for rank in ranks if _sees(builder, rank, run, keys)]
-            if not seeing:
-                continue
-            by_rank = tuple(
-                {**_query_of(builder, rank, run), "accumulate": rank in begun[keys.run]} if rank in seeing else None
-                for rank in ranks
-            )
-            operands = {**common, **keys.operands}
-            operands |= {"dk": keys.of(parts[0]), "dv": keys.of(parts[1])}
-            options = _options(builder, run, keys, attention)
-            accumulate = bool(begun[keys.run].intersection(seeing))
-            builder.step_by_rank(by_rank, "attention_partial_backward", operands, **options, accumulate=accumulate)
-            begun[keys.run].update(seeing)
-    for keys in _all_keys(builder):
-        unseen: ByRank = tuple(None if rank in begun[keys.run] else {} for rank in ranks)
-        if any(own is not None for own in unseen):
-            for part in parts:
-                builder.step_by_rank(unseen, "zero", {"a": keys.of(part)})
+        for keys, part, known in zip(every, parts, begun, strict=True):
+            _attend(builder, "attention_partial_backward", run, keys, {**common, **part}, known, attention)
+    for part, known in zip(parts, begun, strict=True):
+        unseen: ByRank = tuple(None if rank in known else {} for rank in range(builder.plan.cp))
+        if len(known) < builder.plan.cp:
+            for name in part.values():
+                builder.step_by_rank(unseen, "zero", {"a": name})
     builder.step("cast", {"src": queries, "dst": "dq_out"})

@@ -112,5 +112,13 @@ def _words(step: Step | None) -> str:
     if step is None:
         return "nothing"
     operands = ", ".join(f"{name} = {reference}" for name, reference in sorted(step.operands.items()))
-    options = ", ".join(f"{name} {value!r}" for name, value in sorted(step.options.items()))
-    return f"'{step.kernel}' ({operands}{'; ' if options else ''}{options})"
+    options = _option_words(step.options)
+    ranks = [
+        f"; on context rank {rank} {'left out' if own is None else _option_words(own) or 'as it is'}"
+        for rank, own in enumerate(step.by_rank)
+    ]
+    return f"'{step.kernel}' ({operands}{'; ' if options else ''}{options}{''.join(ranks)})"
+
+
+def _option_words(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in sorted(options.items()))

@@ -51,6 +51,8 @@ from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forwa
 from ratrain.targets.program.routine import FROZEN, PACKED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.routine import Routine
@@ -152,30 +154,30 @@ def _may_keep(form: RoutineForm, model: ModelConfig, plan: Plan) -> list[str]:
     return slots if form.keyword == "recompute" else []
 
 
+def _recipe(form: RoutineForm, model: ModelConfig, plan: Plan) -> Callable[[Builder], None]:
+    """Return the function that adds the steps of a form."""
+    kind, backward = form.block.kind, form.keyword in _BACKWARDS
+    if plan.cp > 1 and (kind, form.keyword) == ("attention", "forward"):
+        return _attend
+    return (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
+        ("embed", False): _embed_forward,
+        ("attention", False): _attention_forward,
+        ("mlp", False): mlp_forward if model.experts is None else experts_forward,
+        ("head", False): _head_forward,
+        ("embed", True): _embed_backward,
+        ("attention", True): _attention_backward,
+        ("mlp", True): mlp_backward if model.experts is None else experts_backward,
+        ("head", True): _head_backward,
+    }[kind, backward]
+
+
 @cache
 def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routine:
     """Return the routine of a form; equal arguments give the same object."""
     plan = slice_plan(plan, form.slice)
-    backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
-    attends = form.block.kind == "attention" and form.keyword == "forward" and plan.cp > 1
-    recipe = (
-        _attend
-        if attends
-        else (OF_BRANCHES | _AROUND_SUMS).get(form.keyword)
-        or {
-            ("embed", False): _embed_forward,
-            ("attention", False): _attention_forward,
-            ("mlp", False): mlp_forward if model.experts is None else experts_forward,
-            ("head", False): _head_forward,
-            ("embed", True): _embed_backward,
-            ("attention", True): _attention_backward,
-            ("mlp", True): mlp_backward if model.experts is None else experts_backward,
-            ("head", True): _head_backward,
-        }[form.block.kind, backward]
-    )
-    recipe(builder)
+    _recipe(form, model, plan)(builder)
     if form.keyword == "recompute":
         read = (*form.given, "x", "w", FROZEN, PACKED)
         builder.prune_steps({role for role in form.roles if role not in read}, form.given)

@@ -17,7 +17,14 @@ import numpy as np
 from attrs import define, frozen
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import (
+    CONTEXT_OPS,
+    TENSOR_OPS,
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    ReduceScatter,
+)
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
@@ -38,6 +45,7 @@ class Cause(Enum):
     LINK = "link"
     BYTE_REUSE = "byte reuse"
     PEERS = "tensor-parallel ranks"
+    CONTEXT = "context ranks"
     MEMORY = "memory"
     GRAD_SYNC = "GradSync"
     UPDATE = "UpdateShard"
@@ -69,6 +77,7 @@ _KINDS = PerOp(
         AllGather: idle_walk.PREFETCH,
         AllReduceScalar: idle_walk.BARRIER,
         **dict.fromkeys(TENSOR_OPS, idle_walk.PEERS),
+        **dict.fromkeys(CONTEXT_OPS, idle_walk.CONTEXT),
         **dict.fromkeys(MEMORY_OPS, idle_walk.MEMORY),
         ScaleUpdate: idle_walk.BARRIER,
         LoadInput: idle_walk.INPUT,

@@ -17,9 +17,8 @@ from ratrain.ratrain_ir.support.loops import part
 from ratrain.ratrain_ir.support.native_loops import native
 from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
 
-FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, MEMORY, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = (
-    range(14)
-)
+FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, CONTEXT, MEMORY, GRAD_SYNC, UPDATE, PREFETCH, BARRIER = range(12)
+INPUT, QUEUE, COMPUTE = range(12, 15)
 """Causes of waiting by number. COMPUTE is the own stage's compute engine, STAGE anything on another stage. QUEUE: the
 awaited op stood behind an op of another kind that it does not need."""
 NOBODY = -1

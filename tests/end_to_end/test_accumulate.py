@@ -41,7 +41,8 @@ def test_every_product_with_weights_has_its_runs() -> None:
 def test_the_loss_falls_as_with_sums_in_float32(model: ModelConfig) -> None:
     plain, runs = (losses(train(make_program(model, **keys), STEPS)) for keys in ({}, RUNS))
     assert plain != runs
-    assert runs == pytest.approx(plain, rel=1e-2)  # steps apart grow; how fast depends on the BLAS core type
+    # Capped and normed branches let the two come apart: Gemma 3's by 0.3 % in 25 steps, then by 0.75 % in one.
+    assert runs == pytest.approx(plain, rel=1e-2 if model is GEMMA3 else 5e-3)
     assert runs[-1] < 0.97 * runs[0]
 
 

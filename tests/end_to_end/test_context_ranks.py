@@ -1,4 +1,4 @@
-"""Sequences shared out over context ranks: the training of whole ones, whatever the model, the plan, the layout and the passes.
+"""Sequences shared out over context ranks: the training of whole ones, whatever the model, plan, layout and passes.
 
 Weight gradients are sums over ranks, so losses agree closely with one rank's, and not bit for bit. They have the bits of
 slices with the same cuts, which one rank computes one after the other, where both sum in one order.
@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.config.training import Training as TrainingKeys
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.verifier.program_verifier import check_program
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.targets.program.program import Program
+    from ratrain.targets.program.routine import Step
 
 STEPS = 10
 F32_LOSS = 1e-5  # of the loss
@@ -39,7 +41,7 @@ LAYOUTS = [(2, "zigzag"), (2, "contiguous"), (3, "zigzag"), (3, "contiguous"), (
 
 @frozen
 class Training:
-    """What is trained."""
+    """Name a model, a state and other keys of a plan."""
 
     model: str = "grouped-queries"
     state: str = "zero-1"
@@ -48,7 +50,7 @@ class Training:
     more: tuple[tuple[str, Any], ...] = ()
 
     def program(self, passes: str, **keys: Any) -> Program:
-        """The program of it."""
+        """Compile it."""
         state = {**STATES[self.state], "zero": STATES[self.state].get("zero", 0)}
         own = {"pp": self.pp, "micro_batch_size": self.micro_batch_size, "micro_batches": 2, "dp": 1, "seq_len": 12}
         own |= {"view_dtype": "f32", **state, **dict(self.more), **keys}
@@ -129,12 +131,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("model", ["four-layers", "two-kinds"])
+# the other has fewer layers than chunks
+@pytest.mark.parametrize(
+    ("model", "schedule"), [*(("four-layers", name) for name in SCHEDULES), ("two-kinds", "zb-h1")]
+)
 def test_context_ranks_train_alike_in_any_schedule(model: str, schedule: str) -> None:
-    keys = dict(SCHEDULES[schedule])
-    if model != "four-layers" and "cuts" in keys:
-        pytest.skip("it has fewer layers than chunks")
+    keys = SCHEDULES[schedule]
     training = Training(model, "zero-1")
     passes = "place-schedule,recompute{policy=attention},allocate-ddr"
     check_against_one_rank(training, training.program(passes, cp=2, schedule=schedule, **keys), poison=True)
@@ -215,8 +217,7 @@ def test_the_reference_kernels_agree() -> None:
     assert reference == pytest.approx(fast, rel=1e-6)
 
 
-def test_a_plan_in_half_precision_trains(tmp_path: Path) -> None:
-    del tmp_path
+def test_a_plan_in_half_precision_trains() -> None:
     model = MODELS["grouped-queries"]
     plan = make_plan(model, cp=2, seq_len=12, dp=2, pp=2)
     assert plan.replicas == 4
@@ -240,3 +241,16 @@ def test_context_ranks_train_less_than_everything_alike(name: str, policy: str) 
     training = Training(state="zero-1", more=(("training", TRAININGS[name]),))
     found = losses(train(training.program(POLICIES[policy], cp=2), 4, poison=True))
     assert found == pytest.approx(losses(train(training.program(WHOLE), 4)), rel=F32_LOSS)
+
+
+@pytest.mark.parametrize("change", ["shorter", "another rank's", "left out"])
+def test_a_program_whose_steps_are_of_other_context_ranks_is_refused(change: str) -> None:
+    program = Training().program(POLICIES["full"], cp=2)
+
+    def changed(step: Step) -> Step:
+        by_rank = {"shorter": step.by_rank[:1], "another rank's": step.by_rank[::-1], "left out": ()}[change]
+        return evolve(step, by_rank=by_rank) if step.by_rank else step
+
+    routines = [evolve(routine, steps=tuple(map(changed, routine.steps))) for routine in program.routines]
+    with pytest.raises(DiagnosticError, match="RT080"):
+        check_program(parse_program(program_bytes(evolve(program, routines=routines)), "changed.rtx"))

@@ -160,7 +160,7 @@ def test_ranks_of_such_a_stage_meet_the_others_with_nothing() -> None:
 
 @pytest.mark.parametrize("layout", ["four stages", "gpipe", "interleaved", "zero 1"])
 def test_a_step_is_shorter_than_with_a_backward_through_all_stages(layout: str) -> None:
-    """The same adapters, and one norm of the first layer, whose gradient comes back through every stage."""
+    """Add to the adapters one norm of the first layer, whose gradient comes back through every stage."""
     above = evolve(TRAININGS["upper half"], freeze="model.embed_tokens.*, model.layers.0.*, model.layers.1.*")
     below = evolve(
         above,

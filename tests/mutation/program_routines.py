@@ -104,6 +104,26 @@ def swap_operands_of_step(program: Program, random: Random) -> str | None:
 
 
 @operator(NO_OP, always=True)
+def change_context_rank_of_step(program: Program, random: Random) -> str | None:
+    """A context rank leaves out a step, begins what it adds to, sees other keys, or does as another rank."""
+    place = _steps(program, random, lambda step: bool(step.by_rank))
+    if place is None:
+        return None
+    number, at = place
+    by_rank = list(program.routines[number].steps[at].by_rank)
+    rank = random.randrange(len(by_rank))
+    own = by_rank[rank]
+    others: list[Any] = [other for other in (*by_rank, None) if other != own]
+    if own:
+        name = random.choice(sorted(own))
+        others.append({**own, name: not own[name] if isinstance(own[name], bool) else own[name] + 1})
+    by_rank[rank] = random.choice(others)
+    if random.random() < 0.2:
+        by_rank = random.choice(([], by_rank[:1], [*by_rank, None]))
+    return f"{_change_step(program, place, by_rank=tuple(by_rank))}: context rank {rank}"
+
+
+@operator(NO_OP, always=True)
 def change_option_of_step(program: Program, random: Random) -> str | None:
     """A flag turns, a number grows by 1 or a little, an option is left out."""
     place = _steps(program, random, lambda step: bool(step.options))

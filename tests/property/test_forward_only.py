@@ -95,7 +95,7 @@ def test_bytes_of_a_stage_that_only_goes_forward_do_not_grow_with_micro_batches(
 @settings(max_examples=20)
 @given(frozen_below())
 def test_a_table_of_a_module_is_sound_with_its_stages_that_only_go_forward_alone(case: Case) -> None:
-    """It is read back; one stage more or less that is said to go forward only is refused."""
+    """Read it back; refuse one stage more or less that is said to go forward only."""
     module = PassManager(FakeTarget()).run(case.module(), for_plan("place-1f1b", case.plan))
     count = module.topology.forward_only
     full = actions_of_module(module)

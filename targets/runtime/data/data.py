@@ -31,7 +31,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.model.context_rows import first_position_of, run_length, run_of, runs_of_rank
+from ratrain.ratrain_ir.model.context_rows import positions_of, run_length, run_of
 from ratrain.ratrain_ir.ops.base import Part, Piece
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.targets.program.kernels import IGNORED_LABEL
@@ -470,7 +470,7 @@ class Batches:
         micro_batch = piece if isinstance(piece, int) else piece.micro_batch
         size, length = plan.micro_batch_size, run_length(plan)
         first = (replica * self.plan.micro_batches + micro_batch) * size
-        runs = (first_position_of(plan, run_of(plan, rank, number)) for number in range(runs_of_rank(plan)))
+        runs = (positions_of(plan, run_of(plan, rank, number)).start for number in range(plan.context_runs))
         for number, (position, row) in enumerate(product(runs, range(size))):
             sequence = out[number * length : (number + 1) * length]
             self._fill_run(step, first + row, position, part, sequence)

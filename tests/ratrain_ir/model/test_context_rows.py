@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.plan import CONTEXT_LAYOUTS, Plan
 from ratrain.ratrain_ir.model.context_rows import (
-    first_position_of,
     holders,
-    run_length,
+    positions_of,
     run_of,
-    runs_of_rank,
     sees,
 )
 
@@ -25,8 +23,8 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def positions(plan: Plan, rank: int) -> list[int]:
     """The positions of a rank's tokens, in the order of its rows."""
-    starts = [first_position_of(plan, run_of(plan, rank, number)) for number in range(runs_of_rank(plan))]
-    return [position for start in starts for position in range(start, start + run_length(plan))]
+    runs = [run_of(plan, rank, number) for number in range(plan.context_runs)]
+    return [position for run in runs for position in positions_of(plan, run)]
 
 
 @given(plans())
@@ -47,13 +45,8 @@ def test_zigzag_ranks_attend_to_equally_many_keys(plan: Plan) -> None:
 
 @given(plans(), st.none() | st.integers(1, 50), st.data())
 def test_a_run_sees_another_where_a_query_sees_a_key(plan: Plan, window: int | None, data: st.DataObject) -> None:
-    count = plan.cp * runs_of_rank(plan)
+    count = plan.cp * plan.context_runs
     queries, keys = (data.draw(st.integers(0, count - 1)) for _ in range(2))
-    length = run_length(plan)
-    rows = [(first_position_of(plan, run), first_position_of(plan, run) + length) for run in (queries, keys)]
-    expected = any(
-        key <= query and (window is None or key > query - window)
-        for query in range(*rows[0])
-        for key in range(*rows[1])
-    )
-    assert sees(plan, window, queries, keys) is expected
+    rows = [positions_of(plan, run) for run in (queries, keys)]
+    expected = any(key <= query and (window is None or key > query - window) for query in rows[0] for key in rows[1])
+    assert sees(window, *rows) is expected
