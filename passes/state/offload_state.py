@@ -46,7 +46,7 @@ from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
@@ -104,7 +104,7 @@ class OffloadStatePass(Pass):
                 fail("RT053", text, help=f"give a machine file with a larger {home.value}_capacity with --machine")
             context.statistics[f"stage {stage.index} {home.value}"] = f"{needed} bytes of state"
             if self.what == VIEWS:
-                fetches = fetch_for_each_use(stage, tensors)
+                fetches = fetch_for_each_use(stage, frozenset(tensors))
                 context.statistics[f"stage {stage.index} fetches"] = fetches
         for tensor in (tensor for tensors in moved for tensor in tensors):
             tensor.home = home
@@ -138,7 +138,7 @@ def _owner(tensor: Tensor) -> str:
     return tensor.name.partition(".")[2]
 
 
-def fetch_for_each_use(stage: Stage, views: Collection[Tensor]) -> int:
+def fetch_for_each_use(stage: Stage, views: frozenset[Tensor]) -> int:
     """Let each pass that reads some frozen parameters read copies, fetched before its first use of them.
 
     Return the number of fetches.
