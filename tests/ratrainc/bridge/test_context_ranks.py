@@ -201,7 +201,7 @@ def test_context_ranks_of_a_job_become_those_of_the_plan(name: str, tmp_path: Pa
             "axolotl",
             {},
             "2 context ranks cut a sequence of 62 tokens into 4 equal runs",
-            "use lengths that 4 divides",
+            "use a length that 4 divides",
         ),
         (
             f"{CONTEXT_FSDP}  parallelism_config_cp_size: 2\n  parallelism_config_sp_size: 2\n",
