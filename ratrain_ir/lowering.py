@@ -262,18 +262,23 @@ class _StageLowering(StageTensors):
 
     def gather_keys(self, block: Block, piece: Piece, phase: Phase) -> None:
         """Emit the gather of keys and values over context ranks for a pass."""
+        known = len(self.stage.tensors)
         reads, writes = self.made_by_project(block, piece)[1:3], self.whole_keys(block, piece, phase)
+        if len(self.stage.tensors) == known:
+            return  # gathered for a later slice
         self.emit(GatherKeys(block=block, **piece_fields(piece), phase=phase, reads=reads, writes=writes))
 
     def backward_heads_of_context(self, block: Block, piece: Piece) -> None:
         """Emit attention's backward down to queries and parts of keys and values, and the sum of these parts."""
-        self.gather_keys(block, piece, Phase.BACKWARD)
+        for each in (*self.seen(block, piece), piece):
+            self.gather_keys(block, each, Phase.BACKWARD)
         reads = (*self.read_by_heads(block, piece), *self.documents(block, piece))
-        reads += self.whole_keys(block, piece, Phase.BACKWARD)
+        reads += self.seen_whole_keys(block, piece, Phase.BACKWARD)
         queries, *keys = self.head_gradients(block, piece)
-        parts, fields = self.key_parts(block, piece), piece_fields(piece)
-        self.emit(BackwardHeads(block=block, **fields, reads=reads, writes=(queries, *parts)))
-        self.emit(ReduceKeys(block=block, **fields, reads=parts, writes=tuple(keys)))
+        begun, added = (self.seen_key_parts(block, piece, first=first) for first in (True, False))
+        fields = piece_fields(piece)
+        self.emit(BackwardHeads(block=block, **fields, reads=reads, writes=(queries, *begun), updates=added))
+        self.emit(ReduceKeys(block=block, **fields, reads=self.key_parts(block, piece), writes=tuple(keys)))
 
     def read_by_heads(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
         """Return what `backward_heads` reads of its block: the gradient of the output, saved slots and parameters."""
@@ -397,7 +402,7 @@ class _StageLowering(StageTensors):
         stream = (source,) if self.plan.tp == 1 else ()
         views = self.views(block, piece, Phase.FORWARD)
         reads = (*stream, *views, *self.documents(block, piece), made[0])
-        reads += self.whole_keys(block, piece, Phase.FORWARD)
+        reads += self.seen_whole_keys(block, piece, Phase.FORWARD)
         kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
         output = self.written_activation(next_block(self.model, block), piece)
         return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))

@@ -221,6 +221,25 @@ class StageTensors:
         slots = whole_key_slots(self.model, self.plan_of(piece), block)
         return self.slots(block, piece, slots, f"{phase.value}_keys")
 
+    def seen_whole_keys(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
+        """Return keys and values of all context ranks, of the earlier slices that a slice sees and of its own."""
+        pieces = (*self.seen(block, piece), piece)
+        return tuple(tensor for each in pieces for tensor in self.whole_keys(block, each, phase))
+
+    def seen_key_parts(self, block: Block, piece: Piece, *, first: bool) -> tuple[Tensor, ...]:
+        """Return this rank's parts of the gradients of keys to which a slice adds: of earlier slices, and its own.
+
+        `first` selects those that this slice begins; otherwise those that a later slice has begun.
+        """
+        number = None if isinstance(piece, int) else piece.number
+        own = self.key_parts(block, piece) if (last_viewer(self.model, self.plan_of(piece)) is None) is first else ()
+        return own + tuple(
+            tensor
+            for other in self.seen(block, piece)
+            if (last_viewer(self.model, self.plan_of(other)) == number) is first
+            for tensor in self.key_parts(block, other)
+        )
+
     def head_gradients(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
         """Return the gradients of queries, keys and values as they enter the softmax; empty without context ranks."""
         return self.slots(block, piece, head_gradient_slots(self.model, self.plan_of(piece), block), "d")

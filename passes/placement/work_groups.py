@@ -63,8 +63,7 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
             continue
         micro_batch = getattr(op, "micro_batch", None)
         assert isinstance(micro_batch, int)
-        # An op of all slices counts with slice 0: slices descend in backwards, so slice 0 contributes last.
-        number = getattr(op, "slice", None) or 0
+        number = op.served_slice(topology.model, topology.plan)
         blocks = op.served_blocks(topology.model)
         # Without weight halves of its blocks, the op belongs to the whole backward.
         if group is WorkGroup.WEIGHT and halves.isdisjoint((block, micro_batch, number) for block in blocks):

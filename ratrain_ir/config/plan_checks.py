@@ -182,13 +182,13 @@ def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | N
             text = f'context_layout = "{plan.context_layout}" changes nothing with one context rank (cp = 1)'
             reader.contradiction("RT064", "context_layout", text, help="leave it out, or use cp = 2 or more")
         return
-    if plan.slices:
-        text = "slices of context ranks' tokens are not built in this version"
-        reader.contradiction("RT064", "slices", text, help="leave slices out, or use cp = 1")
-    if plan.seq_len % (runs := plan.cp * plan.context_runs):
-        text = f"{plan.cp} context ranks cut a sequence of {plan.seq_len} tokens into {runs} equal runs: it has none"
+    runs = plan.cp * plan.context_runs
+    lengths = [("a slice", "slices", length) for length in plan.slices] or [("a sequence", "seq_len", plan.seq_len)]
+    if short := next((each for each in lengths if each[2] % runs), None):
+        cut, key, length = short
+        text = f"{plan.cp} context ranks cut {cut} of {length} tokens into {runs} equal runs: it has none"
         half = ', or context_layout = "contiguous", which has half as many' * (plan.context_runs > 1)
-        reader.contradiction("RT064", "seq_len", text, help=f"use a length that {runs} divides{half}")
+        reader.contradiction("RT064", key, text, help=f"use a length that {runs} divides{half}")
     if plan.attention != "fused" and reader.good("attention"):
         text = f'attention = "{plan.attention}" holds the scores of whole sequences, which context ranks do not have'
         reader.contradiction("RT064", "attention", text, help='use attention = "fused", or cp = 1')

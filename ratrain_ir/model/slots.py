@@ -421,9 +421,10 @@ def last_viewer(model: ModelConfig, plan: Plan) -> int | None:
 def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the sums that later slices leave for an attention's backward, f32 [tokens, key-value width] each.
 
-    `plan` is the slice's plan. Nothing if no later slice sees this one's keys.
+    `plan` is the slice's plan. Nothing if no later slice sees this one's keys, and for context ranks, where they add to
+    the parts that `reduce_keys` sums.
     """
-    if block.kind != "attention" or last_viewer(model, plan) is None:
+    if block.kind != "attention" or plan.cp > 1 or last_viewer(model, plan) is None:
         return ()
     width = rank_model(model, plan).kv_heads * model.head_dim
     type_ = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan), width))

@@ -191,6 +191,14 @@ class Op:
         del model
         return ()
 
+    def served_slice(self, model: ModelConfig, plan: Plan) -> int:
+        """Return the slice in whose pass this op takes part: its own, or 0 if it has none.
+
+        An op of all slices counts with slice 0: slices descend in backwards, so slice 0 contributes last.
+        """
+        del model, plan
+        return getattr(self, "slice", None) or 0
+
     @property
     def operands(self) -> Tensors:
         """Every tensor the op touches."""

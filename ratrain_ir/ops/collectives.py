@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard, final, get_args
 
 from attrs import define
 
+from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block, trains
@@ -17,6 +18,7 @@ from ratrain.ratrain_ir.model.slots import (
     branch_slots,
     computed_type,
     head_gradient_slots,
+    last_viewer,
     made_by_project,
     row_sum_slots,
     shares_rows,
@@ -326,10 +328,18 @@ class GatherKeys(ContextOp):
     """Gathers the keys and values of an attention from all context ranks, in rank order.
 
     `phase` is the pass that reads them. A backward may also read what was gathered for the forward, if it is kept.
+    Those of a slice are read by later slices too: by their forwards after its own, by their backwards before its own.
     """
 
     keyword = "gather_keys"
     phase: Phase = enum_field(Phase)
+
+    def served_slice(self, model: ModelConfig, plan: Plan) -> int:
+        """Return the slice that reads them first: in the backward the last one that sees them."""
+        if self.slice is None or self.phase is Phase.FORWARD:
+            return self.slice or 0
+        last = last_viewer(model, slice_plan(plan, self.slice))
+        return self.slice if last is None else last
 
     @property
     def work_group(self) -> WorkGroup:

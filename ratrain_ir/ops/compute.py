@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.model.slots import (
     WEIGHT_HALF_SLOTS,
     head_gradient_slots,
     kept_in_forward,
+    last_viewer,
     made_by_project,
     normed_gradient_slots,
     projected_slots,
@@ -56,6 +57,7 @@ from ratrain.ratrain_ir.ops.roles import (
     scalar_role,
     scale_role,
     seen_key_roles,
+    seen_part_roles,
     seen_sum_roles,
     slot_roles,
     state_role,
@@ -367,7 +369,7 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if projected := made_by_project(model, plan, block):
         own = tuple(role for role in saved if role.name not in [slot.name for slot in projected])
         reads = (*_stream_roles(model, plan, block), *views, *documents, slot_roles(projected)[0])
-        reads += whole_key_roles(model, plan, block)
+        reads += (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     if made := made_before_forward(model, plan, block):
         names = [role.name for role in made]
@@ -463,8 +465,13 @@ def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if gradients := head_gradient_slots(model, plan, block):
         saved = half_roles(model, plan, block, HEADS_SLOTS)
         reads = (output_role("dy", model, plan, block), *saved, *view_roles(model, plan, block))
-        reads += (*document_roles(model, plan, block), *whole_key_roles(model, plan, block))
-        return [(False, Signature(reads, (slot_roles(gradients)[0], *key_part_roles(model, plan, block))))]
+        reads += (*document_roles(model, plan, block), *seen_key_roles(model, plan, block))
+        reads += whole_key_roles(model, plan, block)
+        begun, added = (seen_part_roles(model, plan, block, first=first) for first in (True, False))
+        own = key_part_roles(model, plan, block)
+        if last_viewer(model, plan) is None:
+            return [(False, Signature(reads, (slot_roles(gradients)[0], *own, *begun), added))]
+        return [(False, Signature(reads, (slot_roles(gradients)[0], *begun), (*own, *added)))]
     check_row_sums(model, plan, block)
     others = (
         *document_roles(model, plan, block),

@@ -30,6 +30,7 @@ from ratrain.ratrain_ir.model.slots import (
     PRODUCTS,
     SPLIT_KINDS,
     SQUARES,
+    WHOLE_KEYS,
     Slot,
     activation_type,
     branch_slots,
@@ -129,15 +130,17 @@ def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool,
 def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the roles of the keys and values of earlier slices that this slice's queries attend to.
 
-    `plan` is the plan of a slice; the roles are ordered by slice. Empty unless the block is an attention.
+    `plan` is the plan of a slice; the roles are ordered by slice. Of context ranks they are those of all ranks. Empty
+    unless the block is an attention.
     """
     if block.kind != "attention":
         return ()
+    slots = saved_slots if plan.cp == 1 else whole_key_slots
     return tuple(
         Role(of_slice(slot.name, index), SAVED, slot.type, slot=slot.name)
         for index in seen_slices(model, plan)
-        for slot in saved_slots(model, slice_plan(plan.whole, index), block)
-        if slot.name in KEY_SLOTS
+        for slot in slots(model, slice_plan(plan.whole, index), block)
+        if slot.name in (*KEY_SLOTS, *WHOLE_KEYS)
     )
 
 
@@ -286,6 +289,21 @@ def whole_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 def key_part_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the roles of a context rank's parts of the gradients of all keys and values; empty without such ranks."""
     return tuple(Role(name, PARTIAL, type_) for name, type_ in key_part_types(model, plan, block).items())
+
+
+def seen_part_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool) -> Roles:
+    """Return the roles of a context rank's parts of the gradients of earlier slices' keys, to which this slice adds.
+
+    With `first`, return only those that this slice begins, else only those that a later slice began.
+    """
+    index = plan.index if isinstance(plan, SlicePlan) else None
+    earlier = [(each, slice_plan(plan.whole, each)) for each in seen_slices(model, plan)]
+    return tuple(
+        role._replace(name=of_slice(role.name, each))
+        for each, other in earlier
+        if (last_viewer(model, other) == index) is first
+        for role in key_part_roles(model, other, block)
+    )
 
 
 def check_context_ranks(plan: Plan, block: Block) -> None:

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.ops.base import Piece, Slice
-from ratrain.ratrain_ir.ops.compute import Forward, InputGradientOp, Recompute
+from ratrain.ratrain_ir.ops.collectives import GatherKeys, ReduceKeys
+from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Recompute
 from ratrain.ratrain_ir.ops.kinds import piece_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.collectives import TensorOp
+    from ratrain.ratrain_ir.ops.compute import BlockOp
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
 _KEYS, _SUMS = ("k", "v"), ("dk_sum", "dv_sum")
+_WHOLE_KEYS = ("keys", "values")
 
 
 def pieces(module: Module, micro_batch: int) -> list[Piece]:
@@ -42,8 +46,11 @@ def slices_see_each_other(module: Module, stage: Stage) -> None:
 
     It must read the keys and values of exactly the earlier slices that it attends to, as their forwards left them. Its
     backward must read sums to which each later slice that attends to it has added once; if there is none, there is no
-    sum.
+    sum. With context ranks, keys and values are the gathered ones, also its own, and sums are those that are reduced.
     """
+    if module.plan.cp > 1:
+        _gathered_keys_are_seen(module, stage)
+        return
     written: dict[Tensor, tuple[Block, Piece]] = {}
     added: dict[Tensor, list[tuple[Block, Piece]]] = {}
     for position, op in enumerate(stage.ops):
@@ -63,6 +70,37 @@ def slices_see_each_other(module: Module, stage: Stage) -> None:
             written.pop(tensor, None)
             if isinstance(op, Forward) and op.block.kind == "attention" and tensor.slot in _KEYS:
                 written[tensor] = op.block, piece_of(op)
+
+
+def _gathered_keys_are_seen(module: Module, stage: Stage) -> None:
+    gathered: dict[Tensor, tuple[Block, Piece]] = {}
+    added: dict[Tensor, list[Piece]] = {}
+    for position, op in enumerate(stage.ops):
+        where = f"stage {stage.index}, op {position} '{op!r}'"
+        for tensor in op.writes:
+            gathered.pop(tensor, None)
+        if isinstance(op, GatherKeys):
+            gathered |= dict.fromkeys(op.writes, (op.block, piece_of(op)))
+        elif isinstance(op, ReduceKeys):
+            wanted = [*_others(module, op, later=True), piece_of(op)]
+            for tensor in op.reads:
+                assert sorted(added[tensor], key=str) == sorted(wanted, key=str), f"{where}: parts of {added[tensor]}"
+        elif isinstance(op, Forward | BackwardHeads | Recompute) and op.block.kind == "attention":
+            found = {(gathered.get(tensor), tensor.slot) for tensor in op.reads if tensor.slot in _WHOLE_KEYS}
+            pieces_seen = [*_others(module, op, later=False), piece_of(op)]
+            seen = {((op.block, other), slot) for other in pieces_seen for slot in _WHOLE_KEYS}
+            assert found == seen or (isinstance(op, Recompute) and not found), f"{where}: keys are {found}, not {seen}"
+            for tensor in op.writes + op.updates if isinstance(op, BackwardHeads) else ():
+                if tensor.kind is StateKind.PARTIAL:
+                    parts = added[tensor] = [] if tensor in op.writes else added[tensor]
+                    parts.append(piece_of(op))
+
+
+def _others(module: Module, op: BlockOp | TensorOp, *, later: bool) -> list[Piece]:
+    """Return the other pieces of a micro-batch that attend to an op's piece (`later`), or to which it attends."""
+    own = _number(piece_of(op))
+    every = pieces(module, op.micro_batch)
+    return [each for each in every if sees(module, *((_number(each), own) if later else (own, _number(each))))]
 
 
 def _slots(tensors: tuple[Tensor, ...], slots: tuple[str, ...]) -> list[Tensor]:

@@ -166,8 +166,9 @@ def plans(
     schedule of one chunk.
     """
     pp = draw(st.integers(min_stages, min(max_stages, model.layers // min_chunks)))
-    seq_len = draw(st.integers(1, MAX_TOKENS))
-    slices = draw(_slices(seq_len, max_slices))
+    unit = draw(st.sampled_from((1, 2)))  # context ranks share out slices of even lengths alone
+    units = draw(st.integers(1, MAX_TOKENS // unit))
+    seq_len, slices = unit * units, tuple(unit * length for length in draw(_slices(units, max_slices)))
     micro_batches = draw(st.integers(1, max(1, max_micro_batches // max(1, len(slices)))))
     chunks = draw(st.integers(min_chunks, min(max_chunks, model.layers // pp) if pp > 1 else 1))
     placements = _placements(pp, micro_batches, chunks, len(slices))
@@ -203,9 +204,8 @@ def plans(
     )
     plan = evolve(plan, optimizer=evolve(plan.optimizer, lr=draw(st.sampled_from((3e-4, 1.0)))))
     contexts = [(1, CONTEXT_LAYOUTS[0])]
-    if not slices:
-        more = range(2, max_contexts + 1)
-        contexts += [(cp, layout) for cp in more for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
+    more = range(2, max_contexts + 1)
+    contexts += [(cp, layout) for cp in more for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
     cp, layout = draw(st.sampled_from(contexts))
     plan = evolve(plan, cp=cp, context_layout=layout)
     if model.experts is not None and not slices and cp == 1:
@@ -216,9 +216,9 @@ def plans(
 
 
 def _fits(plan: Plan, cp: int, layout: str) -> bool:
-    """Tell whether context ranks can share out a plan's sequences evenly."""
+    """Tell whether context ranks can share out a plan's sequences, or its slices, evenly."""
     shared = evolve(plan, cp=cp, context_layout=layout)
-    return plan.seq_len % (cp * shared.context_runs) == 0
+    return all(length % (cp * shared.context_runs) == 0 for length in plan.slices or (plan.seq_len,))
 
 
 @st.composite

@@ -159,8 +159,7 @@ class SymbolicRun(SymbolicExchanges):
         elif self.shares_keys(block):
             self.expect_saved(op, roles, block, m)
             self.take_whole_keys(op, roles, block, m)
-            for name in ("q", *WHOLE_KEYS):
-                self.expect_made_forward("RT030", op, roles[name])
+            self.expect_made_forward("RT030", op, roles["q"])
             if "x" in roles:
                 self.block_input(op, roles, block, m)
         else:
@@ -245,7 +244,8 @@ class SymbolicRun(SymbolicExchanges):
         if self.shares_keys(block):
             self.take_whole_keys(op, roles, block, m)
             self.set(roles["dq_out"], "pending", block, m, "dq_out")
-            for name in WHOLE_KEYS:
+            self.add_up_sums(op, roles, block, m)
+            for name in WHOLE_KEYS if isinstance(m, int) else ():
                 self.set(roles[f"d{name}"], f"part of d{name}", block, m)
             return
         self.add_up_sums(op, roles, block, m)

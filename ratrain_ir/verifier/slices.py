@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, last_viewer, seen_slices, sum_slots
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, last_viewer, seen_slices, sum_slots
 from ratrain.ratrain_ir.ops.base import Piece, Slice
 from ratrain.ratrain_ir.ops.roles import of_slice
 
@@ -85,10 +85,16 @@ class Contributions:
 
 
 def seen_keys(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Iterator[tuple[str, Value]]:
-    """Yield (role, value it must hold) of the keys and values of earlier slices that a slice of an attention sees."""
+    """Yield (role, value it must hold) of the keys and values of earlier slices that a slice of an attention sees.
+
+    Of context ranks they are those of all ranks.
+    """
     for other in _seen(model, plan, block, piece):
-        for name in KEY_SLOTS:
-            yield of_slice(name, other.number), ("saved", block, other, name)
+        for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
+            if plan.cp == 1:
+                yield of_slice(name, other.number), ("saved", block, other, name)
+            else:
+                yield of_slice(whole, other.number), (whole, block, other)
 
 
 class SumStep(NamedTuple):
@@ -107,7 +113,10 @@ def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Ite
     First come the sums that later slices left for its own keys and values, then those of earlier slices that it adds
     to.
     """
-    if isinstance(piece, int):
+    if isinstance(piece, int) or block.kind != "attention":
+        return
+    if plan.cp > 1:
+        yield from _part_steps(model, plan, block, piece)
         return
     for slot in sum_slots(model, slice_plan(plan, piece.number), block):
         yield SumStep(slot.name, (slot.name, block, piece, _down_to(piece.number + 1)), None)
@@ -117,6 +126,17 @@ def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Ite
         for slot in sum_slots(model, theirs, block):
             before = None if begins else (slot.name, block, other, _down_to(piece.number + 1))
             yield SumStep(of_slice(slot.name, other.number), before, (slot.name, block, other, _down_to(piece.number)))
+
+
+def _part_steps(model: ModelConfig, plan: Plan, block: Block, piece: Slice) -> Iterator[SumStep]:
+    """Yield the parts of gradients of keys that a context rank's backward of a slice adds to, its own first."""
+    for other in (piece, *_seen(model, plan, block, piece)):
+        begins = last_viewer(model, slice_plan(plan, other.number)) in ((None,) if other is piece else (piece.number,))
+        for whole in WHOLE_KEYS:
+            value = (f"part of d{whole}", block, other)
+            role = f"d{whole}" if other is piece else of_slice(f"d{whole}", other.number)
+            before = None if begins else (*value, _down_to(piece.number + 1))
+            yield SumStep(role, before, value if other is piece else (*value, _down_to(piece.number)))
 
 
 def _seen(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> list[Slice]:

@@ -160,12 +160,15 @@ class SymbolicExchanges(SymbolicUpdates):
         phase = Phase.FORWARD if isinstance(op, Forward) else Phase.BACKWARD
         for name in WHOLE_KEYS:
             self.expect("RT030", op, roles[name], name, block, m)
-            gather = self.key_gathers.get(roles[name])
+        for tensor in (tensor for tensor in op.reads if tensor.slot in WHOLE_KEYS):
+            if phase is Phase.FORWARD:
+                self.expect_made_forward("RT030", op, tensor)
+            gather = self.key_gathers.get(tensor)
             if self.module.level is Level.DATAFLOW and gather is not None and gather.phase is not phase:
-                text = f"'{op!r}' uses %{roles[name].name}, which was gathered for the {gather.phase.value}"
+                text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value}"
                 note = self.report.note("gathered here", gather)
-                way_out = "at level dataflow each use needs its own gather"
-                self.report.at_op("RT033", text, self.stage, op, roles[name], notes=[note], help=way_out)
+                way_out = "at level dataflow each pass needs its own gather"
+                self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
 
     def reduce_keys(self, op: ReduceKeys) -> None:
         """Sum all ranks' parts of the gradients of keys and values; they are pending for the backward."""

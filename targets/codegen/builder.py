@@ -561,6 +561,16 @@ class Builder:
         if self.block.kind != "attention":
             return own
         earlier = [(number, slice_plan(self.plan.whole, number)) for number in seen_slices(self.whole, self.plan)]
+        if self.plan.cp > 1:
+            types = {
+                of_slice(name, number): type_
+                for number, plan in earlier
+                for name, type_ in (
+                    *((slot.name, slot.type) for slot in whole_key_slots(self.whole, plan, self.block)),
+                    *key_part_types(self.whole, plan, self.block).items(),
+                )
+            }
+            return {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
         return own | {
             of_slice(slot.name, number): (slot.type.dtype, slot.type.shape)
             for number, plan in earlier

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.context_rows import holders, positions_of, run_length, run_of, sees
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS
+from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, last_viewer, seen_slices
+from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,10 +73,13 @@ class _Keys:
 
     positions: range
     rows: tuple[int, int]
+    slice: int | None
+    """number of the earlier slice that it is of; None: of the routine's own"""
 
     def of(self, name: str) -> str:
         """Return the run's rows of an operand that has those of all ranks."""
-        return f"{name}[{self.rows[0]}:{self.rows[1]}]"
+        held = name if self.slice is None else of_slice(name, self.slice)
+        return f"{held}[{self.rows[0]}:{self.rows[1]}]"
 
     @property
     def operands(self) -> dict[str, str]:
@@ -81,12 +87,17 @@ class _Keys:
         return {name: self.of(whole) for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True)}
 
 
-def _all_keys(builder: Builder) -> list[_Keys]:
-    """Return the runs of keys of all ranks, in the order of positions."""
+def _runs_of_keys(builder: Builder) -> list[_Keys]:
+    """Return the runs of keys of all ranks, of earlier slices and of the routine's own, in the order of positions."""
     plan = builder.plan
-    runs, rows = plan.context_runs, builder.rows // plan.context_runs
-    places = [rank * runs + number for rank, number in holders(plan)]
-    return [_Keys(positions_of(plan, index), (place * rows, (place + 1) * rows)) for index, place in enumerate(places)]
+    found = []
+    for number in (*seen_slices(builder.whole, plan), None):
+        of = plan if number is None else slice_plan(plan.whole, number)
+        rows = tokens_per_micro_batch(of) // of.context_runs
+        for index, (rank, held) in enumerate(holders(of)):
+            place = rank * of.context_runs + held
+            found.append(_Keys(positions_of(of, index), (place * rows, (place + 1) * rows), number))
+    return found
 
 
 def _attend(
@@ -125,7 +136,7 @@ def _attend(
 
 def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
     """Add the steps from queries, and keys and values of all ranks, to the output of the heads."""
-    model, every = builder.model, _all_keys(builder)
+    model, every = builder.model, _runs_of_keys(builder)
     o, lse = builder.slot("o"), builder.slot("lse")
     for run in runs_of(builder.plan, builder.rows):
         state = {
@@ -147,18 +158,31 @@ def _heads_of(builder: Builder, run: Run, lse: str) -> str:
     return lse if run.runs == 1 else f"{lse}[{run.number * heads}:{(run.number + 1) * heads}]"
 
 
+def _begins(builder: Builder, keys: _Keys) -> bool:
+    """Tell whether a slice is the first whose backward adds to the gradient of some keys: the last one that sees them.
+
+    Without slices it is the only one.
+    """
+    plan = builder.plan
+    owner = plan if keys.slice is None else slice_plan(plan.whole, keys.slice)
+    last = last_viewer(builder.whole, owner)
+    return last is None if keys.slice is None else isinstance(plan, SlicePlan) and last == plan.index
+
+
 def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
     """Add the steps from the gradient `do` of the heads' output to that of queries, and to parts of all keys'.
 
-    Later runs come first, as later slices do. Where no query of a rank sees some keys, its part of their gradient is 0.
+    Later runs come first, as later slices do. Where no query of a rank sees some keys, its part of their gradient is 0,
+    if this is where the part begins.
     """
-    model, every = builder.model, _all_keys(builder)
+    model, every = builder.model, _runs_of_keys(builder)
     queries = builder.temporary("dq_sum", builder.rows, model.heads * model.head_dim, dtype=Dtype.F32)
     builder.step("zero", {"a": queries})
     parts = [
         {name: keys.of(f"d{whole}") for name, whole in zip(("dk", "dv"), WHOLE_KEYS, strict=True)} for keys in every
     ]
-    begun: list[set[int]] = [set() for _ in every]
+    every_rank = set(range(builder.plan.cp))
+    begun: list[set[int]] = [set() if _begins(builder, keys) else every_rank.copy() for keys in every]
     for run in reversed(runs_of(builder.plan, builder.rows)):
         delta = builder.temporary(f"delta_{run.number}", model.heads, run.rows, dtype=Dtype.F32)
         operands = {"o": run.of("o"), "do": run.of("do"), "delta": delta}

@@ -60,10 +60,14 @@ class Training:
         return api.emit(module)
 
 
+def without_slices(training: Training) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in training.more if name != "slices")
+
+
 @cache
 def losses_of_one_rank(training: Training) -> list[float]:
     """The losses without context ranks."""
-    run = train(training.program(WHOLE), STEPS)
+    run = train(evolve(training, more=without_slices(training)).program(WHOLE), STEPS)
     assert losses(run)[-1] < losses(run)[0] - 0.02, "the model does not learn: equal losses would say little"
     return losses(run)
 
@@ -95,6 +99,16 @@ COVERING = [
     (Training("tied", "zero-1", more=(("attention_mask", "document"),)), (3, "zigzag"), "full"),
     (Training("learned-positions", "zero-1", more=(("attention_mask", "document"),)), (2, "zigzag"), "none"),
     (Training("alibi", "zero-2", more=(("attention_mask", "document"),)), (6, "zigzag"), "joint"),
+    (Training("grouped-queries", "zero-1", more=(("slices", (4, 8)),)), (2, "zigzag"), "joint"),
+    (Training("window-below-a-slice", "zero-2-each", pp=2, more=(("slices", (6, 3, 3)),)), (3, "contiguous"), "full"),
+    (Training("alibi", "zero-3-each", more=(("slices", (4, 4, 4)),)), (2, "zigzag"), "attention"),
+    (Training("two-kinds", "zero-1", more=(("slices", (2, 2, 8)), ("tp", 2))), (2, "contiguous"), "auto"),
+    (Training("side-by-side", "zero-2", pp=2, more=(("slices", (8, 4)),)), (4, "contiguous"), "mlp"),
+    (
+        Training("learned-positions", "zero-1", more=(("slices", (6, 6)), ("attention_mask", "document"))),
+        (3, "zigzag"),
+        "full",
+    ),
 ]
 
 
@@ -128,6 +142,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "zb-h1": {"pp": 2},
     "interleaved": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3)},
     "zb-v": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "layout": "vee"},
+    "seq1f1b": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "slices": (4, 8)},
 }
 
 
@@ -169,8 +184,9 @@ def test_the_first_loss_is_that_of_one_rank_to_five_digits_with_packed_documents
     assert found == pytest.approx(losses_of_one_rank(training)[0], rel=1e-6)
 
 
-def test_one_layout_trains_the_same_bits_whatever_the_passes_and_the_interleaving() -> None:
-    training, keys = Training("window-above-a-slice", "zero-2"), {"cp": 3}
+@pytest.mark.parametrize("slices", [(), (6, 6)], ids=str)
+def test_one_layout_trains_the_same_bits_whatever_the_passes_and_the_interleaving(slices: tuple[int, ...]) -> None:
+    training, keys = Training("window-above-a-slice", "zero-2"), {"cp": 3, "slices": slices}
     expected = train(training.program(POLICIES["joint"], **keys), 3)
     for policy in ("full", "attention", "auto"):
         same_bits(expected, train(training.program(POLICIES[policy], **keys), 3))
@@ -235,11 +251,11 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("policy", ["full", "auto"])
+@pytest.mark.parametrize(("policy", "slices"), [("full", ()), ("auto", ()), ("full", (4, 8))], ids=str)
 @pytest.mark.parametrize("name", TRAININGS)
-def test_context_ranks_train_less_than_everything_alike(name: str, policy: str) -> None:
+def test_context_ranks_train_less_than_everything_alike(name: str, policy: str, slices: tuple[int, ...]) -> None:
     training = Training(state="zero-1", more=(("training", TRAININGS[name]),))
-    found = losses(train(training.program(POLICIES[policy], cp=2), 4, poison=True))
+    found = losses(train(training.program(POLICIES[policy], cp=2, slices=slices), 4, poison=True))
     assert found == pytest.approx(losses(train(training.program(WHOLE), 4)), rel=F32_LOSS)
 
 

@@ -361,6 +361,12 @@ SUBJECTS: dict[str, Subject] = {
             "place-zb-h1,recompute{policy=attention},allocate-ddr",
             evolve(MODEL, family="mistral", sliding_window=6),
         ),
+        Subject(
+            "p2-d1-c2-slices",
+            {"dp": 1, "cp": 2, "micro_batches": 2, "slices": (8, 4, 4)},
+            "place-schedule,recompute{policy=attention},allocate-ddr",
+            evolve(MODEL, family="mistral", sliding_window=6),
+        ),
         Subject("p2-d1-c2-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2}, ""),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),

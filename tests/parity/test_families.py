@@ -255,17 +255,17 @@ def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str,
         np.testing.assert_allclose(found, gradient, rtol=0, atol=GRADIENT * np.abs(gradient).max(), err_msg=parameter)
 
 
-CONTEXTS = [(2, "contiguous"), (3, "zigzag"), (6, "contiguous")]
+CONTEXTS = [(2, "contiguous", ()), (3, "zigzag", ()), (6, "contiguous", ()), (2, "zigzag", (4, 8))]
 
 
-@pytest.mark.parametrize(("cp", "layout"), CONTEXTS)
+@pytest.mark.parametrize(("cp", "layout", "slices"), CONTEXTS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_of_context_ranks_are_those_of_transformers(
-    name: str, cp: int, layout: str, tmp_path: Path
+    name: str, cp: int, layout: str, slices: tuple[int, ...], tmp_path: Path
 ) -> None:
     network = saved(name, tmp_path)
     model = load_model(str(tmp_path))
-    program = program_of(model, cp=cp, context_layout=layout, length=12)
+    program = program_of(model, cp=cp, context_layout=layout, slices=slices, length=12)
     run = start(program, 1, init=str(tmp_path), order="sequential")
     (step,) = run.steps()
     loss, wanted = reference(network, program)

@@ -83,8 +83,9 @@ def every_op():
         PassManager(target).run(module, f"place-zb-h1,recompute{{policy=attention store={store}}},allocate-ddr")
         for stage in module.stages:
             yield from stage.ops
-    for stage in lower(model, Plan(2, 2, (1,), 1, 2, 4, cp=2)).stages:
-        yield from stage.ops
+    for slices in ((), (4, 4)):
+        for stage in lower(model, Plan(2, 2, (1,), 1, 2, 8, cp=2, slices=slices)).stages:
+            yield from stage.ops
 
 
 # -- equality: what the round trips rely on ------------------------------------------------------------------------------
