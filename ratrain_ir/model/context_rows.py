@@ -8,12 +8,16 @@ ranks attend to equally many keys:
                   rank 0 1 2 3 3 2 1 0                              rank 0 1 2 3
 
 A tensor of a micro-batch has the rank's first run of all its sequences, then its second run of them; so each run is a
-tensor of neighbouring rows, as that of a slice is. Keys of all ranks lie in rank order, each rank's as it has them.
+tensor of neighbouring rows, as that of a slice is. Gathered keys are those of all runs, in rank order, each rank's as
+it has them. Where a window hides most of them, a rank gathers less: for each run of its own those that it sees.
+
+    8 ranks, contiguous, a window that reaches into the run before:   rank 5 holds keys of runs   4 5
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
@@ -39,6 +43,68 @@ def holders(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Return the (rank, number) of each run, in the order of positions."""
     held = [(rank, number) for rank in range(plan.cp) for number in range(plan.context_runs)]
     return tuple(sorted(held, key=lambda each: run_of(plan, *each)))
+
+
+@cache
+def earlier_runs(plan: Plan, window: int | None) -> int | None:
+    """Return how many runs before its own a run of queries sees, at most; None if ranks gather the keys of all runs.
+
+    They do without a window, where it reaches over nearly all runs, and of slices, whose keys later slices see too.
+    """
+    if window is None or plan.whole.slices:
+        return None
+    reach = -(-(window - 1) // run_length(plan))
+    return reach if reach + 1 < plan.cp else None
+
+
+@cache
+def held_runs(plan: Plan, window: int | None, rank: int) -> tuple[int | None, ...]:
+    """Return the index of each run of keys that a rank gathers, in the order of rows.
+
+    None stands for rows that nothing fills: there is no run before the first.
+    """
+    reach = earlier_runs(plan, window)
+    numbers = range(plan.context_runs)
+    if reach is None:
+        return tuple(run_of(plan, each, number) for each in range(plan.cp) for number in numbers)
+    own = [run_of(plan, rank, number) for number in numbers]
+    return tuple(run if run >= 0 else None for last in own for run in range(last - reach, last + 1))
+
+
+class HeldKeys(NamedTuple):
+    """Rows of one rank's gathered keys that hold a run of another rank, or its own."""
+
+    holder: int
+    """the rank whose tokens they are"""
+    number: int
+    """the number of the run among the holder's"""
+    rank: int
+    """the rank that holds them gathered"""
+    place: int
+    """their place among the runs that it holds"""
+
+
+@cache
+def held_keys(plan: Plan, window: int | None) -> tuple[HeldKeys, ...]:
+    """Return all gathered runs of keys, by holder and number; later viewers of a run come first, as slices do.
+
+    The order in which parts of a run's gradient are summed is that of the list: the last rank's first, or where ranks
+    gather what they see, that of the last run of queries.
+    """
+    places = holders(plan)
+    found = [
+        HeldKeys(*places[run], rank, place)
+        for rank in range(plan.cp)
+        for place, run in enumerate(held_runs(plan, window, rank))
+        if run is not None
+    ]
+    if (reach := earlier_runs(plan, window)) is None:
+        return tuple(sorted(found, key=lambda each: (each.holder, each.number, -each.rank)))
+
+    def viewer(each: HeldKeys) -> int:
+        return run_of(plan, each.rank, each.place // (reach + 1))
+
+    return tuple(sorted(found, key=lambda each: (each.holder, each.number, -viewer(each))))
 
 
 def sees(window: int | None, queries: range, keys: range) -> bool:

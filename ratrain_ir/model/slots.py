@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_ov
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
+from ratrain.ratrain_ir.model.context_rows import held_runs
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 
@@ -206,11 +207,13 @@ def made_by_project(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot,
 
 
 def whole_key_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return the slots of keys and values of all context ranks, in rank order; nothing without such ranks."""
+    """Return the slots of gathered keys and values, as `held_runs` orders them; nothing without context ranks."""
     if block.kind != "attention" or plan.cp == 1:
         return ()
+    assert block.layer is not None
     width = rank_model(model, plan).kv_size
-    rows = plan.cp * tokens_per_micro_batch(plan)
+    held = len(held_runs(plan, model.layer_kind(block.layer).window, 0))
+    rows = held * tokens_per_micro_batch(plan) // plan.context_runs
     return tuple(Slot(name, tensor_type(Dtype(plan.view_dtype), (rows, width))) for name in WHOLE_KEYS)
 
 

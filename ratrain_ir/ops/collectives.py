@@ -327,6 +327,7 @@ class ContextOp(BlockPieceOp):
 class GatherKeys(ContextOp):
     """Gathers the keys and values of an attention from all context ranks, in rank order.
 
+    Under a window each rank gathers the runs that its own see, where these are fewer than all (`context_rows.py`).
     `phase` is the pass that reads them. A backward may also read what was gathered for the forward, if it is kept.
     Those of a slice are read by later slices too: by their forwards after its own, by their backwards before its own.
     """

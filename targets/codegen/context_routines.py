@@ -1,9 +1,9 @@
 """Attention of a context rank: its runs of queries against keys and values of all ranks, run by run.
 
 A run is computed as a slice is, from the same kernels: forward carries the state of the softmax from one run of keys to
-the next, backward takes each run of keys alone. Keys of all ranks are a tensor in rank order; the steps name the rows
-of each run in it, and take runs in the order of positions. Which runs a rank's queries see depends on the rank, so a
-step says for each context rank at which position its queries start, or that it leaves the step out:
+the next, backward takes each run of keys alone. Gathered keys are a tensor whose rows `held_runs` orders; the steps
+name the rows of each run in it, and take runs in the order of positions. Which runs a rank's queries see depends on the
+rank, so a step says for each context rank at which position its queries and keys start, or that it leaves the step out:
 
     2 ranks, contiguous:   keys of run 0: both ranks      keys of run 1: rank 1 alone
 """
@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.context_rows import holders, positions_of, run_length, run_of, sees
+from ratrain.ratrain_ir.model.context_rows import earlier_runs, held_runs, positions_of, run_length, run_of, sees
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, last_viewer, seen_slices
 from ratrain.ratrain_ir.ops.roles import of_slice
@@ -69,15 +69,16 @@ def _positions_on_ranks(plan: Plan, run: Run) -> list[range]:
 
 @frozen
 class _Keys:
-    """One run of keys and values, by the rows of the operands that hold those of all ranks."""
+    """One run of keys and values, by the rows of the operands that hold gathered ones."""
 
-    positions: range
+    positions: tuple[range | None, ...]
+    """on each context rank; None where a rank has no such run"""
     rows: tuple[int, int]
     slice: int | None
     """number of the earlier slice that it is of; None: of the routine's own"""
 
     def of(self, name: str) -> str:
-        """Return the run's rows of an operand that has those of all ranks."""
+        """Return the run's rows of an operand that has those of all runs."""
         held = name if self.slice is None else of_slice(name, self.slice)
         return f"{held}[{self.rows[0]}:{self.rows[1]}]"
 
@@ -87,17 +88,25 @@ class _Keys:
         return {name: self.of(whole) for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True)}
 
 
-def _runs_of_keys(builder: Builder) -> list[_Keys]:
-    """Return the runs of keys of all ranks, of earlier slices and of the routine's own, in the order of positions."""
-    plan = builder.plan
+def _gathered_keys(builder: Builder) -> list[_Keys]:
+    """Return the gathered runs of keys, of earlier slices and of the routine's own, in the order of rows."""
+    plan, window = builder.plan, builder.layer_kind.window
     found = []
     for number in (*seen_slices(builder.whole, plan), None):
         of = plan if number is None else slice_plan(plan.whole, number)
         rows = tokens_per_micro_batch(of) // of.context_runs
-        for index, (rank, held) in enumerate(holders(of)):
-            place = rank * of.context_runs + held
-            found.append(_Keys(positions_of(of, index), (place * rows, (place + 1) * rows), number))
+        for place, runs in enumerate(zip(*(held_runs(of, window, rank) for rank in range(of.cp)), strict=True)):
+            positions = tuple(None if run is None else positions_of(of, run) for run in runs)
+            found.append(_Keys(positions, (place * rows, (place + 1) * rows), number))
     return found
+
+
+def _keys_of(builder: Builder, run: Run, every: list[_Keys]) -> list[_Keys]:
+    """Return the gathered runs that a run of queries may see, in the order of positions."""
+    reach = earlier_runs(builder.plan, builder.layer_kind.window)
+    if reach is not None:
+        return every[run.number * (reach + 1) : (run.number + 1) * (reach + 1)]
+    return sorted(every, key=lambda keys: [positions.start for positions in keys.positions if positions is not None])
 
 
 def _attend(
@@ -114,19 +123,23 @@ def _attend(
     It adds to the results of ranks in `begun`, and begins those of others, which join them.
     """
     window, queries = builder.layer_kind.window, _positions_on_ranks(builder.plan, run)
-    seeing = [rank for rank, own in enumerate(queries) if sees(window, own, keys.positions)]
+    met = dict(enumerate(zip(queries, keys.positions, strict=True)))
+    seeing = {rank: (own, of) for rank, (own, of) in met.items() if of is not None and sees(window, own, of)}
     if not seeing:
         return
     by_rank = tuple(
-        {"first_query": own.start, "accumulate": rank in begun} if rank in seeing else None
-        for rank, own in enumerate(queries)
+        {"first_query": seeing[rank][0].start, "first_key": seeing[rank][1].start, "accumulate": rank in begun}
+        if rank in seeing
+        else None
+        for rank in met
     )
+    own, of = next(iter(seeing.values()))
     options = {
         "batch": builder.plan.micro_batch_size,
-        "queries": run_length(builder.plan),
-        "keys": len(keys.positions),
-        "first_query": queries[seeing[0]].start,
-        "first_key": keys.positions.start,
+        "queries": len(own),
+        "keys": len(of),
+        "first_query": own.start,
+        "first_key": of.start,
         **attention,
         "accumulate": bool(begun.intersection(seeing)),
     }
@@ -136,7 +149,7 @@ def _attend(
 
 def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
     """Add the steps from queries, and keys and values of all ranks, to the output of the heads."""
-    model, every = builder.model, _runs_of_keys(builder)
+    model, every = builder.model, _gathered_keys(builder)
     o, lse = builder.slot("o"), builder.slot("lse")
     for run in runs_of(builder.plan, builder.rows):
         state = {
@@ -146,7 +159,7 @@ def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
         }
         begun: set[int] = set()
         operands = {"q": run.of("q"), **state, **run.of_all(builder.documents)}
-        for keys in every:
+        for keys in _keys_of(builder, run, every):
             _attend(builder, "attention_partial_forward", run, keys, operands, begun, attention)
         outputs = {"o": run.of(o), "lse": _heads_of(builder, run, lse)}
         builder.step("attention_partial_finish", {**state, **outputs}, heads=model.heads, head_dim=model.head_dim)
@@ -175,25 +188,28 @@ def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
     Later runs come first, as later slices do. Where no query of a rank sees some keys, its part of their gradient is 0,
     if this is where the part begins.
     """
-    model, every = builder.model, _runs_of_keys(builder)
+    model, every = builder.model, _gathered_keys(builder)
     queries = builder.temporary("dq_sum", builder.rows, model.heads * model.head_dim, dtype=Dtype.F32)
     builder.step("zero", {"a": queries})
-    parts = [
-        {name: keys.of(f"d{whole}") for name, whole in zip(("dk", "dv"), WHOLE_KEYS, strict=True)} for keys in every
-    ]
     every_rank = set(range(builder.plan.cp))
-    begun: list[set[int]] = [set() if _begins(builder, keys) else every_rank.copy() for keys in every]
+    begun = {keys: set() if _begins(builder, keys) else every_rank.copy() for keys in every}
     for run in reversed(runs_of(builder.plan, builder.rows)):
         delta = builder.temporary(f"delta_{run.number}", model.heads, run.rows, dtype=Dtype.F32)
         operands = {"o": run.of("o"), "do": run.of("do"), "delta": delta}
         builder.step("attention_delta", operands, heads=model.heads, head_dim=model.head_dim)
         common = {"q": run.of("q"), "lse": _heads_of(builder, run, "lse"), "do": run.of("do"), "delta": delta}
         common |= {"dq": run.of(queries), **run.of_all(builder.documents)}
-        for keys, part, known in zip(every, parts, begun, strict=True):
-            _attend(builder, "attention_partial_backward", run, keys, {**common, **part}, known, attention)
-    for part, known in zip(parts, begun, strict=True):
+        for keys in _keys_of(builder, run, every):
+            parts = _parts_of(keys)
+            _attend(builder, "attention_partial_backward", run, keys, {**common, **parts}, begun[keys], attention)
+    for keys, known in begun.items():
         unseen: ByRank = tuple(None if rank in known else {} for rank in range(builder.plan.cp))
         if len(known) < builder.plan.cp:
-            for name in part.values():
+            for name in _parts_of(keys).values():
                 builder.step_by_rank(unseen, "zero", {"a": name})
     builder.step("cast", {"src": queries, "dst": "dq_out"})
+
+
+def _parts_of(keys: _Keys) -> dict[str, str]:
+    """Return a run's parts of the gradients of keys and values, as kernels take them."""
+    return {name: keys.of(f"d{whole}") for name, whole in zip(("dk", "dv"), WHOLE_KEYS, strict=True)}

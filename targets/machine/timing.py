@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import (
+    CONTEXT_OPS,
     TENSOR_OPS,
     AllGather,
     AllReduce,
@@ -36,6 +37,7 @@ from ratrain.targets.machine.collective_cost import (
     all_reduces,
     cheapest,
     copied_shards,
+    neighbours,
     packed_reduction,
     reduce_scatters,
     scalar_all_reduces,
@@ -78,6 +80,8 @@ _CARRIED: PerOp[tuple[Access, ...]] = PerOp(
 """Accesses by which an op that calls no routine touches what travels or is loaded."""
 _OF_PARTS = frozenset(kind.keyword for kind in (ReduceRows, ReduceSums, CombineLoss))
 """Collectives that also read tensors which do not travel."""
+_OF_KEYS = frozenset(kind.keyword for kind in CONTEXT_OPS)
+"""Exchanges of keys and values, or of parts of their gradients, between context ranks."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """Number of times an access moves a tensor to or from DDR."""
 
@@ -99,6 +103,8 @@ class TimedOp:
     """of a message: the stages at its ends, in ascending order"""
     elsewhere: Elsewhere = NOTHING_ELSEWHERE
     """its operands in another memory: stored or fetched, or streamed state"""
+    gathered_runs: int = 0
+    """of an exchange of keys: the runs that a rank gathers for each of its own"""
 
 
 def timed_op(
@@ -120,13 +126,15 @@ def timed_op(
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
     operands = list(operands)
     carries, parts_alone = _CARRIED[keyword], keyword in _OF_PARTS
-    nbytes = elements = own = 0
+    nbytes = elements = own = rest = 0
     for tensor, access in operands:
         if tensor.kind is StateKind.SCALAR:
             continue
         if access in carries and (tensor.kind is StateKind.PARTIAL or not parts_alone):
             nbytes += tensor.type.nbytes
             elements += tensor.type.elements
+        else:
+            rest += tensor.type.elements
         own += tensor.type.nbytes * _PASSES[access]
     if sums_shared(keyword, group):
         shared = most_shared(model, plan, blocks)
@@ -135,7 +143,8 @@ def timed_op(
         own = (shared.added + shared.given) * itemsize
     hop = None if ends is None else (min(ends), max(ends))
     elsewhere = Elsewhere.of((tensor.home, tensor.type) for tensor, _ in operands)
-    return TimedOp(keyword, group, engine, None, nbytes, elements, own, hop, elsewhere)
+    runs = elements // max(1, rest) if keyword in _OF_KEYS else 0
+    return TimedOp(keyword, group, engine, None, nbytes, elements, own, hop, elsewhere, runs)
 
 
 def sums_shared(keyword: str, group: str) -> bool:
@@ -178,6 +187,8 @@ def op_key(op: TimedOp, plan: Plan) -> str:
     keyword = f"{op.keyword}/{plan.shard_group}" if _copies_shards(op, plan) else op.keyword
     if (bits := _packed_bits(op, plan)) is not None:
         keyword += f"/{bits}-bit"
+    if 0 < op.gathered_runs < plan.cp:
+        keyword += f"/{op.gathered_runs}-runs"
     return f"{keyword}{MEMBERS_MARK}{mesh_of(plan).group_size(Group(op.group))}"
 
 
@@ -332,9 +343,9 @@ def collective_names(ops: Iterable[TimedOp], plan: Plan, machine: Machine) -> di
 
 
 def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | None:
-    """Return the cheapest algorithm of a collective; None where its group has one member."""
+    """Return the cheapest algorithm of a collective; None where a member meets no other."""
     members = placement_of(plan, machine).members(op.group)
-    if members.count == 1:
+    if members.count == 1 or op.gathered_runs == 1:
         return None
     return _WAYS[op.keyword](op, plan, machine, members)
 
@@ -347,6 +358,15 @@ def _gather_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> 
     if (bits := _packed_bits(op, plan)) is not None:
         op = _as_packed(op, bits)
     return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
+
+
+def _keys_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
+    """Return the algorithm of an exchange of keys: of all ranks, or of those before that a rank sees."""
+    reduces = op.keyword == ReduceKeys.keyword
+    if op.gathered_runs < members.count:
+        nbytes = op.payload_bytes / (op.gathered_runs * plan.context_runs)
+        return neighbours(nbytes, op.gathered_runs - 1, plan.context_runs, members, staged=reduces)
+    return (_reduce_scatter_way if reduces else _gather_way)(op, plan, machine, members)
 
 
 def _all_reduce_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
@@ -377,11 +397,12 @@ def _itemsize(op: TimedOp) -> float:
 _WAYS: PerOp[Callable[[TimedOp, Plan, Machine, Members], Algorithm]] = PerOp(
     "algorithm",
     {
-        **dict.fromkeys((ReduceScatter, ReduceKeys), _reduce_scatter_way),
+        ReduceScatter: _reduce_scatter_way,
+        **dict.fromkeys(CONTEXT_OPS, _keys_way),
         AllReduce: _all_reduce_way,
         AllGather: _gather_way,
         AllReduceScalar: _scalar_way,
-        **dict.fromkeys((GatherRows, GatherKeys), _gather_way),
+        GatherRows: _gather_way,
         ReduceRows: _reduce_rows_way,
         **dict.fromkeys((ReduceSums, CombineLoss), _all_reduce_way),
     },

@@ -135,6 +135,14 @@ class TorchCommunicator:
             return DONE
         return self.calls.polled(lambda: dist.all_to_all_single(out, source, group=self.group, async_op=True))
 
+    def ialltoallv(
+        self, gathered: Buffer, parts: Buffer, arriving: Sequence[int], leaving: Sequence[int]
+    ) -> TorchRequest:
+        """Send parts of unequal length."""
+        out, source = _tensor(gathered), _tensor(parts)
+        sizes = [[count * parts.itemsize for count in counts] for counts in (arriving, leaving)]
+        return self.calls.polled(lambda: dist.all_to_all_single(out, source, *sizes, group=self.group, async_op=True))
+
     def iallreduce_max(self, values: NDArray[np.uint8]) -> TorchRequest:
         """Replace every value with the maximum over all ranks."""
         tensor = _tensor(values)

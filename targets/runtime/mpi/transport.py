@@ -70,6 +70,14 @@ class MpiCommunicator:
         """Send part r to rank r."""
         return _MpiRequest(self.comm.Ialltoall(whole_bytes(parts), whole_bytes(gathered)))
 
+    def ialltoallv(
+        self, gathered: Buffer, parts: Buffer, arriving: Sequence[int], leaving: Sequence[int]
+    ) -> _MpiRequest:
+        """Send parts of unequal length; sizes are in bytes, as all buffers go as bytes."""
+        sides = ((parts, leaving), (gathered, arriving))
+        given, taken = ((whole_bytes(side), [each * side.itemsize for each in counts]) for side, counts in sides)
+        return _MpiRequest(self.comm.Ialltoallv(given, taken))
+
     def iallreduce_max(self, values: NDArray[np.uint8]) -> _MpiRequest:
         """Replace every value with the maximum over all ranks."""
         return _MpiRequest(self.comm.Iallreduce(MPI.IN_PLACE, values, MPI.MAX))

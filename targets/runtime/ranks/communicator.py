@@ -80,6 +80,9 @@ class Communicator(Protocol):
     def ialltoall(self, gathered: Buffer, parts: Buffer) -> Request:
         """Send part r of `parts` to rank r; `gathered` receives what all ranks sent here, in rank order."""
 
+    def ialltoallv(self, gathered: Buffer, parts: Buffer, arriving: Sequence[int], leaving: Sequence[int]) -> Request:
+        """Send `leaving[r]` elements of `parts` to rank r; `gathered` receives `arriving[r]` from it, in rank order."""
+
     def iallreduce_max(self, values: NDArray[np.uint8]) -> Request:
         """Replace every value with the maximum over all ranks, in place."""
 

@@ -10,11 +10,13 @@ half precision after every addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import frozen
 
+from ratrain.ratrain_ir.model.context_rows import HeldKeys
 from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import (
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.ranks.collectives import Phases
-    from ratrain.targets.runtime.ranks.communicator import Communicator
+    from ratrain.targets.runtime.ranks.communicator import Buffer as Rows
+    from ratrain.targets.runtime.ranks.communicator import Communicator, Request
 
 
 class TensorCollectives:
@@ -106,20 +109,62 @@ class TensorCollectives:
             yield [self.peers.iallgather(whole)]
 
     def gather_keys(self, instruction: Instruction) -> Phases:
-        """Gather the keys and values of all context ranks, straight from arena to arena."""
+        """Gather keys and values of context ranks: of all, straight from arena to arena, or those that it sees."""
         views = self.rank.by_role(instruction)
-        keys = zip(KEY_SLOTS, WHOLE_KEYS, strict=True)
-        yield [self.contexts.iallgather(views[whole], views[name]) for name, whole in keys]
+        seen = _SeenKeys.of(self.rank, instruction)
+        if seen is None:
+            keys = zip(KEY_SLOTS, WHOLE_KEYS, strict=True)
+            yield [self.contexts.iallgather(views[whole], views[name]) for name, whole in keys]
+            return
+        given = [seen.runs(views[name], own=True) for name in KEY_SLOTS]
+        gathered = [seen.runs(views[whole], own=False) for whole in WHOLE_KEYS]
+        copy = self.kernels.memory.copy
+        for rows, places in zip(given, gathered, strict=True):
+            for each in seen.kept:
+                copy(places[each.place], rows[each.number])
+        packed = [[rows[each.number] for each in seen.shown] for rows in given]
+        arrived = yield from self._exchange(instruction, packed, seen.shown_counts, seen.met_counts)
+        for places, parts in zip(gathered, arrived, strict=True):
+            for each, part in zip(seen.met, parts, strict=True):
+                copy(places[each.place], part)
 
     def reduce_keys(self, instruction: Instruction) -> Phases:
-        """Sum all context ranks' parts of this rank's keys and values, the last rank's first."""
+        """Sum context ranks' parts of the gradients of this rank's keys and values, the last viewer's first."""
         views = self.rank.by_role(instruction)
-        arrived = self.staging.take_all(_arriving(self.rank, instruction))
-        given = [views[f"d{whole}"].reshape(-1) for whole in WHOLE_KEYS]
-        yield [self.contexts.ialltoall(parts, mine) for parts, mine in zip(arrived, given, strict=True)]
-        for name, parts in zip(KEY_GRADIENTS, arrived, strict=True):
-            out = views[name].reshape(-1)
-            tensor_collectives.summed(list(parts)[::-1], out, (), self.scalars, self.scratch)
+        seen = _SeenKeys.of(self.rank, instruction)
+        if seen is None:
+            arrived = self.staging.take_all(_arriving(self.rank, instruction))
+            given = [views[f"d{whole}"].reshape(-1) for whole in WHOLE_KEYS]
+            yield [self.contexts.ialltoall(parts, mine) for parts, mine in zip(arrived, given, strict=True)]
+            for name, parts in zip(KEY_GRADIENTS, arrived, strict=True):
+                out = views[name].reshape(-1)
+                tensor_collectives.summed(list(parts)[::-1], out, (), self.scalars, self.scratch)
+            return
+        places = [seen.runs(views[f"d{whole}"], own=False) for whole in WHOLE_KEYS]
+        packed = [[rows[each.place] for each in seen.met] for rows in places]
+        arrived = yield from self._exchange(instruction, packed, seen.met_counts, seen.shown_counts)
+        for name, rows, theirs in zip(KEY_GRADIENTS, places, arrived, strict=True):
+            found = {each: rows[each.place] for each in seen.kept} | dict(zip(seen.shown, theirs, strict=True))
+            for number, out in enumerate(seen.runs(views[name], own=True)):
+                of_run = [found[each] for each in seen.held if each in found and each.number == number]
+                tensor_collectives.summed(of_run, out, (), self.scalars, self.scratch)
+
+    def _exchange(
+        self, instruction: Instruction, packed: Sequence[Sequence[Rows]], leaving: list[int], arriving: list[int]
+    ) -> Generator[list[Request], None, list[Rows]]:
+        """Send runs of keys and of values; return those that arrive, in the order of ranks.
+
+        `leaving` and `arriving` count the runs for, and from, each rank.
+        """
+        buffers = self.staging.take_all(_arriving(self.rank, instruction))
+        requests = []
+        for sent, received, runs in zip(buffers[:2], buffers[2:], packed, strict=True):
+            for place, run in zip(sent, runs, strict=True):
+                self.kernels.memory.copy(place, run)
+            counts = [[count * sent.shape[1] for count in each] for each in (arriving, leaving)]
+            requests.append(self.contexts.ialltoallv(received, sent, *counts))
+        yield requests
+        return buffers[2:]
 
     def combine_loss(self, instruction: Instruction) -> Phases:
         """Combine all ranks' log-sum-exps and label logits, in rank order, into the whole vocabulary's loss."""
@@ -152,13 +197,11 @@ def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     """Return the buffers in which parts of an exchange arrive, one row from each rank.
 
     A sum has this rank's run of every part, or all of every part if it does not divide evenly. A loss has the
-    log-sum-exp of all rows and one number. A gather has none.
+    log-sum-exp of all rows and one number. A gather has none, but for keys: see `_arriving_keys`.
     """
     peers = rank.program.plan.tp
-    if instruction.keyword == ReduceKeys.keyword:
-        views = rank.by_role(instruction)
-        ranks = rank.program.plan.cp
-        return [Buffer((ranks, views[f"d{whole}"].size // ranks), np.float32) for whole in WHOLE_KEYS]
+    if instruction.keyword in (GatherKeys.keyword, ReduceKeys.keyword):
+        return _arriving_keys(rank, instruction)
     tensors = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}
     arriving = tensors.get("part") or tensors.get("lse_part")
     if arriving is None:
@@ -167,3 +210,73 @@ def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     elements = arriving.elements // peers if is_cut else arriving.elements
     numbers = [] if "part" in tensors else [tensor_collectives.at_labels_buffer(peers)]
     return [Buffer((peers, elements), NUMPY_DTYPES[arriving.dtype]), *numbers]
+
+
+def _arriving_keys(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
+    """Return the buffers of an exchange of keys: parts of their gradients from all ranks, or of what is seen alone.
+
+    Where ranks gather what they see, runs of keys and of values are packed to be sent, and arrive packed.
+    """
+    views, gathers = rank.by_role(instruction), instruction.keyword == GatherKeys.keyword
+    seen = _SeenKeys.of(rank, instruction)
+    if seen is None:
+        ranks = rank.program.plan.cp
+        sizes = [] if gathers else [views[f"d{whole}"].size // ranks for whole in WHOLE_KEYS]
+        return [Buffer((ranks, size), np.float32) for size in sizes]
+    runs = [seen.runs(views[whole if gathers else f"d{whole}"], own=False)[0] for whole in WHOLE_KEYS]
+    sides = (seen.shown, seen.met) if gathers else (seen.met, seen.shown)
+    types = {operand.role: rank.stage.tensors[operand.tensor].type.dtype for operand in instruction.operands}
+    dtype = NUMPY_DTYPES[types[WHOLE_KEYS[0]]] if gathers else np.float32
+    return [Buffer((len(side), run.size), dtype) for side in sides for run in runs]
+
+
+@frozen
+class _SeenKeys:
+    """Runs of keys of an exchange in which each context rank gathers those that it sees, from one rank's side."""
+
+    held: tuple[HeldKeys, ...]
+    """all runs that any rank gathers, in the order in which parts are summed"""
+    rank: int
+    ranks: int
+    own_runs: int
+
+    @classmethod
+    def of(cls, rank: RankExecutor, instruction: Instruction) -> _SeenKeys | None:
+        """Return the runs of an exchange; None where ranks gather all."""
+        held, plan = tensor_collectives.gathered_keys(rank, instruction), rank.program.plan
+        if len(held) == plan.cp * plan.cp * plan.context_runs:
+            return None
+        return cls(held, rank.context, plan.cp, plan.context_runs)
+
+    def runs(self, rows: Rows, *, own: bool) -> Rows:
+        """View keys, or their gradients, run by run: the rank's `own` ones, or gathered ones."""
+        return tensor_collectives.run_rows(rows, self.held, self.own_runs if own else None)
+
+    @property
+    def kept(self) -> list[HeldKeys]:
+        """The rank's own runs among those that it gathers."""
+        return [each for each in self.held if each.holder == each.rank == self.rank]
+
+    @property
+    def shown(self) -> list[HeldKeys]:
+        """The rank's runs that others gather, by them."""
+        found = [each for each in self.held if each.holder == self.rank != each.rank]
+        return sorted(found, key=lambda each: (each.rank, each.place))
+
+    @property
+    def met(self) -> list[HeldKeys]:
+        """Runs of others that the rank gathers, by holder."""
+        found = [each for each in self.held if each.rank == self.rank != each.holder]
+        return sorted(found, key=lambda each: (each.holder, each.place))
+
+    @property
+    def shown_counts(self) -> list[int]:
+        """The number of `shown` runs that each rank gathers."""
+        ranks = [each.rank for each in self.shown]
+        return [ranks.count(rank) for rank in range(self.ranks)]
+
+    @property
+    def met_counts(self) -> list[int]:
+        """The number of `met` runs that each rank holds."""
+        holders = [each.holder for each in self.met]
+        return [holders.count(rank) for rank in range(self.ranks)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.plan import CONTEXT_LAYOUTS, Plan
 from ratrain.ratrain_ir.model.context_rows import (
+    earlier_runs,
+    held_keys,
+    held_runs,
     holders,
     positions_of,
     run_of,
@@ -50,3 +55,37 @@ def test_a_run_sees_another_where_a_query_sees_a_key(plan: Plan, window: int | N
     rows = [positions_of(plan, run) for run in (queries, keys)]
     expected = any(key <= query and (window is None or key > query - window) for query in rows[0] for key in rows[1])
     assert sees(window, *rows) is expected
+
+
+@given(plans(), st.none() | st.integers(1, 50))
+def test_a_rank_gathers_every_run_that_it_sees_and_no_other_under_a_window(plan: Plan, window: int | None) -> None:
+    reach = earlier_runs(plan, window)
+    every = [positions_of(plan, run) for run in range(plan.cp * plan.context_runs)]
+    for rank in range(plan.cp):
+        held = held_runs(plan, window, rank)
+        assert len(held) == plan.context_runs * (plan.cp if reach is None else reach + 1)
+        for number in range(plan.context_runs):
+            own = run_of(plan, rank, number)
+            seen = {run for run, keys in enumerate(every) if sees(window, every[own], keys)}
+            of_own = held if reach is None else held[number * (reach + 1) : (number + 1) * (reach + 1)]
+            assert seen <= {*of_own}
+            assert reach is None or seen == {*of_own} - {None}
+    assert reach is None or reach + 1 < plan.cp
+
+
+@given(plans(), st.none() | st.integers(1, 50))
+def test_parts_of_a_gradient_are_summed_from_the_last_viewer_on(plan: Plan, window: int | None) -> None:
+    found = held_keys(plan, window)
+    assert len({(each.rank, each.place) for each in found}) == len(found)
+    for each in found:
+        assert held_runs(plan, window, each.rank)[each.place] == run_of(plan, each.holder, each.number)
+    assert [(each.holder, each.number) for each in found] == sorted((each.holder, each.number) for each in found)
+    reach = earlier_runs(plan, window)
+    for holder, number in product(range(plan.cp), range(plan.context_runs)):
+        viewers = [each for each in found if each[:2] == (holder, number)]
+        if reach is None:
+            assert [each.rank for each in viewers] == [*reversed(range(plan.cp))]
+        else:
+            own, last = run_of(plan, holder, number), plan.cp * plan.context_runs - 1
+            runs = [run_of(plan, each.rank, each.place // (reach + 1)) for each in viewers]
+            assert runs == [*range(min(own + reach, last), own - 1, -1)]

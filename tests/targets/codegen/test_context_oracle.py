@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.plan import CONTEXT_LAYOUTS, Plan, slice_plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.context_rows import positions_of, run_of
+from ratrain.ratrain_ir.model.context_rows import held_keys, held_runs, positions_of, run_of
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.runtime.arena.scratch import Scratch
@@ -30,10 +30,14 @@ F32 = {"view_dtype": "f32", "grad_dtype": "f32", "grad_shard_dtype": "f32"}
 HEADS, KV_HEADS, HEAD_DIM = MODEL.heads, MODEL.kv_heads, MODEL.head_dim
 
 
+def rows_of_run(plan: Plan, run: int) -> list[tuple[int, int]]:
+    """(sequence, position) of each row of a run."""
+    return [(sequence, position) for sequence in range(BATCH) for position in positions_of(plan, run)]
+
+
 def rows_of(plan: Plan, rank: int) -> list[tuple[int, int]]:
     """(sequence, position) of each row of a rank."""
-    runs = [positions_of(plan, run_of(plan, rank, number)) for number in range(plan.context_runs)]
-    return [(sequence, position) for run in runs for sequence in range(BATCH) for position in run]
+    return [row for number in range(plan.context_runs) for row in rows_of_run(plan, run_of(plan, rank, number))]
 
 
 def chosen(x: np.ndarray, rows: list[tuple[int, int]]) -> np.ndarray:
@@ -83,18 +87,25 @@ class Ranks:
         self.numbers: list[int | None] = [*range(len(plan.slices))] or [None]
         self.pieces = {number: slice_plan(plan, number) for number in self.numbers}
         self.made: list[dict[tuple[str, int | None], np.ndarray]] = [{} for _ in range(plan.cp)]
-        self.whole = {(own, number): self.gathered(own, number) for number in self.numbers for own in ("k", "v")}
+        self.window = model.layer_kind(0).window
 
-    def gathered(self, own: str, number: int | None) -> np.ndarray:
-        """The rows of all ranks of a slice, as `gather_keys` leaves them."""
-        ranks = range(self.plan.cp)
-        return np.concatenate([chosen(self.x[own], rows_of(self.pieces[number], rank)) for rank in ranks])
+    def gathered(self, own: str, number: int | None, rank: int) -> np.ndarray:
+        """The keys or values of a slice, as `gather_keys` leaves them on a rank; NaN where nothing arrives."""
+        plan = self.pieces[number]
+        rows = BATCH * len(positions_of(plan, 0))
+        runs = [
+            np.full((rows, KV_HEADS * HEAD_DIM), np.nan, np.float32)
+            if run is None
+            else chosen(self.x[own], rows_of_run(plan, run))
+            for run in held_runs(plan, self.window, rank)
+        ]
+        return np.concatenate(runs)
 
     def operand(self, formal: Formal, number: int | None, rank: int, rows: list[tuple[int, int]]) -> np.ndarray:
         name, _, other = formal.name.partition("_")
         key = name, int(other) if other.isdigit() else number
         if name in ("keys", "values"):
-            return self.whole[name[0], key[1]]
+            return self.gathered(name[0], key[1], rank)
         if name in ("q", "dy"):
             return chosen(self.x["do" if name == "dy" else name], rows)
         if name == "documents":
@@ -131,10 +142,15 @@ class Ranks:
                 for name, own in (("o", "y"), ("dq", "dq")):
                     for row, value in zip(rows, self.made[rank][own, number], strict=True):
                         found[name][row] = value
+            plan = self.pieces[number]
             for name, part in (("dk", "dkeys"), ("dv", "dvalues")):
-                total = sum(made[part, number].astype(np.float64) for made in self.made)
-                for row, value in zip([row for rows in places for row in rows], total, strict=True):
-                    found[name][row] = value
+                for row in (row for rows in places for row in rows):
+                    found[name][row] = 0
+                for each in held_keys(plan, self.window):
+                    rows = rows_of_run(plan, run_of(plan, each.holder, each.number))
+                    values = self.made[each.rank][part, number][each.place * len(rows) : (each.place + 1) * len(rows)]
+                    for row, value in zip(rows, values, strict=True):
+                        found[name][row] += value
         return found
 
 

@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.rank_mapping import Tile
+from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.context_rows import run_length
+from ratrain.ratrain_ir.ops.collectives import GatherKeys, ReduceKeys
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import Mesh, grid
 from ratrain.targets.machine.collective_cost import (
@@ -20,6 +23,7 @@ from ratrain.targets.machine.collective_cost import (
     all_reduces,
     cheapest,
     copied_shards,
+    neighbours,
     reduce_scatters,
     scalar_all_reduces,
 )
@@ -29,7 +33,10 @@ from ratrain.targets.machine.placement import Members, Placement
 from ratrain.targets.machine.record import machine_digest
 from ratrain.targets.machine.resource_work import Flow
 from ratrain.targets.machine.slowest_rank import expected_largest, slowest_rank
+from ratrain.targets.machine.timing import collective_way, op_key, op_work
 from ratrain.targets.machine.writer import machine_lines
+from ratrain.targets.target import target_of
+from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 MACHINE = load_machine(None)
 SHARED = load_machine("mt3000-shared-port")
@@ -66,6 +73,39 @@ def test_rounds_have_latency_and_all_but_one_part_of_the_bytes(members: int) -> 
             assert sum(each.count for each in way.rounds) == count
             assert way.work(ALONE, 0).link_bytes == pytest.approx(sent)
             assert way.work(ALONE, 0).flows == (Flow(pytest.approx(sent), 0),)
+
+
+@pytest.mark.parametrize(("distance", "messages"), [(1, 1), (1, 2), (5, 2)])
+def test_neighbours_send_what_those_behind_them_see(distance: int, messages: int) -> None:
+    way = neighbours(MIB, distance, messages, members_of(16, ALONE), staged=False)
+    sent = distance * messages
+    assert way.work(ALONE, 0).link_bytes == sent * MIB
+    assert way.seconds(ALONE) == pytest.approx(sent * (ALONE["link_latency"] + MIB / ALONE["link_bandwidth"]))
+    assert way.seconds(ALONE) < cheapest(all_gathers(16 * messages * MIB, members_of(16, ALONE), ALONE), ALONE).seconds(
+        ALONE
+    )
+
+
+def test_keys_under_a_window_are_priced_as_exchanges_of_neighbours() -> None:
+    model = evolve(MODEL, family="mistral", sliding_window=5)
+    plan = make_plan(model, pp=1, dp=1, cp=8, seq_len=64)
+    found = {
+        window: [
+            (op, target_of(ALONE).timed(module, module.stages[0], op))
+            for op in module.stages[0].ops
+            if isinstance(op, GatherKeys | ReduceKeys)
+        ]
+        for window in (5, None)
+        for module in (lower(evolve(model, sliding_window=window, family="mistral" if window else "llama"), plan),)
+    }
+    for (op, near), (_, every) in zip(found[5], found[None], strict=True):
+        assert (near.gathered_runs, every.gathered_runs) == (2, 8)
+        (rounds,) = collective_way(near, plan, ALONE).rounds
+        elements = plan.micro_batch_size * run_length(plan) * model.kv_heads * model.head_dim
+        itemsize = 2 if isinstance(op, GatherKeys) else 4
+        assert (rounds.count, rounds.message_bytes, rounds.staged) == (2, 2 * elements * itemsize, itemsize == 4)
+        assert op_work(near, plan, ALONE).seconds < op_work(every, plan, ALONE).seconds
+        assert op_key(near, plan) != op_key(every, plan)
 
 
 def test_hosts_and_skew_add_to_every_round() -> None:

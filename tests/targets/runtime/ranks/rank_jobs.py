@@ -26,6 +26,7 @@ START = {"mpi": run_ranks, "torch": run_by_torchrun, "torch-untagged": run_by_to
 """Who starts the processes of an engine."""
 
 TIED = evolve(MODEL, tied_embeddings=True)
+WINDOW = evolve(MODEL, family="mistral", sliding_window=3)
 CLIPPED = Optimizer(lr=5e-3, warmup_steps=3, clip="global")
 STEPS = 3
 _PACKED = {"gather_quantised": "int8-block", "reduce_quantised": "int8-block"}
@@ -85,6 +86,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     "2x1c2-clipped": {"dp": 1, "cp": 2, "seq_len": 12, "optimizer": CLIPPED},
     "1x2c2-each-micro-batch": {"pp": 1, "dp": 2, "cp": 2, "seq_len": 12, "zero": 2, "reduce": "each-micro-batch"},
     "1x1c2x2-documents": {"pp": 1, "dp": 1, "cp": 2, "tp": 2, "seq_len": 12, "attention_mask": "document"},
+    "1x1c4-window": {"model": WINDOW, "pp": 1, "dp": 1, "cp": 4, "seq_len": 16},
     "1x1c4-gathered": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "zero": 3, "context_layout": "contiguous"},
 }
 """Of four ranks each, some of them tensor-parallel or context ranks."""

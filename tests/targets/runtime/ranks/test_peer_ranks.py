@@ -14,6 +14,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.model.context_rows import earlier_runs, run_length, run_of
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.run_profile import write_profile
 from ratrain.targets.runtime.checkpoint import checkpoint
@@ -32,6 +33,7 @@ from tests.targets.runtime.ranks.rank_jobs import (
     PEER_PLANS,
     STEPS,
     TIED,
+    WINDOW,
     as_read,
     local_reports,
     trained_by_ranks,
@@ -74,10 +76,13 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "1x2x2-learned-positions": {"model": GPT2, "pp": 1, "tp": 2},
     "1x2c2": {"pp": 1, "cp": 2, "seq_len": 12, "optimizer": CLIPPED},
     "2x1c3x2-tied": {"model": TIED, "dp": 1, "cp": 3, "tp": 2, "seq_len": 12, "zero": 3},
+    "1x1c4-window": {"model": WINDOW, "pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "loss_scale": 256.0},
+    "1x2c4-window-of-some-layers": {"model": GEMMA3, "pp": 1, "cp": 4, "seq_len": 8, "context_layout": "contiguous"},
+    "1x1c4-window-of-one-token": {"model": evolve(WINDOW, sliding_window=1), "pp": 1, "dp": 1, "cp": 4, "seq_len": 8},
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
 }
 
-IN_THE_GATE = ("1x1x2-clipped", "1x2c2", "1x2x2-each-micro-batch", "1x1x2-rows-not-shared-evenly")
+IN_THE_GATE = ("1x1x2-clipped", "1x2c2", "1x1c4-window", "1x2x2-each-micro-batch", "1x1x2-rows-not-shared-evenly")
 
 
 def program_of(name: str) -> Program:
@@ -156,6 +161,35 @@ def test_context_ranks_receive_the_bytes_of_the_formula(layout: str, monkeypatch
         times = steps * plan.micro_batches * MODEL.layers
         assert received[contexts, "iallgather"] == times * 2 * elements * 2  # forward and back, of f16
         assert received[contexts, "ialltoall"] == times * elements * 4
+
+
+@pytest.mark.parametrize(("layout", "window"), [("contiguous", 3), ("contiguous", 6), ("zigzag", 3)])
+def test_context_ranks_receive_what_a_window_lets_them_see(
+    layout: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of 4 or 2 tokens: one run before each of a rank's own, or two, unless it is the first."""
+    received: Counter[tuple[int, int]] = Counter()
+    send = ThreadCommunicator.ialltoallv
+
+    def counted(self: ThreadCommunicator, gathered: Any, *rest: Any) -> Any:
+        received[self.rank, gathered.itemsize] += gathered.nbytes
+        return send(self, gathered, *rest)
+
+    monkeypatch.setattr(ThreadCommunicator, "ialltoallv", counted)
+    model = evolve(WINDOW, sliding_window=window)
+    plan = make_plan(model, pp=1, dp=1, cp=4, context_layout=layout, seq_len=16, micro_batches=1)
+    module = api.compile(model, plan, passes="place-1f1b,recompute{policy=full},allocate-ddr")
+    trained_by_threads(api.emit(module), 1)
+    reach = earlier_runs(plan, window)
+    assert reach is not None
+    numbers = range(plan.context_runs)
+    row = plan.micro_batch_size * 2 * model.kv_heads * model.head_dim * run_length(plan) * model.layers
+    for rank in range(plan.cp):
+        own = [run_of(plan, rank, number) for number in numbers]
+        asked = [run for last in own for run in range(max(0, last - reach), last) if run not in own]
+        shown = [run for last in own for run in range(last + 1, last + 1 + reach) if run < 4 * len(numbers)]
+        assert received[rank, 2] == 2 * len(asked) * row * 2  # forward and back, of f16
+        assert received[rank, 4] == sum(run not in own for run in shown) * row * 4
 
 
 @pytest.mark.full

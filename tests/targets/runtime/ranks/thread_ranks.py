@@ -124,6 +124,20 @@ class ThreadCommunicator:
 
         return self._meet(whole_bytes(parts).reshape(self.size, -1).copy(), use)
 
+    def ialltoallv(
+        self, gathered: NDArray[Any], parts: NDArray[Any], arriving: Sequence[int], leaving: Sequence[int]
+    ) -> Pending:
+        ends = np.cumsum(leaving)[:-1] * parts.itemsize
+        assert parts.size == sum(leaving)
+        assert gathered.size == sum(arriving)
+
+        def use(given: list[list[NDArray[np.uint8]]]) -> None:
+            mine = [theirs[self.rank] for theirs in given]
+            assert [len(part) for part in mine] == [count * gathered.itemsize for count in arriving]
+            np.concatenate(mine, out=whole_bytes(gathered))
+
+        return self._meet(np.split(whole_bytes(parts).copy(), ends), use)
+
     def iallreduce_max(self, values: NDArray[np.uint8]) -> Pending:
         return self._meet(values.copy(), lambda parts: np.copyto(values, np.max(parts, axis=0)))
 
