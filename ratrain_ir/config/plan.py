@@ -15,6 +15,8 @@ from attrs import evolve, field, fields, frozen
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS, F32_SUMS, HALF_RUN, HALF_RUNS
 from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan_keys import (
+    CONTEXT_LAYOUTS,
+    ZIGZAG,
     flag,
     integer,
     integer_or_none,
@@ -23,6 +25,7 @@ from ratrain.ratrain_ir.config.plan_keys import (
     number_or_none,
     parsed,
     part,
+    runs_of_context,
     table_of,
     word,
     word_or_none,
@@ -65,9 +68,6 @@ REDUCTIONS = ("last", "each-micro-batch")
 ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
-ZIGZAG = "zigzag"
-CONTEXT_LAYOUTS = (ZIGZAG, "contiguous")
-
 _MAX_LOSS_SCALE = 2.0**32  # f32 represents it and its inverse exactly
 DEFAULT_HEAD_CHUNK = 256
 
@@ -464,7 +464,7 @@ class Plan:
     @property
     def context_runs(self) -> int:
         """Runs of tokens that a context rank has of each sequence (`model/context_rows.py`)."""
-        return 2 if self.cp > 1 and self.context_layout == ZIGZAG else 1
+        return runs_of_context(self.cp, self.context_layout) // self.cp
 
     @property
     def replicas(self) -> int:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.optimizer import COSINE
-from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS, ZIGZAG
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
+from ratrain.ratrain_ir.config.plan_keys import ZIGZAG, runs_of_context
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
@@ -182,7 +183,7 @@ def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | N
             text = f'context_layout = "{plan.context_layout}" changes nothing with one context rank (cp = 1)'
             reader.contradiction("RT064", "context_layout", text, help="leave it out, or use cp = 2 or more")
         return
-    runs = plan.cp * plan.context_runs
+    runs = runs_of_context(plan.cp, plan.context_layout)
     lengths = [("a slice", "slices", length) for length in plan.slices] or [("a sequence", "seq_len", plan.seq_len)]
     if short := next((each for each in lengths if each[2] % runs), None):
         cut, key, length = short

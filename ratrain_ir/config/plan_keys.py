@@ -22,6 +22,14 @@ T = TypeVar("T")
 
 _KEY, _PART = "key", "part"
 
+ZIGZAG = "zigzag"
+CONTEXT_LAYOUTS = (ZIGZAG, "contiguous")
+
+
+def runs_of_context(cp: int, layout: str) -> int:
+    """Return the equal runs that context ranks cut a sequence, or a slice of it, into."""
+    return cp * (2 if cp > 1 and layout == ZIGZAG else 1)
+
 
 class Reading(Protocol):
     """Reader of one field, which reports a wrong value.

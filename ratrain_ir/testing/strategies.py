@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
-from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, CONTEXT_LAYOUTS, DTYPES, Plan
+from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, DTYPES, Plan
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS, runs_of_context
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
@@ -217,8 +218,7 @@ def plans(
 
 def _fits(plan: Plan, cp: int, layout: str) -> bool:
     """Tell whether context ranks can share out a plan's sequences, or its slices, evenly."""
-    shared = evolve(plan, cp=cp, context_layout=layout)
-    return all(length % (cp * shared.context_runs) == 0 for length in plan.slices or (plan.seq_len,))
+    return all(length % runs_of_context(cp, layout) == 0 for length in plan.slices or (plan.seq_len,))
 
 
 @st.composite

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ratrain.ratrain_ir.config.optimizer import DECAYS, Optimizer
-from ratrain.ratrain_ir.config.plan import ZIGZAG
+from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
 from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
 from ratrain.ratrain_ir.support.text import Source, toml_places
 from ratrain.ratrain_ir.support.toml_text import toml_data

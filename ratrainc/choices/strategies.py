@@ -19,6 +19,7 @@ from ratrain.passes.placement.place_schedule import PlaceSchedulePass
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import balance_cuts, even_work_lengths
+from ratrain.ratrain_ir.config.plan_keys import runs_of_context
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -137,14 +138,17 @@ def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> 
 def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
     """Cut the sequences of a plan into 2 to 8 slices of even work.
 
-    As many slices are made as still have enough rows, over all sequences of a micro-batch, to compute longer than they
-    read weights. All slices of a micro-batch add to one gradient, which is live as a whole from the first to the last.
-    Reducing it after each micro-batch would need its shards at the same time, so under ZeRO 2 it is reduced once a
-    step.
+    As many slices are made as still have enough rows on a rank, over all sequences of a micro-batch, to compute longer
+    than they read weights. All slices of a micro-batch add to one gradient, which is live as a whole from the first to
+    the last. Reducing it after each micro-batch would need its shards at the same time, so under ZeRO 2 it is reduced
+    once a step.
     """
     rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize, half_sums=plan.half_run is not None)
-    count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)
-    lengths = even_work_lengths(model, plan.seq_len, count) if count <= plan.seq_len else (plan.seq_len,)
+    count = min(max(2, int(plan.micro_batch_size * plan.seq_len / plan.cp / rows)), _MOST_SLICES)
+    unit = runs_of_context(plan.cp, plan.context_layout)
+    lengths: tuple[int, ...] = (plan.seq_len,)
+    if count * unit <= plan.seq_len and not plan.seq_len % unit:
+        lengths = even_work_lengths(model, plan.seq_len, count, unit)
     return evolve(plan, slices=lengths, reduce="last" if plan.zero == 2 else plan.reduce)
 
 

@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, ZIGZAG, Plan
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
+from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
 from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule

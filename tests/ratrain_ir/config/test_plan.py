@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import DTYPES, KEYS, Optimizer, Plan
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS, runs_of_context
 from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
@@ -74,6 +75,18 @@ def test_slices_by_number_of_even_work_and_by_length():
     assert max(work) / min(work) == pytest.approx(1, abs=0.01)
     windowed = evolve(MODEL, family="mistral", sliding_window=1)
     assert lengths('"even-work 4"', windowed) == (1024,) * 4, "with a window of one token all slices do the same"
+
+
+@given(st.integers(1, 6), st.sampled_from(CONTEXT_LAYOUTS), st.integers(1, 5), st.integers(1, 40), st.booleans())
+def test_context_ranks_can_share_out_slices_that_are_given_by_number(cp, layout, count, more, even):
+    length = runs_of_context(cp, layout) * (count + more)
+    said = f"cp = {cp}" + f'\ncontext_layout = "{layout}"' * (cp > 1)
+    text = BASE.replace("dp = 2", f"dp = 2\n{said}")
+    slices = count if even else f'"even-work {count}"'
+    plan = parse(text.replace("seq_len = 32", f"seq_len = {length}" + f"\nslices = {slices}" * (count > 1)), MODEL)
+    lengths = plan.slices or (length,)
+    assert (sum(lengths), len(lengths)) == (length, count)
+    assert all(each > 0 and each % (plan.cp * plan.context_runs) == 0 for each in lengths)
 
 
 def test_zero_default_needs_replicas():

@@ -7,7 +7,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.plan import CONTEXT_LAYOUTS, Plan
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS
 from ratrain.ratrain_ir.model.context_rows import (
     earlier_runs,
     held_keys,

@@ -11,7 +11,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.plan import CONTEXT_LAYOUTS, Plan, slice_plan
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.context_rows import held_keys, held_runs, positions_of, run_of
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward
