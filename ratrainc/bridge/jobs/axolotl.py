@@ -42,10 +42,12 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Adapter,
     Attention,
     Checkpointing,
+    Context,
     Job,
     Loss,
     Sharding,
 )
+from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, one_word
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -182,9 +184,23 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     if reader.truth("fp8"):
         reader.put("fp8", True, "fp8")
     reader.put("packing", reader.take("sample_packing", bool), "sample_packing")
+    _put_context(reader)
     put_types(reader, loaded, mixed, upcast="" if any(reader.under("fsdp_config.")) else UPCAST_FSDP2)
     _note_uncounted(reader)
     return reader.finish(_INERT)
+
+
+def _put_context(reader: HfReader) -> None:
+    """Set the form of context ranks: by name, or by whether sequences are packed (validate_ring_attn_func)."""
+    if reader.values.get("cp", 1) == 1:
+        return
+    forms = {"varlen_llama3": Context.GATHER, "batch_ring": Context.RING}
+    packed = bool(reader.training.get("packing"))
+    usual = f"{_SCHEMAS}/validation.py, validate_ring_attn_func"
+    word, says = one_word(reader, "ring_attn_func", tuple(forms), "varlen_llama3" if packed else "batch_ring")
+    reader.put_or_assume("context", forms[word], "ring_attn_func", usual, says=says)
+    if (stride := reader.size(STRIDE)) is not None:
+        reader.put("sizes", {**reader.values.get("sizes", {}), STRIDE: stride}, STRIDE)
 
 
 def _put_least_rate(reader: HfReader) -> None:

@@ -49,7 +49,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, note_ratio, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
@@ -179,6 +179,9 @@ def _degrees(reader: JobReader) -> None:
             reader.put(field, value, name)
         else:
             reader.values[field] = 1
+    if reader.values["cp"] > 1:
+        source = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
+        reader.assume("context", Context.HEADS, SEQUENCE_RANKS, source)
 
 
 def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import model_of_hub_name
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin
+from ratrain.ratrainc.bridge.jobs.job import Context, Job, Note, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -178,6 +178,21 @@ def one_word(reader: JobReader, key: str, words: tuple[str, ...], default: str) 
         reader.wrong(key, f"{key} is {shown(said)}: one of {', '.join(words)} is expected")
         return default, False
     return said, True
+
+
+STRIDE = "heads_k_stride"
+"""Heads of keys that ring-flash-attn's gathering form gathers at a time, as axolotl and a job's `sizes` name them."""
+_EXCHANGES = {"allgather": Context.GATHER, "alltoall": Context.RING}
+
+
+def put_exchange(reader: JobReader, key: str, source: str) -> None:
+    """Set the form of context ranks by the name of PyTorch's method; nothing happens with one context rank.
+
+    (torch/distributed/tensor/experimental/_context_parallel/_attention.py set_rotate_method)
+    """
+    if reader.values.get("cp", 1) > 1:
+        word, says = one_word(reader, key, tuple(_EXCHANGES), "allgather")
+        reader.put_or_assume("context", _EXCHANGES[word], key, source, says=says)
 
 
 def in_own_words(job: Job, own: Callable[[str], str]) -> Job:

@@ -19,6 +19,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
     in_own_words,
     one_word,
     put_accumulation,
+    put_exchange,
     put_model,
     refuse_texts,
     take_options,
@@ -69,6 +70,7 @@ _AC = "activation_checkpoint."
 _OFFLOAD = "training.enable_cpu_offload"
 _EXPERTS = "parallelism.expert_parallel_degree"
 _LOSS = "parallelism.disable_loss_parallel"
+_ROTATIONS = ("parallelism.context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
 _SECTION = re.compile(r"^\s*\[(\w+)[\].]", re.MULTILINE)
 
 
@@ -123,6 +125,8 @@ def _size(reader: JobReader, field: str, key: str) -> int:
 def _degrees(reader: JobReader) -> None:
     for field, key in (("tp", TP), ("pp", f"{PP}degree"), ("cp", CONTEXT)):
         _size(reader, field, key)
+    key = next((each for each in _ROTATIONS if reader.has(each)), _ROTATIONS[0])
+    put_exchange(reader, key, f"{_REPO}: torchtitan/config/job_config.py, Parallelism")
     if reader.values["tp"] > 1:
         reader.assume("sequence_sharding", True, TP, f"{_PARALLELIZE}, apply_tp")
     experts = reader.take(_EXPERTS, int)

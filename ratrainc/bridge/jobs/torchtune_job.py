@@ -17,6 +17,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
     dense,
     ignore_used,
     model_of_name,
+    put_exchange,
     put_model,
     take_options,
     yaml_said,
@@ -122,6 +123,7 @@ def _devices(reader: JobReader, asked: Asked) -> bool:
         if not plan.endswith("base_llama_tp_plan"):
             reader.unknown("tensor_parallel_plan._component_", "a plan that is not known here is taken as Llama's")
     reader.choose("cp", "context_parallel_dim", int, 1, f"{SPREAD}.__init__")
+    put_exchange(reader, "context_parallel_rotate_method", f"{SPREAD}.__init__")
     reader.choose("reshard_after_forward", "fsdp_reshard_after_forward", bool, True, f"{SPREAD}.setup")
     if reader.choose("offload_parameters", "fsdp_cpu_offload", bool, False, f"{SPREAD}.__init__"):
         reader.put("offload_optimizer", True, "fsdp_cpu_offload")
