@@ -336,8 +336,10 @@ def inside_backward(part: Part) -> Bytes:
     """Return the bytes of gradients, and of context ranks' exchanges, inside one layer's backward at its fullest.
 
     The stream's gradient stays; in addition those of the MLP's product, and of its two factors (one without a gate), or
-    all inside experts; or of query, key and value; or of softmax's result and its input where scores are kept. The
-    forward of an attention that is fuller, while nothing of its layer's MLP is kept, counts in their place.
+    all inside experts; or of query, key and value; or of softmax's result and its input where scores are kept. While
+    context ranks exchange, in the forward of an attention or in its backward, nothing of its layer's MLP is kept: that
+    is made later, and freed before (torch/csrc/autograd/generated/Functions.cpp release_variables). What their
+    exchanges take beyond it counts.
     """
     model, item, tokens = part.model, part.item, part.tokens
     stream = part.stream_item * part.rows * model.hidden_size
@@ -347,11 +349,6 @@ def inside_backward(part: Part) -> Bytes:
     attention = item * tokens * (2 * part.query + 2 * part.key)
     scores = 2 * item * part.heads * score_rows(part) if part.job.attention is Attention.EAGER else 0
     later = sum(each.bytes for each in _mlp(part))
-    alternatives = (
-        (mlp, 0),
-        (attention, exchange_backward(part)),
-        (scores, 0),
-        (0, max(0, exchange_forward(part) - later)),
-    )
-    gradients, exchange = max(alternatives, key=sum)
-    return {GRADIENTS: stream + gradients, EXCHANGE: exchange}
+    exchange = max(exchange_forward(part), attention + exchange_backward(part)) - later
+    gradients = max(mlp, attention, scores)
+    return {GRADIENTS: stream + gradients, EXCHANGE: max(0, exchange - gradients) if part.job.cp > 1 else 0}

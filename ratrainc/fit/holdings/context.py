@@ -16,11 +16,11 @@ queries of width q, keys of width k, and `x32` for f32:
 w is the width of the heads that are gathered at a time (`heads_k_stride`, one head by default), k' that of keys with
 each head on as many ranks as there are too few heads for. Read in
 
-- zhuzilin/ring-flash-attention ring_flash_attn/llama3_flash_attn_varlen.py (kv_buffer, dkv_buffer, kv_contiguous_buffer)
-  and ring_flash_attn.py (next_k, block_dk_buffer, update_out_and_lse): axolotl, and nanotron's copies of both
+- zhuzilin/ring-flash-attention ring_flash_attn/llama3_flash_attn_varlen.py (kv_buffer, dkv_buffer,
+  kv_contiguous_buffer) and ring_flash_attn.py (next_k, block_dk_buffer, update_out_and_lse): axolotl; nanotron's copies
 - torch/distributed/tensor/experimental/_context_parallel/_attention.py _templated_ring_attention, its _backward,
-  _AllGatherRotater and _SDPAMerger: torchtitan, torchtune, and accelerate's cp_size. What merges halves (_partial_update)
-  lays the result out by head, so the projection's input is a copy: on all ranks but the last
+  _AllGatherRotater and _SDPAMerger: torchtitan, torchtune, and accelerate's cp_size. What merges halves lays the result
+  out by head (_partial_update), so the projection's input is a copy: on all ranks but the last
 - NVIDIA/TransformerEngine transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py
   AttnFuncWithCPAndKVP2P (p2p_comm_buffers and out_per_step stay to the forward's end), AttnFuncWithCPAndKVAllGather
   (k_ag twice while it is reordered; dk, dv and those of a step) and AttnFuncWithCPAndQKVOA2A: Megatron-LM
@@ -46,7 +46,7 @@ EXCHANGE = "buffers of context ranks: keys and values"
 _F32 = 4
 
 
-class _Code(Enum):
+class Code(Enum):
     """Code that exchanges keys and values."""
 
     RING_FLASH = "ring-flash-attn"
@@ -55,22 +55,23 @@ class _Code(Enum):
     DEEPSPEED = "DeepSpeed"
 
 
-def _code(job: Job) -> _Code:
+def code_of(job: Job) -> Code:
+    """Return the code by which a job's context ranks exchange keys and values."""
     if job.framework in MEGATRON:
-        return _Code.ENGINE
+        return Code.ENGINE
     if job.context is Context.HEADS:
-        return _Code.DEEPSPEED
-    return _Code.RING_FLASH if job.framework in ("axolotl", "nanotron") else _Code.TORCH
+        return Code.DEEPSPEED
+    return Code.RING_FLASH if job.framework in ("axolotl", "nanotron") else Code.TORCH
 
 
 def copies_result(job: Job) -> bool:
     """Return True if context ranks keep the attention's result once more, in another layout, for its projection."""
-    return job.cp > 1 and (job.context is Context.HEADS or _code(job) is _Code.TORCH)
+    return job.cp > 1 and (job.context is Context.HEADS or code_of(job) is Code.TORCH)
 
 
 def is_contiguous(job: Job) -> bool:
     """Return True if a context rank has one run of each sequence, and not an early and a late one."""
-    return _code(job) in (_Code.RING_FLASH, _Code.DEEPSPEED)
+    return code_of(job) in (Code.RING_FLASH, Code.DEEPSPEED)
 
 
 def length_divisor(job: Job) -> int:
@@ -95,12 +96,12 @@ def exchange_forward(part: Part) -> int:
     merged = 4 * _F32 * tokens * query  # a result, another one, what is subtracted and the sum, all in f32
     if job.context is Context.HEADS:
         return 2 * item * tokens * (query + 2 * key)
-    match _code(job), job.context:
-        case _Code.RING_FLASH, Context.GATHER:
+    match code_of(job), job.context:
+        case Code.RING_FLASH, Context.GATHER:
             return 2 * item * whole * _gathered_width(part)
-        case _Code.ENGINE, Context.GATHER:
+        case Code.ENGINE, Context.GATHER:
             return 3 * item * whole * key
-        case _Code.ENGINE, _:
+        case Code.ENGINE, _:
             return item * whole * (2 * key + query)
         case _, Context.GATHER:
             return 2 * item * (whole + tokens) * key + merged
@@ -115,14 +116,14 @@ def exchange_backward(part: Part) -> int:
         return 0
     if job.context is Context.HEADS:
         return 2 * item * tokens * (query + key)
-    match _code(job), job.context:
-        case _Code.RING_FLASH, Context.GATHER:
+    match code_of(job), job.context:
+        case Code.RING_FLASH, Context.GATHER:
             return item * (4 * whole + 2 * tokens) * _gathered_width(part)
-        case _Code.RING_FLASH, _:
+        case Code.RING_FLASH, _:
             return 4 * item * tokens * key + _F32 * tokens * (query + 6 * key)
-        case _Code.ENGINE, Context.GATHER:
+        case Code.ENGINE, Context.GATHER:
             return 6 * item * whole * key
-        case _Code.ENGINE, _:
+        case Code.ENGINE, _:
             return item * tokens * (8 * key + query)
     sums = _F32 * tokens * (2 * query + 6 * key)
     return sums + (2 * item * (whole + tokens) * key if job.context is Context.GATHER else 4 * item * tokens * key)
