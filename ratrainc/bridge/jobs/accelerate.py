@@ -19,7 +19,7 @@ from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, DEEPSPEED, HfRead
 from ratrain.ratrainc.bridge.jobs.hf_rules import PREPARED, put_asked_model, put_types
 from ratrain.ratrainc.bridge.jobs.hf_words import phrase_of_accelerate
 from ratrain.ratrainc.bridge.jobs.job import Context, Job, Sharding
-from ratrain.ratrainc.bridge.jobs.job_common import put_exchange
+from ratrain.ratrainc.bridge.jobs.job_common import EXCHANGES, put_context
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting
 
@@ -158,8 +158,9 @@ def _put_degrees(reader: HfReader) -> None:
             reader.put(name, sizes[degree], f"{_RANKS}{degree}")
     if sizes["sp_size"] > 1:
         reader.assume("context", Context.HEADS, f"{_RANKS}sp_size", f"{_PARALLELISM}, sp_backend")
-    elif sizes["cp_size"] > 1:
-        put_exchange(reader, f"{_RANKS}cp_comm_strategy", f"{_PARALLELISM}, TorchContextParallelConfig")
+    else:
+        source = f"{_PARALLELISM}, TorchContextParallelConfig"
+        put_context(reader, f"{_RANKS}cp_comm_strategy", EXCHANGES, "allgather", source)
     if sizes["cp_size"] > 1 and sizes["sp_size"] > 1:
         text = "cp_size and sp_size both share out sequences, and exclude one another"
         reader.wrong(f"{_RANKS}sp_size", text, way_out="say 1 in one of them")

@@ -47,7 +47,7 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Loss,
     Sharding,
 )
-from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, one_word
+from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, put_context
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -192,14 +192,11 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
 
 def _put_context(reader: HfReader) -> None:
     """Set the form of context ranks: by name, or by whether sequences are packed (validate_ring_attn_func)."""
-    if reader.values.get("cp", 1) == 1:
-        return
     forms = {"varlen_llama3": Context.GATHER, "batch_ring": Context.RING}
-    packed = bool(reader.training.get("packing"))
-    usual = f"{_SCHEMAS}/validation.py, validate_ring_attn_func"
-    word, says = one_word(reader, "ring_attn_func", tuple(forms), "varlen_llama3" if packed else "batch_ring")
-    reader.put_or_assume("context", forms[word], "ring_attn_func", usual, says=says)
-    if (stride := reader.size(STRIDE)) is not None:
+    usual = "varlen_llama3" if reader.training.get("packing") else "batch_ring"
+    put_context(reader, "ring_attn_func", forms, usual, f"{_SCHEMAS}/validation.py, validate_ring_attn_func")
+    stride = reader.size(STRIDE)
+    if stride is not None and reader.values["context"] is Context.GATHER:
         reader.put("sizes", {**reader.values.get("sizes", {}), STRIDE: stride}, STRIDE)
 
 
@@ -500,6 +497,7 @@ WORDS = Words(
     loss=_loss_words,
     weights=TYPES.get,
     loads_mixed=True,
+    context="context_parallel_size",
     fsdp={
         "fsdp_version": 2,
         "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True},

@@ -179,8 +179,9 @@ def _degrees(reader: JobReader) -> None:
             reader.put(field, value, name)
         else:
             reader.values[field] = 1
+    source = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
+    reader.values["context"] = Context.HEADS
     if reader.values["cp"] > 1:
-        source = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
         reader.assume("context", Context.HEADS, SEQUENCE_RANKS, source)
 
 
@@ -439,6 +440,8 @@ def _said(job: Job, field: str, value: Any) -> dict[str, Any] | None:
     if field == "optimizer":
         words = {word: kind for kind, word in OPTIMIZERS.items()} | {"adamw-fused": "AdamW"}
         return {"optimizer": {"type": words[value]}} if value in words else None
+    if field == "cp":
+        return {SEQUENCE_RANKS: value}
     if field == "tp":
         return {"tensor_parallel": {"autotp_size": value}}
     if field == "pp":

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Context, Job, Note, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 
@@ -182,17 +182,22 @@ def one_word(reader: JobReader, key: str, words: tuple[str, ...], default: str) 
 
 STRIDE = "heads_k_stride"
 """Heads of keys that ring-flash-attn's gathering form gathers at a time, as axolotl and a job's `sizes` name them."""
-_EXCHANGES = {"allgather": Context.GATHER, "alltoall": Context.RING}
+EXCHANGES = {"allgather": Context.GATHER, "alltoall": Context.RING}
+"""Forms of context ranks by PyTorch's names (torch/distributed/tensor/experimental/_context_parallel/_attention.py
+set_rotate_method); it gathers by default."""
 
 
-def put_exchange(reader: JobReader, key: str, source: str) -> None:
-    """Set the form of context ranks by the name of PyTorch's method; nothing happens with one context rank.
+def put_context(reader: JobReader, key: str, forms: Mapping[str, Context], usual: str, source: str) -> None:
+    """Set the form of context ranks: what the setting `key` says, else the word `usual`.
 
-    (torch/distributed/tensor/experimental/_context_parallel/_attention.py set_rotate_method)
+    With one context rank the setting has no effect, and the form is that of the ranks which a way out proposes.
     """
-    if reader.values.get("cp", 1) > 1:
-        word, says = one_word(reader, key, tuple(_EXCHANGES), "allgather")
-        reader.put_or_assume("context", _EXCHANGES[word], key, source, says=says)
+    if (reader.values.get("cp") or 1) > 1:
+        word, says = one_word(reader, key, tuple(forms), usual)
+        reader.put_or_assume("context", forms[word], key, source, says=says)
+    else:
+        said = str(reader.settings[key].value) if reader.has(key) else usual
+        reader.values["context"] = forms.get(said, forms[usual])
 
 
 def in_own_words(job: Job, own: Callable[[str], str]) -> Job:

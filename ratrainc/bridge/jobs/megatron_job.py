@@ -147,16 +147,16 @@ def _choices(reader: JobReader) -> None:
 _FORMS = {"p2p": Context.RING, "all_gather": Context.GATHER, "a2a": Context.HEADS}
 
 
-def put_context(reader: JobReader, key: str) -> None:
-    """Set the form of context ranks: one for all layers, or one of each; nothing happens with one context rank."""
-    if (reader.values.get("cp") or 1) == 1:
-        return
-    reader.taken.add(key)
+def put_exchange(reader: JobReader, key: str) -> None:
+    """Set the form of context ranks: one for all layers, or one of each."""
     said = reader.settings[key].value if reader.has(key) else "p2p"
     found = {str(each) for each in said} if isinstance(said, list | tuple) else set(str(said).split())
     known = [each for each in _FORMS if each in found]
-    form = _FORMS[known[0]] if known else Context.RING
+    reader.values["context"] = form = _FORMS[known[0]] if known else Context.RING
+    if (reader.values.get("cp") or 1) == 1:
+        return
     reader.put_or_assume("context", form, key, f"{_TRANSFORMER}.cp_comm_type", says=reader.has(key))
+    reader.taken.add(key)
     if len(found) > 1 or not known:
         reader.unknown(key, "only one of p2p, all_gather and a2a for all layers was read")
 
@@ -165,7 +165,7 @@ def _degrees(reader: JobReader) -> None:
     tp = reader.choose_size("tp", "tensor-model-parallel-size", 1, f"{_PARALLEL}.tensor_model_parallel_size")
     pp = reader.choose_size("pp", "pipeline-model-parallel-size", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size")
     reader.choose_size("cp", "context-parallel-size", 1, f"{_PARALLEL}.context_parallel_size")
-    put_context(reader, "cp-comm-type")
+    put_exchange(reader, "cp-comm-type")
     reader.choose_size("ep", "expert-model-parallel-size", 1, f"{_PARALLEL}.expert_model_parallel_size")
     sequence = reader.take("sequence-parallel", bool)
     if sequence is not None:

@@ -168,9 +168,9 @@ def _model(reader: JobReader, asked: Asked) -> None:
         reader.put("attention", attention, f"{_M}_attn_implementation")
     else:
         reader.assume("attention", attention, "_attn_implementation", default)
+    reader.values["context"] = form = Context.GATHER if kernel == _GATHERS else Context.RING
     if reader.values["cp"] > 1:
         source = "huggingface/nanotron: src/nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS"
-        form = Context.GATHER if kernel == _GATHERS else Context.RING
         reader.put_or_assume("context", form, f"{_M}_attn_implementation", source, says=says)
         if (stride := reader.size(f"{_M}{_STRIDE}")) is not None:
             reader.put("sizes", {**reader.values.get("sizes", {}), STRIDE: stride}, f"{_M}{_STRIDE}")
@@ -363,6 +363,9 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
         return None  # a stage of a list decides, which no dotted name reaches
     if field in _SIMPLE:
         return yaml_said((_SIMPLE[field], value))
+    if field == "cp" and job.devices is not None and job.cp > 1:  # one rank's attention may be of another kind
+        replicas = job.devices // (job.tp * job.pp * value)
+        return yaml_said(("parallelism.context_parallel_size", value), ("parallelism.dp", replicas))
     if field == "checkpointing" and value in (Checkpointing.FULL, Checkpointing.NONE):
         return yaml_said(("parallelism.recompute_layer", value is Checkpointing.FULL))
     if field == "optimizer" and value in ("adamw", "adamw-fused"):
