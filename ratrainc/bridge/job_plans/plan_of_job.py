@@ -64,6 +64,11 @@ _WARM_UP_SHARE, _MOST_WARM_UP = 0.03, 100
 """axolotl's warm-up without a setting (src/axolotl/core/builders/base.py, _configure_warmup_and_logging)."""
 
 
+def zero_level(job: Job) -> int:
+    """Return the ZeRO level of a plan that shares out as much of the state as the job's mechanism."""
+    return _LEVELS.get(job.sharding, 3 if job.reshard_after_forward else 2)
+
+
 def plan_of_job(job: Job, title: str, top: Place, asked: Asked) -> JobPlan:
     """Return keys of a plan and passes that express a job, and the settings that they leave out.
 
@@ -254,7 +259,7 @@ class JobPlan:
         Context ranks count among the `replicas`, which hold the same weights.
         """
         job, group = self.job, self.job.shard_size
-        zero = _LEVELS.get(job.sharding, 3 if job.reshard_after_forward else 2)
+        zero = zero_level(job)
         if group == 1:
             zero, group = 0, None  # each replica has the whole state
         whole_sums = job.sharding is Sharding.FSDP1 and job.framework in OF_TRAINER
