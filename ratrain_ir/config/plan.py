@@ -66,7 +66,8 @@ ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
 ZIGZAG = "zigzag"
-CONTEXT_LAYOUTS = (ZIGZAG, "contiguous")
+CONTIGUOUS = "contiguous"
+CONTEXT_LAYOUTS = (ZIGZAG, CONTIGUOUS)
 
 _MAX_LOSS_SCALE = 2.0**32  # f32 represents it and its inverse exactly
 DEFAULT_HEAD_CHUNK = 256

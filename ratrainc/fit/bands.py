@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrainc.bridge.jobs.context_ranks import code_of
 from ratrain.ratrainc.bridge.jobs.job import Sharding
-from ratrain.ratrainc.fit.holdings.context import code_of
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job import Job

@@ -19,9 +19,9 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.bridge.jobs.context_ranks import source_of_one_run
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Context, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import trained
-from ratrain.ratrainc.fit.holdings.context import is_contiguous
 from ratrain.ratrainc.fit.holdings.part import Part
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _imbalance(job: Job) -> float:
     With one run of each sequence a rank, the last of c has 2 - 1 / c times the mean of the scores below the diagonal.
     """
     assert job.model is not None
-    if job.cp == 1 or job.context is Context.HEADS or not is_contiguous(job):
+    if job.cp == 1 or job.context is Context.HEADS or source_of_one_run(job) is None:
         return 0.0
     return (1 - 1 / job.cp) * _score_share(job)
 

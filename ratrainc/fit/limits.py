@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
 from ratrain.ratrainc.bridge.jobs.job import Sharding
-from ratrain.ratrainc.fit.holdings.context import length_divisor
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.ways_out import Phrase, most_bytes
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.cuts import balance_cuts, even_work_lengths
-from ratrain.ratrain_ir.config.plan import CONTEXT_LAYOUTS, Plan
+from ratrain.ratrain_ir.config.plan import CONTIGUOUS, ZIGZAG, Plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import zero_level
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
@@ -58,7 +58,7 @@ def _base(job: Job, *, dp: int, micro_batches: int, pp: int, cp: int) -> Plan:
         micro_batch_size=job.micro_batch_size,
         micro_batches=micro_batches,
         seq_len=job.seq_len,
-        context_layout=CONTEXT_LAYOUTS[job.seq_len % (2 * cp) > 0],
+        context_layout=CONTIGUOUS if cp > 1 and job.seq_len % (2 * cp) else ZIGZAG,
         zero=zero,
         reduce="each-micro-batch" if zero > 1 else "last",
         view_dtype=job.compute_dtype,

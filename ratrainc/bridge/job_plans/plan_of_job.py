@@ -21,6 +21,7 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.config.optimizer import LINEAR, Optimizer
+from ratrain.ratrain_ir.config.plan import CONTIGUOUS
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
@@ -33,8 +34,9 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
     needs_end,
     stays_level,
 )
+from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
-from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
+from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
 _LEVELS: Mapping[Sharding, int] = {
@@ -95,6 +97,8 @@ class JobPlan:
     places: dict[str, Place] = field(factory=dict)
     left: list[Left] = field(factory=list)
     passes: list[str] = field(factory=list)
+    defaults: dict[str, Default] = field(factory=dict)
+    """ways of the framework that decide keys of the plan and are no field of a job"""
     unsaid: list[str] = field(factory=list)
     """keys left out of the plan's file, since neither the file nor the framework determines them"""
 
@@ -214,12 +218,21 @@ class JobPlan:
             self.put("sequence_sharding", job.sequence_sharding, "sequence_sharding", "tp")
         if job.cp > 1:
             self.put("cp", job.cp, "cp")
+            self._context_layout()
         if job.virtual_stages > 1:
             self.put("chunks", job.virtual_stages, "virtual_stages")
         if job.pp > 1 and job.schedule in SCHEDULES:
             self.put("schedule", job.schedule, "schedule", "pp")
         elif job.pp > 1:
             self.leave("schedule", job.schedule, "the strategy, or a schedule of the plan, places another")
+
+    def _context_layout(self) -> None:
+        """Put one run a context rank if the framework cuts sequences so, and two of each do not go into the length."""
+        job, source = self.job, source_of_one_run(self.job)
+        odd = job.seq_len is not None and job.seq_len % (2 * job.cp) and job.seq_len % job.cp == 0
+        if odd and source is not None and length_divisor(job) <= job.cp:
+            self.put("context_layout", CONTIGUOUS, "cp")
+            self.defaults["context_layout"] = Default(CONTIGUOUS, source)
 
     def _batch(self) -> None:
         """Put the batch: sequences, micro-batch, and micro-batches by accumulation or by --global-batch."""
@@ -511,6 +524,7 @@ class JobPlan:
         for name, value, why in (
             ("model_name", job.model_name, "of the model: its config.json says it (--model)"),
             ("loss", job.loss.value, "logits are computed by rows (head_chunk), or whole (logits)"),
+            ("context", job.context.value, "keys and values are gathered"),
             ("compiled", job.compiled, "kernels are chosen by 'run --kernels'"),
             ("sizes", dict(job.sizes), "of the framework's buffers, which a plan does not have"),
         ):

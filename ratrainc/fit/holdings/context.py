@@ -32,9 +32,9 @@ tests/ratrainc/fit/test_context_ranks.py runs these steps on several ranks of a 
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.bridge.jobs.context_ranks import Code, code_of, length_divisor
 from ratrain.ratrainc.bridge.jobs.job import Attention, Context, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import STRIDE
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
@@ -46,45 +46,9 @@ EXCHANGE = "buffers of context ranks: keys and values"
 _F32 = 4
 
 
-class Code(Enum):
-    """Code that exchanges keys and values."""
-
-    RING_FLASH = "ring-flash-attn"
-    TORCH = "PyTorch"
-    ENGINE = "TransformerEngine"
-    DEEPSPEED = "DeepSpeed"
-
-
-def code_of(job: Job) -> Code:
-    """Return the code by which a job's context ranks exchange keys and values."""
-    if job.framework in MEGATRON:
-        return Code.ENGINE
-    if job.context is Context.HEADS:
-        return Code.DEEPSPEED
-    return Code.RING_FLASH if job.framework in ("axolotl", "nanotron") else Code.TORCH
-
-
 def copies_result(job: Job) -> bool:
     """Return True if context ranks keep the attention's result once more, in another layout, for its projection."""
     return job.cp > 1 and (job.context is Context.HEADS or code_of(job) is Code.TORCH)
-
-
-def is_contiguous(job: Job) -> bool:
-    """Return True if a context rank has one run of each sequence, and not an early and a late one."""
-    return code_of(job) in (Code.RING_FLASH, Code.DEEPSPEED)
-
-
-def length_divisor(job: Job) -> int:
-    """Return the number that a sequence's length must be a multiple of for its context ranks.
-
-    axolotl pads sequences (utils/ctx_managers/sequence_parallel.py apply_sequence_parallelism). Whole runs: nanotron's
-    data/clm_collator.py, DeepSpeed's UlyssesSPAttentionHF; two of each rank: nanotron's models/qwen.py for
-    llama3_ring_attention, PyTorch's _HeadTailLoadBalancer, Megatron-LM's get_batch_on_this_cp_rank.
-    """
-    if job.cp == 1 or job.framework == "axolotl":
-        return 1
-    single = is_contiguous(job) and not (job.framework == "nanotron" and job.context is Context.GATHER)
-    return job.cp if single else 2 * job.cp
 
 
 def exchange_forward(part: Part) -> int:
@@ -155,6 +119,8 @@ def _kernels(job: Job) -> str:
     if job.attention is Attention.EAGER:
         return "attention: context ranks go with fused attention kernels alone"
     if job.framework == "axolotl":
+        if job.sharding is Sharding.FSDP1:
+            return "cp: accelerate's context ranks need FSDP 2, DDP or DeepSpeed (parallelism_config.py)"
         if job.attention is not Attention.FLASH:
             return "attention: axolotl's context ranks need flash attention (attn_implementation: flash_attention_2)"
         if job.training.packing and (job.micro_batch_size or 1) > 1:
