@@ -23,7 +23,8 @@ T = TypeVar("T")
 _KEY, _PART = "key", "part"
 
 ZIGZAG = "zigzag"
-CONTEXT_LAYOUTS = (ZIGZAG, "contiguous")
+CONTIGUOUS = "contiguous"
+CONTEXT_LAYOUTS = (ZIGZAG, CONTIGUOUS)
 
 
 def runs_of_context(cp: int, layout: str) -> int:

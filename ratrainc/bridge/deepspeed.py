@@ -7,6 +7,7 @@ from typing import Any
 
 from ratrain.ratrain_ir.config.optimizer import LINEAR
 from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     ADAM_W,
@@ -51,7 +52,9 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     scheduler_source,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
+from ratrain.ratrainc.bridge.jobs.context_ranks import ULYSSES
 from ratrain.ratrainc.bridge.settings import (
+    Default,
     Framework,
     Left,
     Setting,
@@ -94,6 +97,7 @@ def _read(reader: SettingsReader) -> None:
         reader.put("sequence_sharding", False, PEERS)
     dp = _batch(reader, pp, tp, put_context_ranks(reader, SEQUENCE_RANKS))
     put_seq_len(reader, None)
+    _put_context_layout(reader)
     _state(reader)
     _optimizer(reader)
     _schedule(reader)
@@ -103,6 +107,14 @@ def _read(reader: SettingsReader) -> None:
             reader.put("max_norm", norm, CLIP)
     if not reader.report.errors:
         _check_asked(reader, dp)
+
+
+def _put_context_layout(reader: SettingsReader) -> None:
+    """Put one run of each sequence a context rank, as DeepSpeed cuts it, if two of each do not go into the length."""
+    cp, length = reader.values.get("cp", 1), reader.values.get("seq_len")
+    if length is not None and length % cp == 0 and length % (2 * cp):
+        reader.put("context_layout", CONTIGUOUS, SEQUENCE_RANKS)
+        reader.defaults["context_layout"] = Default(CONTIGUOUS, ULYSSES)
 
 
 def take_old_names(reader: SettingsReader) -> None:

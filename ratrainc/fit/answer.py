@@ -92,6 +92,8 @@ class Fit(Shown):
     """None without a capacity"""
     ours: OurPlan | None = None
     """None unless it was asked for"""
+    long: tuple[OurPlan, ...] = ()
+    """plans with context ranks and with slices, for long sequences or context ranks; none unless they were asked for"""
 
     @property
     def fullest(self) -> RankBytes:
@@ -143,6 +145,8 @@ class Fit(Shown):
         yield from self._ways()
         yield from self._unread()
         yield self._our_plan()
+        if self.long:
+            yield self._long_sequences()
 
     def _verdict(self) -> Iterator[str]:
         least = "at least " if self.job.not_understood else ""
@@ -212,6 +216,22 @@ class Fit(Shown):
         placed, seconds = size_text(ours.peak_bytes), seconds_text(ours.step_seconds)
         return f"{which}: {ours.plan}, {placed} placed, {seconds} a step simulated on {self.machine}; {ours.command}"
 
+    def _long_sequences(self) -> str:
+        """Compare context ranks with slices for the job's sequences, and say which one and why."""
+        ranks, slices = self.long
+        told = "; or ".join(
+            f"{each.plan}, {size_text(each.peak_bytes)} placed, {seconds_text(each.step_seconds)} a step simulated"
+            if each.plan
+            else f"{each.command}: none, as {each.why_none}"
+            for each in self.long
+        )
+        which = ""
+        if ranks.plan and slices.plan:
+            faster, less = min(self.long, key=lambda one: one.step_seconds), min(self.long, key=lambda o: o.peak_bytes)
+            quick, small = f"{faster.plan} takes less time", f"{less.plan} less memory"
+            which = f": {quick}, and less memory" if faster is less else f": {quick}, {small}"
+        return f"our own plans for sequences of {self.job.seq_len:,} on the same devices: {told}{which}"
+
     def _unread(self) -> Iterator[str]:
         for note in self.job.not_understood:
             yield f"may change memory, not understood: {note.key} = {shown(note.value)} ({note.place}): {note.why}"
@@ -276,6 +296,7 @@ class Fit(Shown):
                 "largest_micro_batch": self.limits.largest_micro_batch,
             },
             "ours": None if self.ours is None else asdict(self.ours),
+            "long": [asdict(each) for each in self.long],
             "job": _job_json(self.job),
             "not_understood": [_note_json(note) for note in self.job.not_understood],
             "ignored": [_note_json(note) for note in self.job.ignored],
@@ -334,7 +355,8 @@ def _described(job: Job, title: str) -> str:
     axes = [f"{name} {count}" for name in ("tp", "pp", "cp") if (count := getattr(job, name)) > 1]
     devices = f"{job.devices or 1} device{'s' * ((job.devices or 1) != 1)}"
     spread = ", ".join([devices, *axes, job.sharding.value if job.sharding.value != "none" else "not sharded"])
-    batch = f"{job.micro_batch_size} x {job.seq_len} tokens a device and micro-batch"
+    shared = f"{job.cp} devices" if job.cp > 1 else "a device"
+    batch = f"{job.micro_batch_size} x {job.seq_len} tokens {shared} and micro-batch"
     recompute = f"recomputation {job.checkpointing.value}"
     return f"{title}, {job.model_name or job.model.name} ({_adapter_text(job)}), {spread}; {batch}; {recompute}"
 

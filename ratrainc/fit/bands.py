@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrainc.bridge.jobs.context_ranks import code_of
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ MANY = 10
 """Peaks from which on the error is that of nine in ten; of fewer it is the largest."""
 HELD: Mapping[str, tuple[int, float]] = {
     "megatron-lm": (51, 0.032),
-    "torchtitan": (5, 0.061),
+    "torchtitan": (6, 0.061),
     "torchtune": (5, 0.025),
     "litgpt": (1, 0.001),
+    "context ranks of PyTorch": (4, 0.083),
     "adapters": (6, 0.152),
     "adapters with FSDP 1": (15, 0.359),
 }
@@ -46,11 +48,14 @@ class Band:
 
 
 def group_of(job: Job) -> str:
-    """Return the name of the peaks by which a job is judged: its framework, its kind of adapters, or experts."""
+    """Return the name of the peaks by which a job is judged.
+
+    That is its framework, its kind of adapters, experts, or the code of its context ranks.
+    """
     if job.model is not None and job.model.experts is not None:
         return EXPERTS
     if job.adapter is None:
-        return job.framework
+        return f"context ranks of {code_of(job).value}" if job.cp > 1 else job.framework
     return "adapters with FSDP 1" if job.sharding is Sharding.FSDP1 else "adapters"
 
 
@@ -59,12 +64,12 @@ def band_of(job: Job) -> Band:
     name = group_of(job)
     held = HELD.get(name)
     if held is None:
-        whose = f"of {name}" if name == EXPERTS else f"under {name}"
+        whose = f"under {name}" if name == job.framework else f"of {name}"
         text = f"no published peak {whose} to check against; the worst error elsewhere is {WORST:.1%}"
         return Band(WORST, text)
     count, error = held
     share = "9 in 10 of" if count >= MANY else "all" if count > 1 else "the"
     peaks = f"{share} {count} published peaks" if count > 1 else "the one published peak"
     admitted = max(LEAST, error)
-    whose = f"{'of' if job.adapter else 'under'} {name}"
+    whose = f"under {name}" if name == job.framework else f"of {name}"
     return Band(admitted, f"{peaks} {whose} within {error:.1%}; counted as {admitted:.1%}")

@@ -1,7 +1,8 @@
 """Seconds of a job's step on one device, roughly: enough to order ways out by what they cost.
 
     products     operations of the model, and of what is recomputed, at the machine's efficiency
-    links        bytes of weights and gradients that data-parallel ranks exchange; they overlap with products
+    links        bytes of weights and gradients that data-parallel ranks exchange, and of keys and values that context
+                 ranks do; they overlap with products
     host         bytes over the link to the host, and the host's update; nothing overlaps with them here
 
     seconds = max(products, links) + host
@@ -18,7 +19,8 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
+from ratrain.ratrainc.bridge.jobs.context_ranks import source_of_one_run
+from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Context, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import trained
 from ratrain.ratrainc.fit.holdings.part import Part
 
@@ -56,8 +58,11 @@ def step_cost(job: Job, machine: Machine) -> StepCost:
 
 
 def slower(before: Job, after: Job, machine: Machine) -> float:
-    """Return by which share of a step a trained token takes longer; negative if less."""
-    one, other = (step_cost(job, machine).seconds / _tokens(job) for job in (before, after))
+    """Return by which share of a step a trained token takes longer; negative if less.
+
+    Context ranks share the tokens of a sequence, so that as many devices have fewer sequences at a time.
+    """
+    one, other = (step_cost(job, machine).seconds * job.cp / _tokens(job) for job in (before, after))
     return other / one - 1
 
 
@@ -74,8 +79,29 @@ def _products(job: Job, machine: Machine) -> float:
     assert job.model is not None
     operations = model_flops_per_token(job.model, _of(job.seq_len)) * _tokens(job) / job.model_ranks
     own = 1.0 if job.adapter is None else _OF_FROZEN
-    seconds = operations * (own + _recomputed(job)) / (machine["fp16_peak"] * machine["gemm_efficiency"])
+    passes = (own + _recomputed(job)) * (1 + _imbalance(job))
+    seconds = operations * passes / (machine["fp16_peak"] * machine["gemm_efficiency"])
     return seconds + _dequantisation(job, machine)
+
+
+def _imbalance(job: Job) -> float:
+    """Return the share of a step that the last context rank works longer than the mean.
+
+    With one run of each sequence a rank, the last of c has 2 - 1 / c times the mean of the scores below the diagonal.
+    """
+    assert job.model is not None
+    if job.cp == 1 or job.context is Context.HEADS or source_of_one_run(job) is None:
+        return 0.0
+    return (1 - 1 / job.cp) * _score_share(job)
+
+
+def _score_share(job: Job) -> float:
+    """Return the share of a step's operations that products of queries with keys, and of scores with values, have."""
+    assert job.model is not None
+    model = job.model
+    whole = model_flops_per_token(model, _of(job.seq_len))
+    head = 6.0 * model.vocab_size * model.hidden_size
+    return (whole - head - 6.0 * model.layers * model.matrix_elements_per_layer) / whole
 
 
 def _dequantisation(job: Job, machine: Machine) -> float:
@@ -104,8 +130,7 @@ def _recomputed(job: Job) -> float:
         layers = model.layers if job.checkpoint_layers is None else min(job.checkpoint_layers, model.layers)
         return of_layers * layers / model.layers
     if job.checkpointing is Checkpointing.ATTENTION:
-        scores = whole - head - 6.0 * model.layers * model.matrix_elements_per_layer
-        return scores / whole / 3
+        return _score_share(job) / 3
     return of_layers / 2 if job.checkpointing is Checkpointing.OPS else 0.0  # every second product
 
 
@@ -121,7 +146,7 @@ def _trained_parameters(job: Job) -> float:
 
 
 def _shards(job: Job) -> int:
-    return job.shard_size or job.dp or 1
+    return job.shard_size or job.replicas or 1
 
 
 def _bytes(dtype: str) -> int:
@@ -129,9 +154,13 @@ def _bytes(dtype: str) -> int:
 
 
 def _links(job: Job, machine: Machine) -> float:
-    """Return the seconds of exchanges over data-parallel ranks; a ring moves nearly all bytes once each way."""
+    """Return the seconds of exchanges over data-parallel and context ranks.
+
+    A ring moves nearly all bytes once each way.
+    """
+    between = _exchanged(job) / _link_bandwidth(job, machine)
     if _shards(job) == 1:
-        return 0.0
+        return between
     parameters, micro_batches = _local_parameters(job), _of(job.gradient_accumulation)
     reduced = _trained_parameters(job)
     if job.sharding in _GATHERS_WEIGHTS:
@@ -140,7 +169,25 @@ def _links(job: Job, machine: Machine) -> float:
         moved = micro_batches * (gathered + _bytes(job.reduce_dtype) * reduced)
     else:  # a reduction and a gather of the updated weights, or an all-reduce: as many bytes
         moved = (_bytes(job.reduce_dtype) + _bytes(job.weight_dtype)) * reduced
-    return moved / _link_bandwidth(job, machine)
+    return between + moved / _link_bandwidth(job, machine)
+
+
+def _exchanged(job: Job) -> float:
+    """Return the bytes that a context rank receives in a step: of keys and values, or of heads and their results.
+
+    Once in a forward and once more where it is recomputed; a backward has them again, and their gradients.
+    """
+    if job.cp == 1:
+        return 0.0
+    part = Part(job, 0)
+    rows = part.tokens * (job.cp - 1)
+    if job.context is Context.HEADS:
+        each = 2 * part.item * (part.query + part.exchanged_key) * rows / job.cp
+        passes = 2 + (job.checkpointing is Checkpointing.FULL)
+    else:
+        each = 2 * part.item * part.exchanged_key * rows
+        passes = 3 + (job.checkpointing is Checkpointing.FULL)
+    return passes * each * part.layers * part.micro_batches
 
 
 def _quantised_share(job: Job) -> float:
@@ -171,6 +218,6 @@ def _host(job: Job, machine: Machine) -> float:
     if job.offload_parameters:
         seconds += 2 * micro_batches * (own if sharded else _local_parameters(job)) * kept / link
     if job.offload_activations:
-        inputs = job.model.layers / job.pp * _of(job.micro_batch_size) * _of(job.seq_len) * job.model.hidden_size
+        inputs = job.model.layers / job.pp * Part(job, 0).tokens * job.model.hidden_size
         seconds += 2 * micro_batches * inputs * _bytes(job.compute_dtype) / link
     return seconds

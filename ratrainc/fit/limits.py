@@ -6,11 +6,13 @@ doubling until the answer changes, and bisection in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.refusals import refusal
@@ -35,7 +37,7 @@ class Limits:
     sharding: str
     """the change, in the words of the file, that lets devices share out the state; empty if they do so already"""
     longest_sequence: int | None
-    """tokens, a multiple of 64; None if not even 64 fit"""
+    """tokens, a multiple of 64 and of what context ranks need; None if not even the shortest fits"""
     largest_micro_batch: int | None
     """sequences; None if not even one fits"""
 
@@ -51,10 +53,11 @@ def limits(job: Job, capacity: int, phrase: Phrase) -> Limits:
         return not refusal(changed) and most_bytes(changed) <= capacity
 
     positions = job.model.learned_positions or _LONGEST
-    longest = _last(lambda count: fits(evolve(job, seq_len=count * _STEP)), positions // _STEP)
+    step = math.lcm(_STEP, length_divisor(job))
+    longest = _last(lambda count: fits(evolve(job, seq_len=count * step)), positions // step)
     largest = _last(lambda size: fits(evolve(job, micro_batch_size=size)), _LARGEST)
     shared, words = _shared(job, phrase)
-    return Limits(_fewest_devices(shared, fits), words, longest and longest * _STEP, largest)
+    return Limits(_fewest_devices(shared, fits), words, longest and longest * step, largest)
 
 
 def _shared(job: Job, phrase: Phrase) -> tuple[Job, str]:

@@ -165,8 +165,28 @@ def candidates(job: Job) -> Iterator[Change]:
     if not job.offload_activations:
         yield Change((("offload_activations", True),))
     yield from _offloads(job)
+    yield from _context_ranks(job)
     if job.seq_len >= 2 * _SHORTEST:
         yield Change((("seq_len", job.seq_len // 2),), "the training: sequences half as long")
+
+
+def _context_ranks(job: Job) -> Iterator[Change]:
+    """Yield more context ranks in the place of data-parallel ones, each with as many sequences a step as before.
+
+    Only where all of them share out the state, or none: a group's size would say another thing.
+    """
+    assert job.gradient_accumulation is not None
+    dp = job.dp or 1
+    if job.shard_size not in (None, job.replicas, job.dp):
+        return
+    for times in (each for each in range(2, dp + 1) if dp % each == 0 and each & (each - 1) == 0):
+        fields: list[tuple[str, Any]] = [("cp", job.cp * times)]
+        if job.framework == "axolotl" and job.attention is not Attention.FLASH:
+            fields.append(("attention", Attention.FLASH))
+        if job.optimizer_in_backward:  # gradients are gone before another micro-batch could add to them
+            yield Change(tuple(fields), "fewer sequences a step")
+        else:
+            yield Change((*fields, ("gradient_accumulation", job.gradient_accumulation * times)))
 
 
 def _adapters(job: Job) -> Iterator[Change]:

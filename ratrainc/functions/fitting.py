@@ -80,7 +80,10 @@ def fit(
     assert found.job.model is not None
     own = found.job.model.name
     named = model if isinstance(model, str) else own if own in preset_names() else found.job.model_name or own
-    return evolve(found, ours=_our_plan(found, machine, named))
+    from ratrain.ratrainc.functions.long_sequences import long_sequence_plans
+
+    on = chosen_machine(machine or PRICED_ON, found.capacity)
+    return evolve(found, ours=_our_plan(found, machine, named), long=long_sequence_plans(found.job, on))
 
 
 def _our_plan(found: Fit, machine: str | Machine | None, named: str) -> OurPlan:

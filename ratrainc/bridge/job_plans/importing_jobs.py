@@ -104,7 +104,16 @@ def import_job(name: str | None, path: str | Path, asked: Asked) -> Imported:
     made = plan_of_job(job, title, top, asked)
     plan, auto = plan_of_values(made.values, lambda label: made.places.get(label.rpartition(".")[2], top), job.model)
     left = tuple(sorted(made.left, key=lambda each: not each.trains))
-    return Imported(title, str(path), plan, auto, tuple(made.passes), left, _defaults(job), frozenset(made.unsaid))
+    return Imported(
+        title,
+        str(path),
+        plan,
+        auto,
+        tuple(made.passes),
+        left,
+        {**_defaults(job), **made.defaults},
+        frozenset(made.unsaid),
+    )
 
 
 def _refuse_other_format(name: str | None, path: str | Path) -> None:

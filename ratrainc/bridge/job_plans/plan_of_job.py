@@ -21,6 +21,7 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.config.optimizer import LINEAR, Optimizer
+from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
@@ -33,8 +34,9 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
     needs_end,
     stays_level,
 )
+from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
-from ratrain.ratrainc.bridge.settings import Asked, Left, as_integer, as_number, is_off, until_said
+from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
 _LEVELS: Mapping[Sharding, int] = {
@@ -64,6 +66,11 @@ _WARM_UP_SHARE, _MOST_WARM_UP = 0.03, 100
 """axolotl's warm-up without a setting (src/axolotl/core/builders/base.py, _configure_warmup_and_logging)."""
 
 
+def zero_level(job: Job) -> int:
+    """Return the ZeRO level of a plan that shares out as much of the state as the job's mechanism."""
+    return _LEVELS.get(job.sharding, 3 if job.reshard_after_forward else 2)
+
+
 def plan_of_job(job: Job, title: str, top: Place, asked: Asked) -> JobPlan:
     """Return keys of a plan and passes that express a job, and the settings that they leave out.
 
@@ -90,6 +97,8 @@ class JobPlan:
     places: dict[str, Place] = field(factory=dict)
     left: list[Left] = field(factory=list)
     passes: list[str] = field(factory=list)
+    defaults: dict[str, Default] = field(factory=dict)
+    """ways of the framework that decide keys of the plan and are no field of a job"""
     unsaid: list[str] = field(factory=list)
     """keys left out of the plan's file, since neither the file nor the framework determines them"""
 
@@ -209,12 +218,21 @@ class JobPlan:
             self.put("sequence_sharding", job.sequence_sharding, "sequence_sharding", "tp")
         if job.cp > 1:
             self.put("cp", job.cp, "cp")
+            self._context_layout()
         if job.virtual_stages > 1:
             self.put("chunks", job.virtual_stages, "virtual_stages")
         if job.pp > 1 and job.schedule in SCHEDULES:
             self.put("schedule", job.schedule, "schedule", "pp")
         elif job.pp > 1:
             self.leave("schedule", job.schedule, "the strategy, or a schedule of the plan, places another")
+
+    def _context_layout(self) -> None:
+        """Put one run a context rank if the framework cuts sequences so, and two of each do not go into the length."""
+        job, source = self.job, source_of_one_run(self.job)
+        odd = job.seq_len is not None and job.seq_len % (2 * job.cp) and job.seq_len % job.cp == 0
+        if odd and source is not None and length_divisor(job) <= job.cp:
+            self.put("context_layout", CONTIGUOUS, "cp")
+            self.defaults["context_layout"] = Default(CONTIGUOUS, source)
 
     def _batch(self) -> None:
         """Put the batch: sequences, micro-batch, and micro-batches by accumulation or by --global-batch."""
@@ -254,7 +272,7 @@ class JobPlan:
         Context ranks count among the `replicas`, which hold the same weights.
         """
         job, group = self.job, self.job.shard_size
-        zero = _LEVELS.get(job.sharding, 3 if job.reshard_after_forward else 2)
+        zero = zero_level(job)
         if group == 1:
             zero, group = 0, None  # each replica has the whole state
         whole_sums = job.sharding is Sharding.FSDP1 and job.framework in OF_TRAINER
@@ -506,6 +524,7 @@ class JobPlan:
         for name, value, why in (
             ("model_name", job.model_name, "of the model: its config.json says it (--model)"),
             ("loss", job.loss.value, "logits are computed by rows (head_chunk), or whole (logits)"),
+            ("context", job.context.value, "keys and values are gathered"),
             ("compiled", job.compiled, "kernels are chosen by 'run --kernels'"),
             ("sizes", dict(job.sizes), "of the framework's buffers, which a plan does not have"),
         ):

@@ -18,7 +18,8 @@ from ratrain.ratrainc.bridge.jobs.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
 from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, DEEPSPEED, HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import PREPARED, put_asked_model, put_types
 from ratrain.ratrainc.bridge.jobs.hf_words import phrase_of_accelerate
-from ratrain.ratrainc.bridge.jobs.job import Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Context, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job_common import EXCHANGES, put_context
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting
 
@@ -28,6 +29,7 @@ MIXED: Mapping[str, str | None] = {"no": None, "false": None, "bf16": "bf16", "f
 """Type of products by `mixed_precision`; fp8 casts to bf16 where it does not go below."""
 _FSDP, _TABLE = f"{ACCELERATE}fsdp_config.", f"{ACCELERATE}deepspeed_config."
 _RANKS = f"{ACCELERATE}parallelism_config.parallelism_config_"
+_PARALLELISM = "huggingface/accelerate: src/accelerate/parallelism_config.py, ParallelismConfig"
 
 INERT: Mapping[str, str] = {
     r"(accelerate\.)?(compute_environment|debug|downcast_bf16|enable_cpu_affinity|machine_rank|main_process_(ip|port)"
@@ -154,6 +156,11 @@ def _put_degrees(reader: HfReader) -> None:
     for name, degree in (("tp", "tp_size"), ("cp", "cp_size"), ("cp", "sp_size")):
         if sizes[degree] > 1:
             reader.put(name, sizes[degree], f"{_RANKS}{degree}")
+    if sizes["sp_size"] > 1:
+        reader.assume("context", Context.HEADS, f"{_RANKS}sp_size", f"{_PARALLELISM}, sp_backend")
+    else:
+        source = f"{_PARALLELISM}, TorchContextParallelConfig"
+        put_context(reader, f"{_RANKS}cp_comm_strategy", EXCHANGES, "allgather", source)
     if sizes["cp_size"] > 1 and sizes["sp_size"] > 1:
         text = "cp_size and sp_size both share out sequences, and exclude one another"
         reader.wrong(f"{_RANKS}sp_size", text, way_out="say 1 in one of them")

@@ -42,10 +42,12 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Adapter,
     Attention,
     Checkpointing,
+    Context,
     Job,
     Loss,
     Sharding,
 )
+from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, put_context
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -182,9 +184,20 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     if reader.truth("fp8"):
         reader.put("fp8", True, "fp8")
     reader.put("packing", reader.take("sample_packing", bool), "sample_packing")
+    _put_context(reader)
     put_types(reader, loaded, mixed, upcast="" if any(reader.under("fsdp_config.")) else UPCAST_FSDP2)
     _note_uncounted(reader)
     return reader.finish(_INERT)
+
+
+def _put_context(reader: HfReader) -> None:
+    """Set the form of context ranks: by name, or by whether sequences are packed (validate_ring_attn_func)."""
+    forms = {"varlen_llama3": Context.GATHER, "batch_ring": Context.RING}
+    usual = "varlen_llama3" if reader.training.get("packing") else "batch_ring"
+    put_context(reader, "ring_attn_func", forms, usual, f"{_SCHEMAS}/validation.py, validate_ring_attn_func")
+    stride = reader.size(STRIDE)
+    if stride is not None and reader.values["context"] is Context.GATHER:
+        reader.put("sizes", {**reader.values.get("sizes", {}), STRIDE: stride}, STRIDE)
 
 
 def _put_least_rate(reader: HfReader) -> None:
@@ -484,6 +497,7 @@ WORDS = Words(
     loss=_loss_words,
     weights=TYPES.get,
     loads_mixed=True,
+    context="context_parallel_size",
     fsdp={
         "fsdp_version": 2,
         "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True},

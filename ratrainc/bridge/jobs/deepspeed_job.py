@@ -49,7 +49,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, note_ratio, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
@@ -179,6 +179,10 @@ def _degrees(reader: JobReader) -> None:
             reader.put(field, value, name)
         else:
             reader.values[field] = 1
+    source = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
+    reader.values["context"] = Context.HEADS
+    if reader.values["cp"] > 1:
+        reader.assume("context", Context.HEADS, SEQUENCE_RANKS, source)
 
 
 def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:
@@ -436,6 +440,8 @@ def _said(job: Job, field: str, value: Any) -> dict[str, Any] | None:
     if field == "optimizer":
         words = {word: kind for kind, word in OPTIMIZERS.items()} | {"adamw-fused": "AdamW"}
         return {"optimizer": {"type": words[value]}} if value in words else None
+    if field == "cp":
+        return {SEQUENCE_RANKS: value}
     if field == "tp":
         return {"tensor_parallel": {"autotp_size": value}}
     if field == "pp":

@@ -39,6 +39,8 @@ class Words:
     micro: str = "per_device_train_batch_size"
     times: str = "gradient_accumulation_steps"
     seq_len: str | None = None
+    context: str | None = None
+    """word for context ranks; without one accelerate's file says them"""
     optimizer: str = "optim"
     optimizers: Mapping[str, str] = OPTIMIZERS
     checkpointing: Callable[[bool, Job], Table] = lambda on, _job: {"gradient_checkpointing": on}
@@ -68,6 +70,8 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
     if name == "optimizer":
         word = next((word for word, kind in words.optimizers.items() if kind == value), None)
         return _said({words.optimizer: word}, main) if word else None
+    if name == "cp":
+        return _context_ranks(words, job, value, main)
     if name == "adapter":
         table = words.adapter(value, job.adapter) if _adapter_types(job, value) is not None else None
         return _said(table, main) if table else None
@@ -90,6 +94,23 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
         return None  # accelerate's file may say another one, and without mixed precision products have weights' type
     table = tables[name](value)
     return _said(table, main) if table else None
+
+
+def _context_ranks(words: Words, job: Job, value: int, main: bool) -> str | None:
+    """Say context ranks: in the training's settings if they have a word for it, else in accelerate's file for FSDP 2.
+
+    accelerate's sizes make up all devices (parallelism_config.py, ParallelismConfig._validate_accelerator).
+    """
+    if job.shard_size not in (None, job.replicas):
+        return None
+    if words.context:
+        return _said({words.context: value}, main)
+    launch = _accelerate(job)
+    if not launch or job.sharding is not Sharding.FSDP2 or job.devices is None:
+        return None
+    sizes = {"cp_size": value, "dp_shard_size": job.devices // (job.tp * job.pp * value)}
+    table = {"parallelism_config": {f"parallelism_config_{name}": size for name, size in sizes.items()}}
+    return _said(table, False, launch)
 
 
 def _checkpointing(words: Words, job: Job, on: bool, main: bool) -> str:
@@ -138,6 +159,8 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     if name == "adapter":
         return evolve(job, adapter=value, method="lora", **(_adapter_types(job, value) or {}))
     changed = evolve(job, **{name: value})
+    if name == "cp" and job.shard_size is not None:  # all ranks with the same weights, or those of one token's place
+        return evolve(changed, shard_size=None if job.shard_size == job.replicas else changed.dp)
     if name == "loss" and value is Loss.FUSED and job.framework in _LIGER_ALONE:
         return evolve(changed, compiled=True)
     if name != "sharding" or job.framework not in _TRAINERS:
@@ -243,7 +266,8 @@ def phrase_of_accelerate(job: Job, name: str, value: Any) -> str | None:
     checkpoints = name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL)
     if checkpoints and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
         return _said({"fsdp_config": {"fsdp_activation_checkpointing": value is Checkpointing.FULL}}, False)
-    said = _of_sharding(Words(), job, name, value, False) if name in fields else None
+    made = _context_ranks(Words(), job, value, False) if name == "cp" else None
+    said = _of_sharding(Words(), job, name, value, False) if name in fields else made
     return said.partition("  # in ")[0] if said else None
 
 

@@ -76,6 +76,17 @@ class Loss(Enum):
     """each tensor-parallel rank holds logits of its part of the vocabulary, with a copy in f32"""
 
 
+class Context(Enum):
+    """Form in which context ranks, each with a part of every sequence, attend to all of it."""
+
+    GATHER = "gather"
+    """keys and values of all ranks are gathered"""
+    RING = "ring"
+    """keys and values travel from rank to rank; partial results are merged"""
+    HEADS = "heads"
+    """for attention each rank has whole sequences of some heads (Ulysses, all-to-all)"""
+
+
 class Experts(Enum):
     """Code that runs the experts of a layer, as far as its bytes differ."""
 
@@ -188,6 +199,8 @@ class Job:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    context: Context = Context.GATHER
+    """counts only with several context ranks"""
     ep: int = 1
     virtual_stages: int = 1
     """chunks of layers a pipeline rank"""
@@ -243,7 +256,8 @@ class Job:
     offload_optimizer: bool = False
     offload_activations: bool = False
     sizes: Mapping[str, int] = field(factory=dict)
-    """bytes or elements of the framework's own buffers, by the framework's name (`reduce_bucket_size`, ...)"""
+    """bytes or elements of the framework's own buffers, by the framework's name (`reduce_bucket_size`, ...), and other
+    numbers that decide them (`heads_k_stride`)"""
 
     method: str = "full"
     """`pretrain`, `full`, `lora`, `frozen` (parts do not train)"""
@@ -271,3 +285,8 @@ class Job:
     def dp(self) -> int | None:
         """Data-parallel ranks; None while the number of devices is not known."""
         return None if self.devices is None else self.devices // self.model_ranks
+
+    @property
+    def replicas(self) -> int | None:
+        """Ranks that hold the same weights, context ranks among them; None while the number of devices is not known."""
+        return None if self.dp is None else self.dp * self.cp

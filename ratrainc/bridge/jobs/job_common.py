@@ -12,10 +12,10 @@ from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import model_of_hub_name
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin
+from ratrain.ratrainc.bridge.jobs.job import Context, Job, Note, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 
@@ -178,6 +178,26 @@ def one_word(reader: JobReader, key: str, words: tuple[str, ...], default: str) 
         reader.wrong(key, f"{key} is {shown(said)}: one of {', '.join(words)} is expected")
         return default, False
     return said, True
+
+
+STRIDE = "heads_k_stride"
+"""Heads of keys that ring-flash-attn's gathering form gathers at a time, as axolotl and a job's `sizes` name them."""
+EXCHANGES = {"allgather": Context.GATHER, "alltoall": Context.RING}
+"""Forms of context ranks by PyTorch's names (torch/distributed/tensor/experimental/_context_parallel/_attention.py
+set_rotate_method); it gathers by default."""
+
+
+def put_context(reader: JobReader, key: str, forms: Mapping[str, Context], usual: str, source: str) -> None:
+    """Set the form of context ranks: what the setting `key` says, else the word `usual`.
+
+    With one context rank the setting has no effect, and the form is that of the ranks which a way out proposes.
+    """
+    if (reader.values.get("cp") or 1) > 1:
+        word, says = one_word(reader, key, tuple(forms), usual)
+        reader.put_or_assume("context", forms[word], key, source, says=says)
+    else:
+        said = str(reader.settings[key].value) if reader.has(key) else usual
+        reader.values["context"] = forms.get(said, forms[usual])
 
 
 def in_own_words(job: Job, own: Callable[[str], str]) -> Job:

@@ -29,7 +29,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
     yaml_said,
 )
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
-from ratrain.ratrainc.bridge.jobs.megatron_job import put_recomputation
+from ratrain.ratrainc.bridge.jobs.megatron_job import put_exchange, put_recomputation
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.launchers import NotSaid, started
 from ratrain.ratrainc.bridge.settings import Setting
@@ -351,6 +351,7 @@ def _degrees(reader: JobReader, base: Recipe | None) -> None:
         ("cp", "context_parallel_size"),
     ):
         _put(reader, field, f"model.{key}", None if base is None else getattr(base, field))
+    put_exchange(reader, "model.cp_comm_type")
     chunks = _put(reader, "virtual_stages", "model.virtual_pipeline_model_parallel_size", base and base.virtual_stages)
     if (chunks or 1) > 1:
         reader.values["schedule"] = "interleaved"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, put_accumulation, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.megatron_shape import described_model
@@ -144,10 +144,28 @@ def _choices(reader: JobReader) -> None:
             reader.settings.pop(name)
 
 
+_FORMS = {"p2p": Context.RING, "all_gather": Context.GATHER, "a2a": Context.HEADS}
+
+
+def put_exchange(reader: JobReader, key: str) -> None:
+    """Set the form of context ranks: one for all layers, or one of each."""
+    said = reader.settings[key].value if reader.has(key) else "p2p"
+    found = {str(each) for each in said} if isinstance(said, list | tuple) else set(str(said).split())
+    known = [each for each in _FORMS if each in found]
+    reader.values["context"] = form = _FORMS[known[0]] if known else Context.RING
+    if (reader.values.get("cp") or 1) == 1:
+        return
+    reader.put_or_assume("context", form, key, f"{_TRANSFORMER}.cp_comm_type", says=reader.has(key))
+    reader.taken.add(key)
+    if len(found) > 1 or not known:
+        reader.unknown(key, "only one of p2p, all_gather and a2a for all layers was read")
+
+
 def _degrees(reader: JobReader) -> None:
     tp = reader.choose_size("tp", "tensor-model-parallel-size", 1, f"{_PARALLEL}.tensor_model_parallel_size")
     pp = reader.choose_size("pp", "pipeline-model-parallel-size", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size")
     reader.choose_size("cp", "context-parallel-size", 1, f"{_PARALLEL}.context_parallel_size")
+    put_exchange(reader, "cp-comm-type")
     reader.choose_size("ep", "expert-model-parallel-size", 1, f"{_PARALLEL}.expert_model_parallel_size")
     sequence = reader.take("sequence-parallel", bool)
     if sequence is not None:

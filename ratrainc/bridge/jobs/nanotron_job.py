@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
+    STRIDE,
     check_devices,
     dense,
     in_own_words,
@@ -42,6 +43,7 @@ _FFN = 11008
 
 _KERNELS = ("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton", "ring", "llama3_ring_attention")
 """Attention implementations: src/nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS."""
+_GATHERS, _STRIDE = "llama3_ring_attention", "ring_attn_heads_k_stride"
 _FILES = "of files and logs: no byte of a device"
 _VALUE = "changes values, and no size"
 INERT = {
@@ -166,6 +168,15 @@ def _model(reader: JobReader, asked: Asked) -> None:
         reader.put("attention", attention, f"{_M}_attn_implementation")
     else:
         reader.assume("attention", attention, "_attn_implementation", default)
+    reader.values["context"] = form = Context.GATHER if kernel == _GATHERS else Context.RING
+    if reader.values["cp"] > 1:
+        source = "huggingface/nanotron: src/nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS"
+        reader.put_or_assume("context", form, f"{_M}_attn_implementation", source, says=says)
+        if (stride := reader.size(f"{_M}{_STRIDE}")) is not None:
+            reader.put("sizes", {**reader.values.get("sizes", {}), STRIDE: stride}, f"{_M}{_STRIDE}")
+        if kernel not in ("ring", _GATHERS):
+            key = f"{_M}_attn_implementation"
+            reader.doubt(key, kernel, "of context ranks ring and llama3_ring_attention were read; counted as ring")
     if reader.take(f"{_M}z_loss_enabled", bool):
         reader.unknown(f"{_M}z_loss_enabled", "the z-loss keeps sums of its own, which are not counted")
     functional = "huggingface/nanotron: src/nanotron/parallel/tensor_parallel/functional.py, sharded_cross_entropy"
@@ -288,7 +299,8 @@ def _optimizer(reader: JobReader) -> None:
         reader.put("sharding", Sharding.DDP if dp != 1 else Sharding.NONE, "optimizer.zero_stage")
     megabytes = reader.take("model.ddp_bucket_cap_mb", int)
     if megabytes is not None:
-        reader.put("sizes", {"ddp_bucket_cap_mb": megabytes}, "model.ddp_bucket_cap_mb")
+        sizes = {**reader.values.get("sizes", {}), "ddp_bucket_cap_mb": megabytes}
+        reader.put("sizes", sizes, "model.ddp_bucket_cap_mb")
 
 
 def _phases(reader: JobReader, rates: str) -> None:
@@ -351,6 +363,9 @@ def _phrase(job: Job, field: str, value: Any) -> str | None:
         return None  # a stage of a list decides, which no dotted name reaches
     if field in _SIMPLE:
         return yaml_said((_SIMPLE[field], value))
+    if field == "cp" and job.devices is not None and job.cp > 1:  # one rank's attention may be of another kind
+        replicas = job.devices // (job.tp * job.pp * value)
+        return yaml_said(("parallelism.context_parallel_size", value), ("parallelism.dp", replicas))
     if field == "checkpointing" and value in (Checkpointing.FULL, Checkpointing.NONE):
         return yaml_said(("parallelism.recompute_layer", value is Checkpointing.FULL))
     if field == "optimizer" and value in ("adamw", "adamw-fused"):

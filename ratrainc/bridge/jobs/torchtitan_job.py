@@ -15,10 +15,12 @@ from typing import Any
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
+    EXCHANGES,
     check_devices,
     in_own_words,
     one_word,
     put_accumulation,
+    put_context,
     put_model,
     refuse_texts,
     take_options,
@@ -69,6 +71,7 @@ _AC = "activation_checkpoint."
 _OFFLOAD = "training.enable_cpu_offload"
 _EXPERTS = "parallelism.expert_parallel_degree"
 _LOSS = "parallelism.disable_loss_parallel"
+_ROTATIONS = ("parallelism.context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
 _SECTION = re.compile(r"^\s*\[(\w+)[\].]", re.MULTILINE)
 
 
@@ -123,6 +126,8 @@ def _size(reader: JobReader, field: str, key: str) -> int:
 def _degrees(reader: JobReader) -> None:
     for field, key in (("tp", TP), ("pp", f"{PP}degree"), ("cp", CONTEXT)):
         _size(reader, field, key)
+    key = next((each for each in _ROTATIONS if reader.has(each)), _ROTATIONS[0])
+    put_context(reader, key, EXCHANGES, "allgather", f"{_REPO}: torchtitan/config/job_config.py, Parallelism")
     if reader.values["tp"] > 1:
         reader.assume("sequence_sharding", True, TP, f"{_PARALLELIZE}, apply_tp")
     experts = reader.take(_EXPERTS, int)
@@ -448,6 +453,10 @@ def _own_name(job: Job, key: str) -> str:
 
 
 def _pairs(job: Job, field: str, value: Any) -> list[tuple[str, Any]] | None:
+    devices = job.origins.get("devices")
+    if field == "cp" and job.devices is not None and devices is not None and devices.key != "--devices":
+        shard = max(1, job.devices // (job.tp * job.pp * value))  # the degrees make up the devices
+        return [(CONTEXT, value), (SHARD, shard)]
     if field in _SIMPLE:
         offloads = _SIMPLE[field] == _OFFLOAD and value
         return None if offloads and job.sharding is not Sharding.FSDP2 else [(_SIMPLE[field], value)]

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
+    EXCHANGES,
     check_devices,
     dense,
     ignore_used,
     model_of_name,
+    put_context,
     put_model,
     take_options,
     yaml_said,
@@ -122,6 +124,7 @@ def _devices(reader: JobReader, asked: Asked) -> bool:
         if not plan.endswith("base_llama_tp_plan"):
             reader.unknown("tensor_parallel_plan._component_", "a plan that is not known here is taken as Llama's")
     reader.choose("cp", "context_parallel_dim", int, 1, f"{SPREAD}.__init__")
+    put_context(reader, "context_parallel_rotate_method", EXCHANGES, "allgather", f"{SPREAD}.__init__")
     reader.choose("reshard_after_forward", "fsdp_reshard_after_forward", bool, True, f"{SPREAD}.setup")
     if reader.choose("offload_parameters", "fsdp_cpu_offload", bool, False, f"{SPREAD}.__init__"):
         reader.put("offload_optimizer", True, "fsdp_cpu_offload")
@@ -390,6 +393,14 @@ def _say_checkpointing(job: Job, value: Checkpointing) -> str | None:
     return yaml_said(("enable_activation_checkpointing", known[value])) if value in known else None
 
 
+def _say_cp(job: Job, value: int) -> str | None:
+    if job.devices is None or job.shard_size is not None:
+        return None
+    return yaml_said(
+        ("context_parallel_dim", value), ("data_parallel_shard_dim", job.devices // (job.tp * job.pp * value))
+    )
+
+
 def _say_optimizer(_job: Job, value: str) -> str | None:
     if value == "adamw-fused":
         return yaml_said(("optimizer._component_", "torch.optim.AdamW"), ("optimizer.fused", True))
@@ -453,6 +464,7 @@ _PHRASES: dict[str, Any] = {
     "offload_optimizer": _say_parameters,
     "optimizer_in_backward": _say_in_backward,
     "tp": _say_tp,
+    "cp": _say_cp,
     "loss": _say_loss,
     "sharding": _say_sharding,
 }

@@ -24,6 +24,7 @@ from attrs import frozen
 
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing
 from ratrain.ratrainc.fit.holdings.adapters import adapts_head, inputs_kept
+from ratrain.ratrainc.fit.holdings.context import EXCHANGE, exchange_backward, exchange_forward
 from ratrain.ratrainc.fit.holdings.experts import (
     ROUTER,
     experts_kept,
@@ -135,8 +136,8 @@ def _attention(part: Part) -> Iterator[Kept]:
     if part.job.adapter is None:
         yield output
         return
-    # a fused kernel's backward reads its result, of which a joined rotation makes a copy for the projection
-    fused = part.job.attention is not Attention.EAGER and not (part.joined_rotation and not part.job.compiled)
+    # a fused kernel's backward reads its result, of which another layout makes a copy for the projection
+    fused = part.job.attention is not Attention.EAGER and not part.copies_result
     if fused:
         yield output
     kept = _for_adapters(part, ATTENTION, "attention output", tokens * part.query)
@@ -157,12 +158,13 @@ def _core(part: Part) -> Iterator[Kept]:
         yield Kept(ATTENTION, "query and key", item * tokens * rotated)
         yield Kept(ATTENTION, "value", item * tokens * (query + 2 * key))  # a view, so the whole projection
     else:
+        key = part.exchanged_key if part.job.cp > 1 else key
         yield Kept(ATTENTION, "query", item * tokens * query)
         yield Kept(ATTENTION, "key", item * tokens * key)
         yield Kept(ATTENTION, "value", item * tokens * key)
     if not eager:
         yield Kept(ATTENTION, ROW_STATISTICS, _F32 * tokens * part.heads)
-        if part.joined_rotation and not part.job.compiled:
+        if part.copies_result:
             yield Kept(ATTENTION, "output by head", item * tokens * query)
         return
     yield from _scores(part)
@@ -330,11 +332,14 @@ def norm_gradients(part: Part) -> int:
     return (part.stream_item + (part.stream_item if fused else 4 * _F32)) * elements
 
 
-def backward_gradients(part: Part) -> int:
-    """Return the bytes of gradients inside the backward of one layer, at its fullest.
+def inside_backward(part: Part) -> Bytes:
+    """Return the bytes of gradients, and of context ranks' exchanges, inside one layer's backward at its fullest.
 
     The stream's gradient stays; in addition those of the MLP's product, and of its two factors (one without a gate), or
-    all inside experts; or of query, key and value; or of softmax's result and its input where scores are kept.
+    all inside experts; or of query, key and value; or of softmax's result and its input where scores are kept. While
+    context ranks exchange, in the forward of an attention or in its backward, nothing of its layer's MLP is kept: that
+    is made later, and freed before (torch/csrc/autograd/generated/Functions.cpp release_variables). What their
+    exchanges take beyond it counts.
     """
     model, item, tokens = part.model, part.item, part.tokens
     stream = part.stream_item * part.rows * model.hidden_size
@@ -343,4 +348,7 @@ def backward_gradients(part: Part) -> int:
         mlp = gradients_inside(part) + stack_gradients(part)
     attention = item * tokens * (2 * part.query + 2 * part.key)
     scores = 2 * item * part.heads * score_rows(part) if part.job.attention is Attention.EAGER else 0
-    return stream + max(mlp, attention, scores)
+    later = sum(each.bytes for each in _mlp(part))
+    exchange = max(exchange_forward(part), attention + exchange_backward(part)) - later
+    gradients = max(mlp, attention, scores)
+    return {GRADIENTS: stream + gradients, EXCHANGE: max(0, exchange - gradients) if part.job.cp > 1 else 0}

@@ -356,7 +356,7 @@ def _adapter_combinations(job: Job) -> str:
     assert adapter is not None
     if adapter.base_bits not in (None, 4, 8):
         return f"adapter: frozen weights in {adapter.base_bits} bits are not known (known: 4, 8)"
-    if job.model_ranks > 1:
+    if job.tp * job.pp > 1:
         return "adapter: tensor and pipeline parallelism of adapters was not read"
     if job.optimizer == "adafactor":
         return "optimizer: Adafactor's factors of adapters are not known"

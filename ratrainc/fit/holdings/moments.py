@@ -12,8 +12,8 @@ from ratrain.ratrainc.fit.holdings.activations import (
     GRADIENTS as IN_BACKWARD,
 )
 from ratrain.ratrainc.fit.holdings.activations import (
-    backward_gradients,
     head_kept,
+    inside_backward,
     kept_activations,
     norm_gradients,
     recomputed,
@@ -95,8 +95,7 @@ def _activations(part: Part, phase: Phase) -> Bytes:
     if phase is Phase.END:
         return kept_activations(part, flying - chunk)
     left = flying if phase is Phase.LAST else flying - chunk + 1
-    inside = {IN_BACKWARD: backward_gradients(part)}
-    return together([kept_activations(part, left), recomputed(part), inside])
+    return together([kept_activations(part, left), recomputed(part), inside_backward(part)])
 
 
 def _of_the_head(part: Part, phase: Phase) -> Bytes:

@@ -44,8 +44,8 @@ _runtime_utils.py _unshard, _post_backward_hook)."""
 def overhead(part: Part, moments: Sequence[Moment], fullest: Moment) -> tuple[Owner, ...]:
     """Return what the process takes of the device in addition to the tensors of its fullest moment."""
     job = part.job
-    data = job.devices // job.model_ranks if job.devices else 1
-    groups = [ranks for ranks in (data, job.tp, job.pp) if ranks > 1]
+    data = job.replicas or 1
+    groups = [ranks for ranks in (data, job.tp, job.pp, job.cp) if ranks > 1]
     return (
         Owner("allocator: rounding and fragmentation", int(fullest.bytes * FRAGMENTATION)),
         Owner("allocator: pools of other streams", _pools(part, moments, fullest)),

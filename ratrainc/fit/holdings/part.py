@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Context, Experts, Job, Sharding
+from ratrain.ratrainc.fit.holdings.context import copies_result
 from ratrain.ratrainc.fit.holdings.styles import (
     JOINED_FAMILIES,
     MEGATRON,
@@ -126,8 +127,8 @@ class Part:
         """Ranks that share one copy of the optimizer's state."""
         if self.job.sharding in _WHOLE_STATE:
             return 1
-        assert self.job.dp is not None
-        return self.job.shard_size or self.job.dp
+        assert self.job.replicas is not None
+        return self.job.shard_size or self.job.replicas
 
     # Element types
 
@@ -159,10 +160,10 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch."""
+        """Tokens of one micro-batch on one context rank."""
         assert self.job.micro_batch_size is not None
         assert self.job.seq_len is not None
-        return self.job.micro_batch_size * self.job.seq_len
+        return self.job.micro_batch_size * share(self.job.seq_len, self.job.cp)
 
     @property
     def rows(self) -> int:
@@ -183,6 +184,24 @@ class Part:
     def key(self) -> int:
         """Width of the keys (and of the values) of one tensor-parallel rank; each rank has at least one head."""
         return share(self.model.kv_heads, self.job.tp) * self.model.head_dim
+
+    @property
+    def exchanged_key(self) -> int:
+        """Width of the keys (and of the values) that a context rank exchanges, and then attends to, a token of its own.
+
+        Where ranks have heads of whole sequences, each has at least one.
+        """
+        if self.style.repeats_heads:
+            return self.query
+        if self.job.context is not Context.HEADS:
+            return self.key
+        return share(share(self.model.kv_heads, self.job.tp), self.job.cp) * self.job.cp * self.model.head_dim
+
+    @property
+    def copies_result(self) -> bool:
+        """True if the attention's result is kept in two layouts: a kernel's own, and that of the projection."""
+        joined = self.joined_rotation and not self.job.compiled
+        return joined or copies_result(self.job)
 
     @property
     def ffn(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import adapter_refusal, adapter_unread
+from ratrain.ratrainc.fit.holdings.context import context_refusal
 from ratrain.ratrainc.fit.holdings.experts import experts_refusal
 from ratrain.ratrainc.fit.holdings.part import Part, stage_layers
 from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
@@ -49,8 +50,6 @@ def _not_built(job: Job) -> str:
         return f"method: {job.method}: which parts train decides gradients and moments, and is not built yet"
     if job.ep > 1:
         return "ep: bytes of experts on ranks of their own are not known here"
-    if job.cp > 1:
-        return "cp: what context-parallel ranks hold of keys and values is not built yet"
     if job.fp8:
         return "fp8: the bytes of float8 copies and scales are not known here"
     if job.optimizer not in {*MOMENTS, FACTORED}:
@@ -70,16 +69,18 @@ def _shapes(job: Job) -> str:
     assert job.seq_len is not None
     model = job.model
     if job.devices is not None and (job.devices < 1 or job.devices % job.model_ranks):
-        return f"devices: {job.devices} are not a multiple of tp x pp = {job.model_ranks}"
+        return f"devices: {job.devices} are not a multiple of tp x pp x cp = {job.model_ranks}"
     if not stage_layers(job, 0) or not stage_layers(job, job.last_stage):
         return f"pp: {model.layers} layers do not share out evenly over {job.pp * job.virtual_stages} stages"
     if model.heads % job.tp:
         return f"tp: {model.heads} heads do not share out evenly over {job.tp} ranks"
     if model.learned_positions is not None and job.seq_len > model.learned_positions:
         return f"seq_len: {job.seq_len} is above the model's {model.learned_positions} positions"
-    shards, ranks = job.shard_size, job.dp
+    shards, ranks = job.shard_size, job.replicas
     if shards is not None and ranks is not None and (shards < 1 or ranks % shards):
-        return f"shard_size: {shards} does not divide {ranks} data-parallel ranks"
+        return f"shard_size: {shards} does not divide {ranks} data-parallel and context ranks"
+    if unread := context_refusal(job):
+        return unread
     if job.checkpoint_layers is not None and job.checkpoint_layers < 0:
         return "checkpoint_layers: must not be negative"
     return "checkpoint_every: must be at least 1" if job.checkpoint_every < 1 else ""
@@ -87,7 +88,7 @@ def _shapes(job: Job) -> str:
 
 def _combinations(job: Job) -> str:
     assert job.model is not None
-    if job.model_ranks > 1 and job.framework not in _PARALLEL:
+    if job.tp * job.pp > 1 and job.framework not in _PARALLEL:
         return f"tp, pp: tensor and pipeline parallelism of {job.framework} was not read"
     if job.virtual_stages > 1 and job.pp == 1:
         return "virtual_stages: needs pp above 1"

@@ -193,13 +193,73 @@ def test_context_ranks_of_a_job_become_those_of_the_plan(name: str, tmp_path: Pa
     assert {key: getattr(plan, key) for key in expected} == expected
 
 
+ONE_RUN: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "axolotl": (
+        f"{SMALL.replace('sequence_len: 64', 'sequence_len: 62')}{FSDP}context_parallel_size: 2\n",
+        "axolotl",
+        {},
+        "apply_sequence_parallelism",
+    ),
+    "accelerate's heads": (
+        f"{CONTEXT_FSDP}  parallelism_config_sp_size: 2\n",
+        "accelerate",
+        {**SAID, "seq_len": 62, "clusters": 8},
+        "UlyssesSPAttentionHF",
+    ),
+    "nanotron's rings": (
+        NANOTRON.replace("dp: 4,", "dp: 1, context_parallel_size: 2,")
+        .replace("sequence_length: 2048", "sequence_length: 62")
+        .replace("tp: 2", "tp: 1"),
+        "nanotron",
+        {"clusters": None},
+        "clm_collator.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_RUN)
+def test_one_run_a_rank_where_the_framework_cuts_so_and_two_do_not_go_in(name: str, tmp_path: Path) -> None:
+    text, framework, options, source = ONE_RUN[name]
+    made = of_job(tmp_path, text, framework, **options)
+    assert (made.plan.seq_len, made.plan.cp, made.plan.context_layout) == (62, 2, "contiguous")
+    assert source in made.defaults["context_layout"].source
+    assert f'defaults: context_layout = "contiguous" ({made.defaults["context_layout"].source})' in "".join(
+        made.text().replace("\n# ", " ")
+    )
+
+
+def test_one_run_a_rank_of_deepspeed_itself() -> None:
+    asked = Asked(clusters=16, seq_len=60)
+    made = imported(FRAMEWORKS["deepspeed"], "x", DEEPSPEED % (1, ""), asked)
+    assert (made.plan.cp, made.plan.context_layout) == (4, "contiguous")
+    assert "UlyssesSPAttentionHF" in made.defaults["context_layout"].source
+    assert "context_layout" not in read("deepspeed", DEEPSPEED % (1, "")).defaults
+
+
 @pytest.mark.parametrize(
     ("text", "framework", "options", "message", "way_out"),
     [
         (
-            f"{SMALL.replace('sequence_len: 64', 'sequence_len: 62')}{FSDP}context_parallel_size: 2\n",
+            f"{SMALL.replace('sequence_len: 64', 'sequence_len: 63')}{FSDP}context_parallel_size: 2\n",
             "axolotl",
             {},
+            "2 context ranks cut a sequence of 63 tokens into 4 equal runs",
+            "use a length that 4 divides",
+        ),
+        (
+            NANOTRON.replace("dp: 4,", "dp: 1, context_parallel_size: 2,")
+            .replace("sequence_length: 2048", "sequence_length: 62")
+            .replace("tp: 2", "tp: 1")
+            .replace("model_config:", "model_config:\n    _attn_implementation: llama3_ring_attention"),
+            "nanotron",
+            {"clusters": None},
+            "2 context ranks cut a sequence of 62 tokens into 4 equal runs",
+            "use a length that 4 divides",
+        ),
+        (
+            f"{CONTEXT_FSDP}  parallelism_config_cp_size: 2\n",
+            "accelerate",
+            {**SAID, "seq_len": 62, "clusters": 8},
             "2 context ranks cut a sequence of 62 tokens into 4 equal runs",
             "use a length that 4 divides",
         ),
