@@ -45,6 +45,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     TIMES,
     TIMING,
     TRAINS,
+    ULYSSES,
     UNBIASED,
     VIEWS,
     WHOLE,
@@ -52,7 +53,6 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     scheduler_source,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.jobs.context_ranks import ULYSSES
 from ratrain.ratrainc.bridge.settings import (
     Default,
     Framework,
