@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrainc.console.console import capacity_text, size_text
+from ratrain.ratrainc.planner.space.context_ranks import left_out as contexts_left_out
 from ratrain.ratrainc.planner.space.tensor_ranks import left_out
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def no_plan(answer: Answer) -> NoReturn:
         numbers = ",".join(map(str, unasked))
         text = f"tensor-parallel ranks that do not divide {request.clusters} clusters were not looked at"
         notes += [Note(f"{text}: '--tp {numbers}' looks at them")]
+    unasked = contexts_left_out(request.setting, request.clusters, request.contexts)
+    if unasked:
+        text = "context ranks, which share the tokens of a sequence, were not looked at"
+        notes += [Note(f"{text}: '--cp 1,{','.join(map(str, unasked))}' looks at them")]
     account = request.machine.capacity(request.clusters > 1).account
     notes += [Note(f"of a rank {account}")] if account is not None else []
     more = "more time (--seconds), or every plan (--exhaustive); else "

@@ -38,6 +38,14 @@ def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None
     return tuple(sorted(asked))
 
 
+def left_out(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """Return possible numbers of context ranks that `choose_cp` leaves out unless they are asked for."""
+    if asked is not None:
+        return ()
+    chosen = choose_cp(setting, clusters, asked)
+    return tuple(number for number in possible(setting, clusters) if number not in chosen)
+
+
 def possible(setting: SearchSetting, clusters: int) -> tuple[int, ...]:
     """Return the numbers of context ranks that divide the clusters and can have what every plan of a search has."""
     return tuple(number for number in divisors(clusters) if _problem(setting, number) is None)
