@@ -90,6 +90,19 @@ class PlanRequest:
             return self.strategy.schedule or default_schedule(PipelineShape(1, 1))
         return self.plan_template.schedule or default_schedule(self.plan_template.shape)
 
+    @property
+    def fewest(self) -> int:
+        """The fewest clusters that the ranks which are asked for take."""
+        return min(self.peers or (1,)) * min(self.contexts or (1,))
+
+    def of_clusters(self, clusters: int, global_batch: int) -> PlanRequest:
+        """Return the request for at least `fewest` clusters, without those of the ranks asked for that are more."""
+        asked = {
+            name: numbers and tuple(number for number in numbers if number <= clusters)
+            for name, numbers in (("peers", self.peers), ("contexts", self.contexts))
+        }
+        return evolve(self, clusters=clusters, global_batch=global_batch, **asked)
+
     def left_out(self, schedule: str) -> str | None:
         """Return why no plan of a schedule can train what this request trains; None if some can."""
         if not self.setting.template.training:
@@ -115,7 +128,11 @@ class PlanRequest:
         check_planned_training(self.model, self.setting.shaped())
         if (reason := self.left_out(self.schedule)) is not None:
             fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
+        peers = choose_tp(self.setting, self.clusters, self.peers, self.strategy)
         contexts = choose_cp(self.setting, self.clusters, self.contexts)
+        if (least := peers[0] * contexts[0]) > self.clusters:
+            text = f"{peers[0]} tensor-parallel x {contexts[0]} context ranks take {least} of {self.clusters} clusters"
+            fail("RT064", text, help="use more clusters, or fewer of these ranks (--tp, --cp)")
         if 1 not in contexts and all(slices > 1 for *_, slices in divisions(self.schedule)):
             text = f"{SCHEDULES[self.schedule].title} cuts sequences into slices, which context ranks do not have"
             fail("RT064", text, help="use --cp 1, or another schedule")
@@ -127,7 +144,7 @@ class PlanRequest:
             self.machine.link_groups,
             schedule=self.schedule,
             seq_len=self.seq_len,
-            peers=choose_tp(self.setting, self.clusters, self.peers, self.strategy),
+            peers=peers,
             contexts=contexts,
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,

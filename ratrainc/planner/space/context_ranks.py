@@ -20,6 +20,7 @@ from ratrain.ratrainc.planner.space.tilings import divisors
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
+
 def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of context ranks to choose from: `asked`, else 1, and for long sequences all possible ones.
 

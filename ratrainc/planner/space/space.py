@@ -218,9 +218,7 @@ def _whole_shapes(
     """Return the shapes of one chunk a stage and whole micro-batches; cached, as all schedules divide the same ones."""
     several = product(peers, contexts)
     return tuple(
-        shape
-        for tp, cp in several
-        for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, cp, ends)
+        shape for tp, cp in several for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, cp, ends)
     )
 
 
