@@ -6,7 +6,6 @@ from typing import Literal
 
 from attrs import frozen
 
-
 LONG_SEQUENCE = 1 << 15
 """Tokens of a sequence from which on a search has context ranks that nobody asked for."""
 
@@ -36,7 +35,7 @@ class PlanChoice:
     peers: tuple[int, ...] | None = None
     """numbers of tensor-parallel ranks; None: `tp` of `like` if above 1, else 1 and all that divide the model"""
     contexts: tuple[int, ...] | None = None
-    """numbers of context ranks; None: `cp` of `like` if above 1, else 1, and for long sequences all that are possible"""
+    """numbers of context ranks; None: `cp` of `like` if above 1, else 1, and for long sequences all possible ones"""
     like: str | None = None
     """plan file whose types, sums, chunks, optimizer and keys of [compute] and [train] all plans take, and `tp` and
     `cp` if they are above 1

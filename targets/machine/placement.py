@@ -81,7 +81,8 @@ class Placement:
         """Return the members of a collective by the name of its group (the values of `Group`).
 
         `replicas`, `shards` and `views` are replicas of a stage that share state, `parts` is one of each view group in
-        a shard group. `context` is those that share sequences. `tensor` is the peers of a stage, `ends` both ends of a replica, `all` all ranks.
+        a shard group; `context` those that share sequences. `tensor` is the peers of a stage, `ends` both ends of a
+        replica, `all` all ranks.
         """
         if group == Group.PARTS.value:
             return self._one_of_each(Group.VIEWS, Group.SHARDS)

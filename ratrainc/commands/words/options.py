@@ -453,7 +453,8 @@ def plan_choice_options(function: F) -> F:
         "plans_like",
         type=InputFile("plan"),
         metavar="P.toml",
-        help="Take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks from this plan.",
+        help="Take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks from "
+        "this plan.",
     )
     zero = click.option(
         "--zero",
@@ -476,8 +477,8 @@ def plan_choice_options(function: F) -> F:
         "plans_contexts",
         callback=_ranks,
         metavar="1,2,...",
-        help="Numbers of context ranks to choose from, which share tokens of a sequence. Default: of --like, else 1, and "
-        f"from {LONG_SEQUENCE} tokens a sequence on all that divide the clusters and the sequence.",
+        help="Numbers of context ranks to choose from, which share the tokens of a sequence. Default: of --like, else "
+        f"1, and for {LONG_SEQUENCE} tokens or more all that divide the clusters and the sequence.",
     )
     name = click.option(
         "--strategy",

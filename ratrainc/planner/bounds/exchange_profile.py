@@ -1,8 +1,8 @@
 """Profile of exchanges of tensor-parallel and context ranks: seconds of their engine, and what no order can hide.
 
 A pass waits for the tensors that it reads. So exchanges of activations on a micro-batch's way forward, and of gradients
-on its way back, add to its compute. Inputs and keys that are gathered again for a backward are not on that way. They also do
-not count for the engine if a program may keep the tensors gathered for the forward.
+on its way back, add to its compute. Inputs and keys that are gathered again for a backward are not on that way. They
+also do not count for the engine if a program may keep the tensors gathered for the forward.
 """
 
 from __future__ import annotations

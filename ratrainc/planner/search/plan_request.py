@@ -97,11 +97,11 @@ class PlanRequest:
 
     def of_clusters(self, clusters: int, global_batch: int) -> PlanRequest:
         """Return the request for at least `fewest` clusters, without those of the ranks asked for that are more."""
-        asked = {
-            name: numbers and tuple(number for number in numbers if number <= clusters)
-            for name, numbers in (("peers", self.peers), ("contexts", self.contexts))
-        }
-        return evolve(self, clusters=clusters, global_batch=global_batch, **asked)
+        peers, contexts = (
+            numbers and tuple(number for number in numbers if number <= clusters)
+            for numbers in (self.peers, self.contexts)
+        )
+        return evolve(self, clusters=clusters, global_batch=global_batch, peers=peers, contexts=contexts)
 
     def left_out(self, schedule: str) -> str | None:
         """Return why no plan of a schedule can train what this request trains; None if some can."""

@@ -38,7 +38,7 @@ def rejected_plans(
     fitting: Sequence[Candidate] = (),
     refused: Sequence[Candidate] = (),
 ) -> list[RejectedPlan]:
-    """Return rows for other families, then, of the best one's family, for other stages, peers, context ranks and ZeRO levels.
+    """Return rows for other families; then, of the best one's, for other stages, peers, context ranks and ZeRO levels.
 
     `fitting` and `refused` are the plans that were evaluated. Numbers of stages are the best plan's neighbours and
     powers of two; levels are those that occur with as many stages as the best. Rows of other tensor-parallel or context

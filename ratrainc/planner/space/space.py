@@ -101,8 +101,8 @@ class Shape:
         Context ranks count as replicas, which they are to the state.
         """
         tiles = tuple(evolve(tile, stages=1) for tile in self.tiles)
-        sizes = {"pp": 1, "dp": self.replicas, "cp": 1, "micro_batch_size": 1, "micro_batches": 1}
-        return evolve(self, **sizes, tiles=tiles, chunks=1, layout="loop", slices=1)
+        whole = evolve(self, dp=self.replicas, cp=1, tiles=tiles)
+        return evolve(whole, pp=1, micro_batch_size=1, micro_batches=1, chunks=1, layout="loop", slices=1)
 
     @property
     def zero_blocks(self) -> ZeroLevels | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from ratrain.ratrainc.planner.bounds.cuts import cuts_of
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
-from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
@@ -33,6 +33,9 @@ from ratrain.ratrainc.planner.space.space import Shape, template
 from ratrain.ratrainc.planner.space.units import LAYER
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.planner.test_planner import MODEL, every_candidate, small_request
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
