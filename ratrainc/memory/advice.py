@@ -210,7 +210,8 @@ def _first_placed(
 def _proof(answer: Answer) -> str:
     request = answer.request
     nearest = nearest_text(answer)
-    without = " without context ranks" if left_out(request.setting, request.clusters, request.contexts) else ""
+    unasked = left_out(request.setting, request.clusters, request.contexts)
+    without = f" without {', '.join(map(str, unasked))} context ranks" if unasked else ""
     return (
         f"no plan of at most {request.clusters} clusters{without} fits {request.global_batch} sequences of "
         f"{request.seq_len} tokens with these "

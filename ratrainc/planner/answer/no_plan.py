@@ -10,6 +10,8 @@ from ratrain.ratrainc.planner.space.context_ranks import left_out as contexts_le
 from ratrain.ratrainc.planner.space.tensor_ranks import left_out
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrainc.planner.search.answer import Answer
 
 
@@ -25,6 +27,11 @@ def nearest_text(answer: Answer) -> str:
     shape, family = nearest.shape, f"{nearest.family} " if answer.request.families else ""
     lacking = size_text(int(nearest.short_bytes))
     return f"nearest: {family}{shape.summary}: stage @{nearest.stage} lacks at least {lacking}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def no_plan(answer: Answer) -> NoReturn:
@@ -48,7 +55,7 @@ def no_plan(answer: Answer) -> NoReturn:
         notes += [Note(f"{text}: '--tp {numbers}' looks at them")]
     unasked = contexts_left_out(request.setting, request.clusters, request.contexts)
     if unasked:
-        text = "context ranks, which share the tokens of a sequence, were not looked at"
+        text = f"{_either(unasked)} context ranks, which share the tokens of a sequence, were not looked at"
         notes += [Note(f"{text}: '--cp 1,{','.join(map(str, unasked))}' looks at them")]
     account = request.machine.capacity(request.clusters > 1).account
     notes += [Note(f"of a rank {account}")] if account is not None else []

@@ -148,6 +148,8 @@ class PlanRequest:
             contexts=contexts,
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,
+            # a search that is not asked for context ranks has the fewest that may pay
+            contexts_of_one=self.contexts is None,
         )
         if not ends_train(self.setting.template, self.model):  # a level of their own would be of nothing
             space = [shape for shape in space if shape.ends is None]

@@ -2,8 +2,9 @@
 
 They divide what one sequence costs, in bytes and seconds, and exchange keys and values for it. Of short sequences
 replicas, stages and slices divide a step as well, without that exchange; so a search of these has context ranks only
-where they are asked for, and takes no longer. Example: 131,072 tokens on 24 clusters give 1, 2, 4 and 8; 3 ranks would
-cut them into 6 runs, which are not equal.
+where they are asked for, and takes no longer. For the same reason ranks that nobody asked for have many tokens of a
+sequence each, and one sequence in a micro-batch: of several, smaller micro-batches come first. Example: 131,072 tokens
+on 24 clusters give 1, 2, 4 and 8; 3 ranks would cut them into 6 runs, which are not equal.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 
+_LEAST = LONG_SEQUENCE // 8
+"""Least tokens of a sequence that a context rank has that nobody asked for."""
+
+
 def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of context ranks to choose from: `asked`, else 1, and for long sequences all possible ones.
 
-    Possible ones divide the clusters, and cut every sequence into equal runs. Raises `DiagnosticError` RT064 if an
+    All of these leave each rank `_LEAST` tokens of a sequence or more. Possible ones divide the clusters, and cut every sequence into equal runs. Raises `DiagnosticError` RT064 if an
     asked number does not, or exceeds the clusters.
     """
     if asked is None:
-        return possible(setting, clusters) if setting.template.seq_len >= LONG_SEQUENCE else (1,)
+        tokens = setting.template.seq_len
+        most = tokens // _LEAST if tokens >= LONG_SEQUENCE else 1
+        return tuple(number for number in possible(setting, clusters) if number <= most)
     for number in asked:
         if number > clusters:
             text = f"{number} context ranks take more than the {clusters} clusters"

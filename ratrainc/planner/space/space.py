@@ -146,13 +146,14 @@ def shapes(
     contexts: tuple[int, ...] = (1,),
     ends: tuple[int, ...] = (),
     slices_of_one: bool = False,
+    contexts_of_one: bool = False,
 ) -> list[Shape]:
     """Return every shape on at most `clusters` clusters, under every mapping to groups.
 
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
     the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks, whose
-    sequences are not cut into slices. `ends` are the ZeRO levels that embedding
+    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone. `ends` are the ZeRO levels that embedding
     and head may have of their own; if there are any, shards, or views of level 3 alone, may also be kept within groups
     of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the machine has fewer clusters.
     """
@@ -160,7 +161,9 @@ def shapes(
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
     ways = divisions(schedule)
-    whole = _whole_shapes(model.layers, clusters, global_batch, modes, groups, peers, contexts, ends)
+    whole = _whole_shapes(
+        model.layers, clusters, global_batch, modes, groups, peers, contexts, ends, contexts_of_one=contexts_of_one
+    )
     space = [
         divided
         for shape in whole
@@ -214,15 +217,19 @@ def _whole_shapes(
     peers: tuple[int, ...],
     contexts: tuple[int, ...],
     ends: tuple[int, ...],
+    *,
+    contexts_of_one: bool,
 ) -> tuple[Shape, ...]:
     """Return the shapes of one chunk a stage and whole micro-batches; cached, as all schedules divide the same ones."""
-    several = product(peers, contexts)
     return tuple(
-        shape for tp, cp in several for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, cp, ends)
+        shape
+        for tp, cp in product(peers, contexts)
+        for shape in _of_ranks(layers, clusters, global_batch, modes, groups, tp, cp, ends)
+        if not (contexts_of_one and cp > 1 < shape.micro_batch_size)
     )
 
 
-def _of_peers(
+def _of_ranks(
     layers: int,
     clusters: int,
     global_batch: int,

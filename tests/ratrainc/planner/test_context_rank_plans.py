@@ -102,6 +102,14 @@ def test_short_sequences_are_shared_out_only_where_that_is_asked_for() -> None:
     assert of_contexts(evolve(long, contexts=(1,))) == {1}
 
 
+def test_ranks_that_nobody_asked_for_have_many_tokens_each_and_one_sequence_in_a_micro_batch() -> None:
+    request = evolve(small_request(clusters=16, batch=2), seq_len=LONG_SEQUENCE, plan_template=template(LONG_SEQUENCE))
+    assert of_contexts(request) == {1, 2, 4, 8}
+    assert {(shape.cp > 1, shape.micro_batch_size) for shape in request.shapes()} == {(False, 1), (False, 2), (True, 1)}
+    asked = evolve(request, contexts=(16,))
+    assert {(shape.cp, shape.micro_batch_size) for shape in asked.shapes()} == {(16, 1), (16, 2)}
+
+
 @pytest.mark.parametrize(
     ("contexts", "changes", "text"),
     [
@@ -263,7 +271,7 @@ def test_a_plan_that_does_not_fit_without_them_says_that_they_were_not_looked_at
 ) -> None:
     words = ("plan", "--model", folder / "m.json", *SIZE, "--quick", "--capacity", "20KB")
     said = printed(capsys, *words, code=1)
-    assert "context ranks, which share the tokens of a sequence, were not looked at" in said
+    assert "2 or 4 context ranks, which share the tokens of a sequence, were not looked at" in said
     assert "--cp 1,2,4" in said
     assert "were not looked at" not in printed(capsys, *words, "--cp", "1,2,4", code=1)
 
