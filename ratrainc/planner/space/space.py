@@ -153,9 +153,10 @@ def shapes(
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
     the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks, whose
-    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone. `ends` are the ZeRO levels that embedding
-    and head may have of their own; if there are any, shards, or views of level 3 alone, may also be kept within groups
-    of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the machine has fewer clusters.
+    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone. `ends`
+    are the ZeRO levels that embedding and head may have of their own; if there are any, shards, or views of level 3
+    alone, may also be kept within groups of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the
+    machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.rank_mapping import Tile
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.ops.base import Group
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import Mesh, grid
 from ratrain.targets.machine.collective_cost import (
     _GATHERS,
