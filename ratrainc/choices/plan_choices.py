@@ -8,6 +8,8 @@ from attrs import frozen
 
 LONG_SEQUENCE = 1 << 15
 """Tokens of a sequence from which on a search has context ranks that nobody asked for."""
+LEAST_TOKENS = LONG_SEQUENCE // 8
+"""Least tokens of a sequence that such a context rank has."""
 
 
 @frozen

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ratrain.ratrainc.choices.plan_choices import LONG_SEQUENCE
+from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.console.terminal import echo
 from ratrain.targets.runtime.settings import AUTO_KERNELS
@@ -478,7 +478,7 @@ def plan_choice_options(function: F) -> F:
         callback=_ranks,
         metavar="1,2,...",
         help="Numbers of context ranks to choose from, which share the tokens of a sequence. Default: of --like, else "
-        f"1, and for {LONG_SEQUENCE} tokens or more all that divide the clusters and the sequence.",
+        f"1, and for {LONG_SEQUENCE} tokens or more all that divide clusters and sequence and leave a rank {LEAST_TOKENS}.",
     )
     name = click.option(
         "--strategy",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
-from ratrain.ratrainc.choices.plan_choices import LONG_SEQUENCE
+from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
 from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.tilings import divisors
 
@@ -22,19 +22,15 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 
-_LEAST = LONG_SEQUENCE // 8
-"""Least tokens of a sequence that a context rank has that nobody asked for."""
-
-
 def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of context ranks to choose from: `asked`, else 1, and for long sequences all possible ones.
 
-    All of these leave each rank `_LEAST` tokens of a sequence or more. Possible ones divide the clusters, and cut every
+    All of these leave each rank `LEAST_TOKENS` tokens of a sequence or more. Possible ones divide the clusters, and cut every
     sequence into equal runs. Raises `DiagnosticError` RT064 if an asked number does not, or exceeds the clusters.
     """
     if asked is None:
         tokens = setting.template.seq_len
-        most = tokens // _LEAST if tokens >= LONG_SEQUENCE else 1
+        most = tokens // LEAST_TOKENS if tokens >= LONG_SEQUENCE else 1
         return tuple(number for number in possible(setting, clusters) if number <= most)
     for number in asked:
         if number > clusters:
