@@ -478,7 +478,8 @@ def plan_choice_options(function: F) -> F:
         callback=_ranks,
         metavar="1,2,...",
         help="Numbers of context ranks to choose from, which share the tokens of a sequence. Default: of --like, else "
-        f"1, and for {LONG_SEQUENCE} tokens or more all that divide clusters and sequence and leave a rank {LEAST_TOKENS}.",
+        f"1, and for {LONG_SEQUENCE} tokens or more all that divide clusters and sequence and leave a "
+        f"rank {LEAST_TOKENS}.",
     )
     name = click.option(
         "--strategy",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of context ranks to choose from: `asked`, else 1, and for long sequences all possible ones.
 
-    All of these leave each rank `LEAST_TOKENS` tokens of a sequence or more. Possible ones divide the clusters, and cut every
-    sequence into equal runs. Raises `DiagnosticError` RT064 if an asked number does not, or exceeds the clusters.
+    All of these leave each rank `LEAST_TOKENS` tokens of a sequence or more. Possible ones divide the clusters, and cut
+    every sequence into equal runs. Raises `DiagnosticError` RT064 if an asked number does not, or exceeds the clusters.
     """
     if asked is None:
         tokens = setting.template.seq_len
