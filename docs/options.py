@@ -401,6 +401,7 @@ OPTIONS = {
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
             "--zero": Option("levels to choose from", "--zero 0", idle=(f"{_SEARCH} --quick --strategy zero3",)),
             "--tp": Option("numbers of tensor-parallel ranks to choose from", "--tp 2"),
+            "--cp": Option("numbers of context ranks to choose from", "--cp 2"),
             "--dtype": Option("the type of views and gradients", "--dtype bf16", f"{_SEARCH} --quick -o best.toml"),
             "--like": Option("types, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
             "--schedules": Option("schedules to choose from", "--schedules zb-h1"),
@@ -535,6 +536,13 @@ OPTIONS = {
             "--tp": Option(
                 "numbers of tensor-parallel ranks to choose from",
                 "--tp 2",
+                "--model m.json --clusters 2",
+                REQUEST,
+                ("--model m.json --clusters 2 --plan p.toml",),
+            ),
+            "--cp": Option(
+                "numbers of context ranks to choose from",
+                "--cp 2",
                 "--model m.json --clusters 2",
                 REQUEST,
                 ("--model m.json --clusters 2 --plan p.toml",),

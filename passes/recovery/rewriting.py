@@ -303,7 +303,7 @@ class Rewriting:
     def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
         """Return the saved slots of a block that a choice does not keep."""
         kept = choice.kept(block.kind)
-        if kept == "all":
+        if kept == "all" or (block, m) not in self.views:  # without a backward nothing is there to be recomputed for
             return ()
         # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])

@@ -99,6 +99,7 @@ def command(
         idle = (
             "plans_zero_levels",
             "plans_peers",
+            "plans_contexts",
             "plans_dtype",
             "plans_like",
             "effort_seconds",

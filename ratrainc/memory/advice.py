@@ -27,6 +27,7 @@ from ratrain.ratrainc.planner.answer.plan_files import plan_text
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest, without_schedule
 from ratrain.ratrainc.planner.search.quick import estimated
+from ratrain.ratrainc.planner.space.context_ranks import left_out
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFa
         plan.seq_len,
         strategy,
         peers=(plan.tp,) if plan.tp > 1 and not searched else None,
+        contexts=tuple(sorted({plan.cp, 1} if searched else {plan.cp})) if plan.cp > 1 else None,
         plan_template=without_schedule(plan),
         families=searched,
         wide=bool(searched),
@@ -208,8 +210,10 @@ def _first_placed(
 def _proof(answer: Answer) -> str:
     request = answer.request
     nearest = nearest_text(answer)
+    unasked = left_out(request.setting, request.clusters, request.contexts)
+    without = f" without {', '.join(map(str, unasked))} context ranks" if unasked else ""
     return (
-        f"no plan of at most {request.clusters} clusters fits {request.global_batch} sequences of "
+        f"no plan of at most {request.clusters} clusters{without} fits {request.global_batch} sequences of "
         f"{request.seq_len} tokens with these "
         f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule "
         f"out all of them{f' ({nearest})' if nearest else ''}; the model needs more "

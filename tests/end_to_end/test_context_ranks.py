@@ -246,6 +246,7 @@ def test_a_plan_in_half_precision_trains() -> None:
 TRAININGS = {
     "adapters": TrainingKeys(method="lora", rank=3, alpha=6.0),
     "adapters-of-values": TrainingKeys(method="lora", rank=2, alpha=4.0, targets="v_proj, o_proj"),
+    "adapters-above-an-attention": TrainingKeys(method="lora", rank=2, alpha=4.0, targets="down_proj"),
     "packed-base": TrainingKeys(method="lora", rank=3, alpha=6.0, base="int8-block"),
     "upper-layers": TrainingKeys(freeze="model.embed_tokens.*, model.layers.0.*, model.layers.1.self_attn.*"),
 }

@@ -59,13 +59,15 @@ def with_experts(model: ModelConfig) -> ModelConfig:
 
 
 ANY_PEERS = st.sampled_from([1, 1, 2, 4])
+ANY_CONTEXTS = st.sampled_from([1, 1, 2, 4])
 
 
 @st.composite
-def planned(draw, peers=ANY_PEERS):
+def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
     """A shape, cuts, a strategy and a machine, small enough to be compiled at once.
 
-    With tp > 1 the strategy hides exchanges in any way that `overlap-tensor` has, or not at all.
+    With tp > 1 the strategy hides exchanges in any way that `overlap-tensor` has, or not at all. Context ranks have no
+    slices.
     """
     tp = draw(peers)
     named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if tp > 1 or not s.needs_tensor_ranks])))
@@ -75,21 +77,23 @@ def planned(draw, peers=ANY_PEERS):
         at = sum(item.name.startswith("place-") for item in passes)
         named = evolve(named, passes=pipeline_text([*passes[:at], hiding, *passes[at:]]))
     chunks, layout, slices = draw(st.sampled_from(divisions(named.schedule or "1f1b")))
+    cp = 1 if slices > 1 else draw(contexts)
     fewest = 2 if chunks > 1 else 1
     layers = draw(st.integers(fewest * chunks, max(6, fewest * chunks)))
     pp = draw(st.integers(fewest, min(layers // chunks, 4)))
     dp = draw(st.sampled_from([1, 2, 3, 16]))
-    modes = [(0, "last")] if dp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
+    modes = [(0, "last")] if dp * cp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
     zero, reduce = draw(st.sampled_from(modes))
     near = draw(st.none() | far_groups())
-    tiles = () if near is None else draw(st.sampled_from(tilings(pp, dp, 2 * pp * dp * tp, near.link_groups, tp)))
+    clusters = 2 * pp * dp * cp * tp
+    tiles = () if near is None else draw(st.sampled_from(tilings(pp, dp * cp, clusters, near.link_groups, tp)))
     shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
-    shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp)
+    shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp, cp=cp)
     cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
     model = small_model(layers, wide=draw(st.booleans()))
     if tp == 1:
         model = draw(st.sampled_from([model, in_family(model, "gpt_neox", kv_heads=4), with_experts(model)]))
-    if tp > 1 and draw(st.booleans()):
+    if tp > 1 == cp and draw(st.booleans()):
         model = in_family(model, "olmo2")
     links = {
         "link_bandwidth": draw(st.sampled_from([1e8, 3.7e9])),
@@ -132,7 +136,7 @@ WHOLE_MATRICES = (
 @given(planned(), st.sampled_from(WHOLE_MATRICES))
 def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
     model, shape, layers, named, machine, _ = case
-    assume(shape.slices == 1)  # slices do not go with scores
+    assume(shape.slices == shape.cp == 1)  # slices and context ranks do not go with scores
     plan = evolve(setting_of(model, named, machine).template, **compute)
     setting = evolve(setting_of(model, named, machine), template=plan)
     found = found_for(Task(model, shape.plan(setting, cuts_of(layers, shape)), named.passes, machine))
@@ -185,7 +189,7 @@ def is_planned(model, shape, named, machine, training):
     ):
         return False
     try:
-        check_planned_training(model, setting.shaped(tp=shape.tp))
+        check_planned_training(model, setting.shaped(tp=shape.tp, cp=shape.cp))
     except DiagnosticError:
         return False
     return True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.console.terminal import echo
 from ratrain.targets.runtime.settings import AUTO_KERNELS
@@ -419,12 +420,13 @@ def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     return tuple(int(word) for word in words)
 
 
-def _peers(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+def _ranks(_context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 16 for word in words):
-        raise click.BadParameter(f"'{text}' is not a list of numbers of tensor-parallel ranks like 1,2,4")
+        kind = "tensor-parallel" if parameter.name == "plans_peers" else "context"
+        raise click.BadParameter(f"'{text}' is not a list of numbers of {kind} ranks like 1,2,4")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -445,13 +447,14 @@ def schedule_names(_context: click.Context, _parameter: click.Parameter, text: s
 
 
 def plan_choice_options(function: F) -> F:
-    """`--strategy`, `--zero`, `--tp`, `--dtype` and `--like`, the group `plans`: a `PlanChoice`."""
+    """`--strategy`, `--zero`, `--tp`, `--cp`, `--dtype` and `--like`, the group `plans`: a `PlanChoice`."""
     like = click.option(
         "--like",
         "plans_like",
         type=InputFile("plan"),
         metavar="P.toml",
-        help="Take types, sums, chunks, [train], the optimizer and several tensor-parallel ranks from this plan.",
+        help="Take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks from "
+        "this plan.",
     )
     zero = click.option(
         "--zero",
@@ -465,9 +468,18 @@ def plan_choice_options(function: F) -> F:
     peers = click.option(
         "--tp",
         "plans_peers",
-        callback=_peers,
+        callback=_ranks,
         metavar="1,2,...",
         help="Numbers of tensor-parallel ranks to choose from. Default: of --like, else all that divide the model.",
+    )
+    contexts = click.option(
+        "--cp",
+        "plans_contexts",
+        callback=_ranks,
+        metavar="1,2,...",
+        help="Numbers of context ranks to choose from, which share the tokens of a sequence. Default: of --like, else "
+        f"1, and for {LONG_SEQUENCE} tokens or more all that divide clusters and sequence and leave a "
+        f"rank {LEAST_TOKENS}.",
     )
     name = click.option(
         "--strategy",
@@ -482,7 +494,7 @@ def plan_choice_options(function: F) -> F:
         type=click.Choice(("bf16", "f16", "f32")),
         help="Type of views and gradients. Default: as --like says, else f16 on the mt3000 and bf16 on GPUs.",
     )
-    return name(zero(peers(dtype(like(function)))))
+    return name(zero(peers(contexts(dtype(like(function))))))
 
 
 def refuse_idle_levels(strategy: Strategy) -> None:

@@ -10,7 +10,15 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.base import Group, Op, Payload
-from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, GatherRows, ReduceRows, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import (
+    AllGather,
+    AllReduce,
+    GatherKeys,
+    GatherRows,
+    ReduceKeys,
+    ReduceRows,
+    ReduceScatter,
+)
 from ratrain.ratrainc.console.console import size_text
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.timing import collective_way
@@ -71,7 +79,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     target = target_of(machine)
     by_kind: dict[tuple[str, str], Crossing] = {}
     for op in module.stages[0].ops:
-        if not _is_of_mlp(op):
+        if not _is_shown(op):
             continue
         timed = target.timed(module, module.stages[0], op)
         way = collective_way(timed, single, machine)
@@ -80,16 +88,22 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
             continue
         used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]
         sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
-        among = " among tensor-parallel ranks" if timed.group == Group.TENSOR.value else ""
-        what = f"{op.keyword} of an mlp{among}, {size_text(timed.payload_bytes)}"
+        among = _AMONG.get(timed.group, "")
+        block = "attention" if timed.group == Group.CONTEXT.value else "mlp"
+        what = f"{op.keyword} of an {block}{among}, {size_text(timed.payload_bytes)}"
         by_kind[op.keyword, timed.group] = Crossing(
             what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster"
         )
     return list(by_kind.values())
 
 
-def _is_of_mlp(op: Op) -> bool:
-    """Return True if a collective, or an exchange of tensor-parallel ranks, is for an mlp alone."""
+_AMONG = {Group.TENSOR.value: " among tensor-parallel ranks", Group.CONTEXT.value: " among context ranks"}
+
+
+def _is_shown(op: Op) -> bool:
+    """Return True if a collective, or an exchange of tensor-parallel ranks, is for an mlp alone, or one of keys."""
+    if isinstance(op, GatherKeys | ReduceKeys):
+        return True
     if isinstance(op, GatherRows | ReduceRows):
         return op.block.kind == "mlp"
     return isinstance(op, ReduceScatter | AllReduce | AllGather) and {unit.kind for unit in op.blocks} == {"mlp"}

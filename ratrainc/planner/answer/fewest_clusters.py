@@ -94,14 +94,17 @@ def fewest_clusters(request: PlanRequest, model: str, machine: MachineChoice, ti
     """Find the fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan.
 
     Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over
-    if bounds on bytes rule out every shape, or if none of the shapes with most room can be placed. Raises
-    `DiagnosticError` RT053 if no plan was found.
+    if bounds on bytes rule out every shape, or if none of the shapes with most room can be placed; the first one has
+    room for the fewest ranks that are asked for. Raises `DiagnosticError` RT053 if no plan was found, RT064 if no
+    number has room for these ranks.
     """
     unproven: list[int] = []
     profiles = Profiles(request.setting)
-    for clusters in range(1, request.clusters + 1):
+    if request.fewest > request.clusters:
+        request.shapes()  # says which ranks are too many
+    for clusters in range(request.fewest, request.clusters + 1):
         tick.begin(f"{clusters} clusters")
-        fitting, tried = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES), profiles)
+        fitting, tried = _fitting(request.of_clusters(clusters, clusters * SEQUENCES), profiles)
         tick(f"{clusters} clusters")
         if fitting is not None:
             break

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrainc.console.console import capacity_text, size_text
+from ratrain.ratrainc.planner.space.context_ranks import left_out as contexts_left_out
 from ratrain.ratrainc.planner.space.tensor_ranks import left_out
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrainc.planner.search.answer import Answer
 
 
@@ -24,6 +27,11 @@ def nearest_text(answer: Answer) -> str:
     shape, family = nearest.shape, f"{nearest.family} " if answer.request.families else ""
     lacking = size_text(int(nearest.short_bytes))
     return f"nearest: {family}{shape.summary}: stage @{nearest.stage} lacks at least {lacking}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def no_plan(answer: Answer) -> NoReturn:
@@ -45,6 +53,10 @@ def no_plan(answer: Answer) -> NoReturn:
         numbers = ",".join(map(str, unasked))
         text = f"tensor-parallel ranks that do not divide {request.clusters} clusters were not looked at"
         notes += [Note(f"{text}: '--tp {numbers}' looks at them")]
+    unasked = contexts_left_out(request.setting, request.clusters, request.contexts)
+    if unasked:
+        text = f"{_either(unasked)} context ranks, which share the tokens of a sequence, were not looked at"
+        notes += [Note(f"{text}: '--cp 1,{','.join(map(str, unasked))}' looks at them")]
     account = request.machine.capacity(request.clusters > 1).account
     notes += [Note(f"of a rank {account}")] if account is not None else []
     more = "more time (--seconds), or every plan (--exhaustive); else "

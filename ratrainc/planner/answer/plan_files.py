@@ -123,6 +123,7 @@ def _is_default(passes: str, plan: Plan, config: ModelConfig) -> bool:
 _COMMENTS = {
     "pp": "pipeline stages",
     "dp": "replicas of the whole pipeline",
+    "cp": "context ranks, which share the tokens of every sequence",
     "tp": "tensor-parallel ranks, which share out every block of a stage",
     "sequence_sharding": "whether they share out the rows of activations between blocks too",
     "mapping": "stages x replicas (x tensor-parallel ranks) that share a group; start ranks with --rank-order mapping",

@@ -160,7 +160,7 @@ def _point_json(point: Point) -> dict[str, Any]:
         "bound_step_seconds": bound,
     }
     if plan is not None:
-        names = ("pp", "dp", "tp", "micro_batch_size", "micro_batches", "zero", "reduce", "chunks", "layout")
+        names = ("pp", "dp", "cp", "tp", "micro_batch_size", "micro_batches", "zero", "reduce", "chunks", "layout")
         lists = {"cuts": list(plan.cuts), "slices": list(plan.slices)}
         data["plan"] = {name: getattr(plan, name) for name in names} | lists
     return data

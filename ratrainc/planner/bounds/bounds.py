@@ -53,6 +53,7 @@ from ratrain.ratrainc.planner.bounds.placed_bounds import (
 from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
+    backward_bytes,
     evenest,
     least_bytes,
     least_recovery,
@@ -156,8 +157,8 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     """
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     others = memory.flight - 1
-    if c.has_tensor_ranks:
-        return _window_of_tensor_ranks(c, memory, trip, work)
+    if c.has_exchanges:
+        return _window_with_exchanges(c, memory, trip, work)
     down = trip - f
     down -= b
     window = down - others * f  # the wait before the first backward
@@ -173,8 +174,8 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     return np.maximum(window, trips, out=window)
 
 
-def _window_of_tensor_ranks(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
-    """Return the same for shapes with several tensor-parallel ranks: a way, f' or b', differs from work, f or b."""
+def _window_with_exchanges(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
+    """Return the same for shapes with tensor-parallel or context ranks: a way, f' or b', differs from work, f or b."""
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     exchanged = unit_sum(c, c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
     way_back = unit_sum(c, c.backward_way, memory.layers)
@@ -196,7 +197,7 @@ class _Memory:
     """Free bytes of stages under 1F1B at two instants, each the start of a backward.
 
     Early: the first backward, when no gradient is live yet. Late: any other with as many in flight, or the second if
-    all are. The backward is that of the last mlp or of the head, whichever needs more.
+    all are. The backward is that of the last mlp, of the scores below it or of the head, whichever needs most.
     """
 
     c: Columns
@@ -222,13 +223,16 @@ class _Memory:
         flight = np.minimum(places, m)
         sure = surely_held(c, flight)
         windows = np.floor((m - 1) / flight)
-        held = layers * c.activation + c.documents  # by a micro-batch in flight, whatever is kept
+        # by a micro-batch in flight, whatever is recovered
+        held = layers * (c.activation + c.always_kept) + c.documents
         held[0] += c.tokens
-        own = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
+        own = final = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
+        if c.has_exchanges:
+            own, final = backward_bytes(c, own)
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c, c.carried, layers)  # the loss scale takes an alignment
         head = c.head_scratch + c.head_ends + c.head_gradient + c.labels
         free[-1] -= np.maximum(head - own, 0.0)
-        most, ended = np.maximum(own, head), own - c.head_view  # nobody reads it after the head's last backward
+        most, ended = np.maximum(own, head), final - c.head_view  # nobody reads it after the head's last backward
         updated = most - np.maximum(ended - c.gradients[HEAD], head)
         early = free - sure * held
         early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
@@ -236,6 +240,7 @@ class _Memory:
         late = free
         late -= surely_held(c, np.minimum(places, m - 1)) * held
         late -= unit_sum(c, c.gradients, layers)
+        late += np.where(m == 2, own - final, 0.0)  # the second micro-batch is the last
         return cls(c, layers, flight, sure, windows, m - windows * flight, early, late, updated)
 
     def peak_bytes(self) -> Numbers:
@@ -245,7 +250,7 @@ class _Memory:
         late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)
         late[-1] += np.where(m > 2, 0.0, self.updated)
         late[..., m == 1] = np.inf  # the only backward is the first
-        if self.c.has_tensor_ranks:  # the second may be merged with it
+        if self.c.has_exchanges:  # the second may be merged with it
             late[np.broadcast_to((m == 2) & (self.c.merged > 0) & (self.flight > 1), late.shape)] = np.inf
         np.minimum(late, self.early, out=late)
         return np.subtract(self.c.capacity, late, out=late)
@@ -287,14 +292,14 @@ class _Memory:
         The layer that begins its backward is whole. Micro-batches that are not surely held take the least there is.
         """
         c = self.c
-        sure = np.minimum(count, self.held) if c.has_tensor_ranks else count
+        sure = np.minimum(count, self.held) if c.has_exchanges else count
         layers = sure * self.layers
         layers -= 1
         share = free / np.maximum(layers, 1.0)
         seconds = least_recovery(c, share)
         seconds *= layers
         seconds += c.recovery_least
-        if c.has_tensor_ranks:
+        if c.has_exchanges:
             seconds += (count - sure) * self.layers * c.recovery_least
         return seconds
 
@@ -352,7 +357,7 @@ def shape_bounds(c: Columns) -> Numbers:
         last = np.maximum(np.where(m > p, both / p, 0.0), evenest(c, c.backward))
         drained = both + (m - 1) * last + 2 * c.message * (p - 1) + c.tail[EMBED]
         trips = np.ceil(m / p) * c.there_and_back + c.tail[EMBED]
-        drained = np.where(c.merged > 0, np.maximum(placed_shape_seconds(c), trips), drained)
+        drained = np.where(c.merged > 0, np.maximum(placed_shape_seconds(c), trips), np.maximum(drained, trips))
     else:
         drained = placed_shape_seconds(c)
         if c.is_one_chunk_order:

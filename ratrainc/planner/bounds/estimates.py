@@ -64,7 +64,7 @@ def shape_guesses(c: Columns) -> Numbers:
     # passes in flight on the first stage, as layers: the schedule's multiple of P, at most all micro-batches
     held = np.minimum(np.minimum(p * SCHEDULES[c.schedule].held, m) * layers, m * layers)
     held = np.where(c.slices > 1, (p + c.slices - 1) * layers, held)  # of layers of passes
-    working = c.mlp_saved + c.mlp_ends + c.mlp_view + c.mlp_scratch + c.mlp_gradient
+    working = np.maximum(c.mlp_saved + c.mlp_ends + c.mlp_view + c.mlp_scratch + c.mlp_gradient, c.attention_scores)
     if c.has_halves:
         working = working + layers * c.pending / c.chunks
     working = working + (c.slices > 1) * (units @ c.sliced_gradients) / p

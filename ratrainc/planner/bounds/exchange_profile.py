@@ -1,8 +1,8 @@
-"""Profile of tensor exchanges: seconds of their engine, and the part of these that no order can hide.
+"""Profile of exchanges of tensor-parallel and context ranks: seconds of their engine, and what no order can hide.
 
 A pass waits for the tensors that it reads. So exchanges of activations on a micro-batch's way forward, and of gradients
-on its way back, add to its compute. Inputs that are gathered again for a backward are not on that way. They also do not
-count for the engine if a program may keep the tensors gathered for the forward.
+on its way back, add to its compute. Inputs and keys that are gathered again for a backward are not on that way. They
+also do not count for the engine if a program may keep the tensors gathered for the forward.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class ExchangeProfile:
 
 
 NO_EXCHANGES = ExchangeProfile(*(np.zeros(3) for _ in range(5)))
-"""Profile of a single tensor-parallel rank."""
+"""Profile of a rank that computes micro-batches alone."""
 
 
 def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     """Read the exchanges of a shape off a module of one stage, one layer and one micro-batch."""
     small = setting.model.with_one_layer()
-    peers = {"dp": shape.dp, "tp": shape.tp, "mapping": shape.stage.mapping}
+    peers = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
     plan = setting.shaped(**peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices))
     module = lower(small, plan)
     target, stage = target_of(setting.machine), module.stages[0]
@@ -83,10 +83,9 @@ def _unit(op: TensorOp, model: ModelConfig) -> int:
 
 
 def _way(op: TensorOp) -> str | None:
-    """Return the way that an exchange is on, `forward` or `backward`; None for an input gathered again."""
-    if isinstance(op, CombineLoss):
-        return "forward"
-    assert not isinstance(op, GatherKeys | ReduceKeys)  # the planner's shapes have no context ranks
-    if op.payload is Payload.GRADIENT:
+    """Return the way that an exchange is on, `forward` or `backward`; None for an input or keys gathered again."""
+    if isinstance(op, ReduceKeys):
         return "backward"
-    return None if isinstance(op, GatherRows) and op.phase is Phase.BACKWARD else "forward"
+    if not isinstance(op, CombineLoss | GatherKeys) and op.payload is Payload.GRADIENT:
+        return "backward"
+    return None if isinstance(op, GatherRows | GatherKeys) and op.phase is Phase.BACKWARD else "forward"

@@ -39,6 +39,7 @@ from ratrain.ratrainc.planner.bounds.held_passes import held_passes
 from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
+    backward_bytes,
     evenest,
     least_recovery,
     left_behind,
@@ -84,6 +85,9 @@ class PlacedMemory:
         held = pass_layers * (c.activation + c.always_kept)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
+        final = own
+        if c.has_exchanges:
+            own, final = backward_bytes(c, own)
         free = c.capacity - ALIGNMENT_BYTES - unit_sum(c, c.carried, layers)
         # the stage of an instant may have dropped these by then, so they count as free
         free[0] += c.embed_view  # nobody reads it after the last forward
@@ -94,6 +98,7 @@ class PlacedMemory:
         early = free - early_held * held
         late = free - late_held * held - unit_sum(c, (1 - c.merged) * c.gradients, layers)
         late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
+        late += np.where(c.micro_batches > 2, 0.0, own - final)
         late, between = np.where(late_held > 0, late, np.inf), np.where(c.merged > 0, np.inf, between)
         sliced = np.where((c.slices > 1) & (c.merged == 0) & (not c.has_halves), sliced, np.inf)
         return cls(c, layers, pass_layers, early_held, late_held, windows, early, late, between, sliced)

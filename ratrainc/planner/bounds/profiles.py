@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.ops.base import Group
-from ratrain.ratrain_ir.topology import grid
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.topology import Mesh, mesh_of_shape
 from ratrain.ratrainc.planner.bounds.exchange_profile import NO_EXCHANGES, ExchangeProfile, exchange_profile
 from ratrain.ratrainc.planner.bounds.state_profile import StateProfile, state_profile
 from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile, work_profile
@@ -35,19 +36,22 @@ class Profiles:
     """The profiles of a setting; each is made once."""
 
     setting: SearchSetting
-    works: dict[tuple[int, int, int], WorkProfile] = field(factory=dict)
+    works: dict[tuple[int, int, int, int], WorkProfile] = field(factory=dict)
     states: dict[Shape, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
-    exchanged: dict[tuple[int, int, int, Members], ExchangeProfile] = field(factory=dict)
+    exchanged: dict[tuple[int, int, int, int, Members, Members], ExchangeProfile] = field(factory=dict)
     timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
     """seconds of collectives and updates by dp, tp, shard and view group and tiles; levels decide which ops there are,
     not their seconds"""
-    ranks_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
-    capacities: dict[tuple[int, int, int], int] = field(factory=dict)
+    ranks_near: dict[tuple[int, int, int, Tiles], tuple[Members, Members]] = field(factory=dict)
+    capacities: dict[tuple[int, int, int, int], int] = field(factory=dict)
 
-    def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
-        """Return the profile of one micro-batch of a size, cut into slices, on one of `tp` tensor-parallel ranks."""
-        key = micro_batch_size, slices, tp
+    def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1) -> WorkProfile:
+        """Return the profile of one micro-batch of a size, cut into slices, on one of its ranks.
+
+        `tp` tensor-parallel ranks share every block, `cp` context ranks the tokens.
+        """
+        key = micro_batch_size, slices, tp, cp
         if key not in self.works:
             self.works[key] = work_profile(self.setting, *key)
         return self.works[key]
@@ -63,31 +67,30 @@ class Profiles:
 
     def message(self, shape: Shape) -> float:
         """Return the seconds of a boundary tensor to the next stage, over the fastest link between two stages."""
-        key = (shape.pp, shape.dp, shape.tp, shape.tiles)
+        key = (shape.pp, shape.replicas, shape.tp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        nbytes = self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary
+        nbytes = self.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp).boundary
         return min(message_seconds(nbytes, link, self.setting.machine) for link in self.crossed[key])
 
     def exchange(self, shape: Shape) -> ExchangeProfile:
-        """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share a profile."""
-        if shape.tp == 1:
+        """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share one."""
+        if shape.is_whole:
             return NO_EXCHANGES
-        near = shape.dp, shape.tp, shape.tiles
+        near = shape.dp, shape.tp, shape.cp, shape.tiles
         if near not in self.ranks_near:
-            placement = Placement(
-                self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), shape.stage.tiles or None
-            )
-            self.ranks_near[near] = placement.members(Group.TENSOR.value)
+            mesh = _mesh(1, shape.replicas, shape.tp, shape.cp)
+            placement = Placement(self.setting.machine.link_groups, mesh, shape.stage.tiles or None)
+            self.ranks_near[near] = placement.members(Group.TENSOR.value), placement.members(Group.CONTEXT.value)
         # how near the peers are decides the seconds, whatever mapping places them so
-        key = shape.micro_batch_size, shape.slices, shape.tp, self.ranks_near[near]
+        key = shape.micro_batch_size, shape.slices, shape.tp, shape.cp, *self.ranks_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
         return self.exchanged[key]
 
     def capacity(self, shape: Shape) -> int:
         """Return the bytes that a rank of a shape has left for tensors."""
-        mesh = shape.pp, shape.dp, shape.tp
+        mesh = shape.pp, shape.dp, shape.tp, shape.cp
         if mesh not in self.capacities:
             self.capacities[mesh] = rank_capacity(self.setting.model, self.setting.machine, shape).left
         return self.capacities[mesh]
@@ -95,11 +98,17 @@ class Profiles:
 
 def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:
     """Return the DDR of a rank of a shape, with the bytes left for tensors."""
-    return mesh_capacity(machine, grid(shape.pp, shape.dp, shape.tp), tied=model.tied_embeddings)
+    mesh = _mesh(shape.pp, shape.replicas, shape.tp, shape.cp)
+    return mesh_capacity(machine, mesh, tied=model.tied_embeddings)
 
 
-def _links_between_stages(machine: Machine, pp: int, dp: int, tp: int, tiles: Tiles) -> frozenset[Link]:
-    placement = Placement(machine.link_groups, grid(pp, dp, tp), tiles or None)
+def _mesh(pp: int, replicas: int, tp: int, cp: int = 1) -> Mesh:
+    """Return the mesh with one chunk a stage; `replicas` include context ranks."""
+    return mesh_of_shape(PipelineShape(pp, 1), replicas, tp, contexts=cp)
+
+
+def _links_between_stages(machine: Machine, pp: int, replicas: int, tp: int, tiles: Tiles) -> frozenset[Link]:
+    placement = Placement(machine.link_groups, _mesh(pp, replicas, tp), tiles or None)
     hops = placement.mesh.hops
     # a single stage sends nothing, so any link serves
     levels = {placement.level_between(hop.source, hop.target) for hop in hops} or {placement.outermost}

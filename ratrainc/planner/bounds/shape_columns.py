@@ -51,6 +51,7 @@ class Columns:
     mlp_saved: Numbers
     mlp_scratch: Numbers
     head_scratch: Numbers
+    attention_scores: Numbers
     message: Numbers
     recovery_slope: Numbers
     """slopes of the lines whose maximum is a layer's recovery over the bytes it keeps, without the last line"""
@@ -75,10 +76,10 @@ class Columns:
     tail_update: Numbers
     """seconds of the update, which `tail` includes"""
     first_forward: Numbers
-    """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor-parallel ranks"""
+    """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor-parallel and context ranks"""
     first_backward: Numbers
     forward_way: Numbers
-    """way of a whole micro-batch: its compute, plus exchanges with tensor-parallel ranks"""
+    """way of a whole micro-batch: its compute, plus exchanges with tensor-parallel and context ranks"""
     backward_way: Numbers
     weight_half: Numbers
     """seconds of backward that may follow after the gradient has passed; 0 if backwards are whole"""
@@ -86,6 +87,8 @@ class Columns:
     """seconds of the tensor engine for a micro-batch"""
     merged: Numbers
     """1 if a pass may be merged with the next one, as with tensor-parallel ranks, else 0"""
+    exchanging: Numbers
+    """1 if several ranks compute a micro-batch together, and exchange for it, else 0"""
     always_kept: Numbers
     """bytes that a layer of a pass holds in addition to its input, whatever is recovered"""
     pending: Numbers
@@ -105,9 +108,9 @@ class Columns:
     """another memory that plans may use; the columns above are then what stays in DDR in any case"""
 
     @cached_property
-    def has_tensor_ranks(self) -> bool:
-        """True if some shape has several tensor-parallel ranks; else the terms for them are skipped, for speed."""
-        return bool(self.merged.any())
+    def has_exchanges(self) -> bool:
+        """True if some shape has tensor-parallel or context ranks; else the terms for them are skipped, for speed."""
+        return bool(self.exchanging.any())
 
     @property
     def in_order(self) -> bool:
@@ -124,13 +127,15 @@ class Columns:
         """Make the columns of shapes of a schedule; each distinct micro-batch and state is profiled once."""
         # many shapes share a micro-batch or a state: `grouped` gives one example of each group, and each shape's group
         attributes = _Attributes(shapes)
-        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp")
+        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp", "cp")
         examples, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
         pipelines = [shape.pipeline for shape in examples]
-        states, state = attributes.grouped("dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group")
-        ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
-        meshes, mesh = attributes.grouped("pp", "dp", "tp")
-        works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp) for shape in sizes]
+        states, state = attributes.grouped(
+            "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group", "cp"
+        )
+        ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp", "cp")
+        meshes, mesh = attributes.grouped("pp", "dp", "tp", "cp")
+        works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
         # a step waits for the slowest of all ranks, so compute takes its time; links and exchanges do not
         jitter = profiles.setting.machine.rank_jitter
@@ -164,6 +169,7 @@ class Columns:
             backward_way=of_work.pop("passed_back") + exchanged["backward"],
             exchange=exchanged["engine"],
             merged=np.array([float(shape.tp > 1) for shape in sizes])[size],
+            exchanging=np.array([float(not shape.is_whole) for shape in sizes])[size],
             **of_work,
             **dict[str, Any]((name, column.take(state, axis=-1)) for name, column in of_state.items()),
         )
@@ -293,7 +299,7 @@ def raise_to_engines(c: Columns, longest: Numbers, work: Numbers, layers: Number
     `work` are the seconds of compute without updates.
     """
     np.maximum(longest, work + unit_sum(c, c.update, layers), out=longest)
-    if c.has_tensor_ranks:
+    if c.has_exchanges:
         np.maximum(longest, unit_sum(c, c.micro_batches * c.exchange, layers), out=longest)
     return np.maximum(longest, unit_sum(c, c.link + c.micro_batches * c.link_each, layers), out=longest)
 
@@ -310,14 +316,24 @@ def least_recovery(c: Columns, share: Numbers) -> Numbers:
     return seconds
 
 
+def backward_bytes(c: Columns, of_mlp: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the bytes that a layer's backward works on, given those of its mlp: at most, and in a last micro-batch.
+
+    They are those of the mlp or of the attention's scores below it, as the same passes are held then, unless one is
+    merged with this. A part of the layer's views may be dead by then and, in a last micro-batch, its gradients.
+    """
+    scores = np.where(c.merged > 0, 0.0, c.attention_scores - c.layer_part)
+    return np.maximum(of_mlp, scores), np.maximum(of_mlp, scores - c.gradients[LAYER])
+
+
 def surely_held(c: Columns, passes: Numbers) -> Numbers:
     """Return how many passes a stage surely holds when a backward begins: one less if it is merged with a forward."""
-    return np.where(passes > 1, passes - c.merged, passes) if c.has_tensor_ranks else passes
+    return np.where(passes > 1, passes - c.merged, passes) if c.has_exchanges else passes
 
 
 def left_behind(c: Columns, layers: Numbers) -> Numbers:
     """Return the most backward seconds after a stage's last gradient has left: weight halves of two merged passes."""
-    seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_tensor_ranks else np.zeros(1)
+    seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_exchanges else np.zeros(1)
     return seconds
 
 
@@ -355,10 +371,12 @@ _HALVINGS = 24
 
 
 def least_bytes(c: Columns) -> Numbers:
-    """Return the bytes that some stage needs at least: a P-th of the state, and the operands of one mlp backward."""
+    """Return the bytes that some stage needs at least: a P-th of the state, and the operands of one backward."""
     carried = np.array([1.0, c.layers, 1.0]) @ c.carried - c.embed_view - c.head_view
     own = c.mlp_saved + c.mlp_ends + c.mlp_view
     if c.in_order or not c.has_halves:
         own = own + c.mlp_scratch + c.mlp_gradient
+    if c.has_exchanges:
+        own = backward_bytes(c, own)[1]
     nbytes: Numbers = carried / c.pp + own
     return nbytes if c.other is None else np.maximum(nbytes, least_bytes(c.other.whole) - c.other.room)

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 _FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
-"""Ops that compute a block forward and back, with projections where norms span tensor-parallel ranks."""
+"""Ops that compute a block forward and back, with projections where norms span tensor-parallel ranks, or context ranks
+gather keys."""
 
 
 @frozen(eq=False)
@@ -86,6 +87,9 @@ class WorkProfile:
     """workspace of an mlp's backward; 0 with tensor-parallel ranks, whose backward may come in halves"""
     head_scratch: int
     """workspace of the head's backward, plus the bytes that its forward saved for it"""
+    attention_scores: int
+    """bytes that an attention's backward through its scores works on, but for the layer's input, gradients of
+    parameters and views: with context ranks keys of all tokens, and f32 parts of their gradients; 0 without"""
     boundary: int
     """bytes sent to the next stage"""
     first_forward: Vector
@@ -99,16 +103,17 @@ class WorkProfile:
     weight_half: Vector
     """seconds of a unit's backward that may follow after the gradient has passed; 0 if backwards are whole"""
     always_kept: int
-    """bytes that a layer holds in addition to its input whatever is recovered: keys and values for later slices"""
+    """bytes that a layer holds in addition to its input whatever is recovered: keys and values, for later slices or
+    for context ranks' backward"""
     pending: int
     """bytes that a layer holds from the input half of its backward to its weight half, if they are apart"""
 
 
-def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
-    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` ranks."""
+def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int) -> WorkProfile:
+    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` x `cp` ranks."""
     small = setting.model.with_one_layer()
     # the ops of two micro-batches may differ, and the lesser one bounds both
-    sizes = {"tp": tp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
+    sizes = {"tp": tp, "cp": cp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
     plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices))
     module = lower(small, plan)
     target = target_of(setting.machine)
@@ -134,6 +139,7 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
         recovery=recovery,
         mlp_scratch=_scratch_bytes(module, target, "mlp") if halves is None else 0,
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
+        attention_scores=_scores_bytes(module) if cp > 1 else 0,
         first_forward=parts[0].seconds["forward"],
         first_backward=parts[0].seconds["passed_back"],
         pending=0 if apart is None else min(_pending_bytes(apart, number) for number in numbers),
@@ -202,7 +208,8 @@ def _slice_profile(
             "documents": tokens if plan.keeps_documents_apart and attention_goes_back else 0,
             "mlp_saved": _saved_bytes(model, plan, block("mlp", 0)),
             "boundary": exchanged_type(model, plan).nbytes,
-            "always_kept": always_kept,
+            # context ranks keep no keys for a backward that there is not
+            "always_kept": always_kept if plan.cp == 1 or attention_goes_back else 0,
         },
         head_saved=_saved_bytes(model, plan, block("head")),
         choices=[(kept, ops.seconds((*_FORWARD, Recompute, *_BACKWARD), "layer") - least) for kept, ops in options],
@@ -263,6 +270,16 @@ def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
     ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
     requests = [target.workspace(module, op) for op in ops]
     return min(aligned(request.nbytes) if request is not None else 0 for request in requests)
+
+
+def _scores_bytes(module: Module) -> int:
+    """Return the least bytes of activations, and of their gradients, that a backward through scores works on."""
+    ops = (op for op in module.stages[0].ops if type(op) is BackwardHeads)
+    tensors = ({t for t in (*op.reads, *op.writes, *op.updates) if t.kind in _OF_SCORES} for op in ops)
+    return min((sum(aligned(tensor.type.nbytes) for tensor in each) for each in tensors), default=0)
+
+
+_OF_SCORES = (StateKind.SAVED, StateKind.ACTIVATION, StateKind.PARTIAL)
 
 
 def _always_kept_bytes(model: ModelConfig, plan: Plan) -> int:

@@ -107,6 +107,7 @@ class Candidate:
             "summary": plan.summary,
             "pp": plan.pp,
             "dp": plan.dp,
+            "cp": plan.cp,
             "tp": plan.tp,
             "micro_batch_size": plan.micro_batch_size,
             "micro_batches": plan.micro_batches,

@@ -127,18 +127,18 @@ class FamilySpace:
         own.taken, own.position = set(), {False: 0, True: 0}
         return own
 
-    def next_row(self, is_out: Callable[[Cost], bool], *, of_tp_1: bool = False) -> int | None:
+    def next_row(self, is_out: Callable[[Cost], bool], *, of_whole: bool = False) -> int | None:
         """Return the row of the most promising shape that is neither taken nor out; None if there is none."""
         # The position only moves on. What is taken stays so; limits only fall and bounds only rise, so what is out
         # stays out.
-        at = self.position[of_tp_1]
+        at = self.position[of_whole]
         while at < len(self.order):
             row = self.order[at]
-            one = not of_tp_1 or self.shapes[row].tp == 1
+            one = not of_whole or self.shapes[row].is_whole
             if one and row not in self.taken and not is_out(self.cost(row)):
                 break
             at += 1
-        self.position[of_tp_1] = at
+        self.position[of_whole] = at
         return self.order[at] if at < len(self.order) else None
 
     def guess(self, row: int) -> Cost:

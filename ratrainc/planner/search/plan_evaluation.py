@@ -124,7 +124,12 @@ def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) ->
     micro_batches = folded_micro_batches(plan) if folded else plan.micro_batches
     if plan.chunks > 1 and micro_batches < plan.micro_batches:
         micro_batches += micro_batches - 2 * plan.pp
-    return layers * micro_batches * max(1, len(plan.slices)) * (1 + in_halves) * (2 if plan.tp > 1 else 1)
+    return layers * micro_batches * max(1, len(plan.slices)) * (1 + in_halves) * _parts(plan)
+
+
+def _parts(plan: Plan) -> float:
+    """Return the factor by which exchanges of tensor-parallel or context ranks make more ops of a layer."""
+    return 2.0 if plan.tp > 1 else 1.5 if plan.cp > 1 else 1.0
 
 
 def evaluate(task: Task) -> PlanEvaluation:

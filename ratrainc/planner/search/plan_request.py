@@ -12,7 +12,6 @@ from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
-from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
 from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
@@ -22,6 +21,7 @@ from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
+from ratrain.ratrainc.planner.space.context_ranks import choose_cp
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
@@ -52,6 +52,8 @@ class PlanRequest:
     """ZeRO levels to choose from, if the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
     peers: tuple[int, ...] | None = None
     """numbers of tensor-parallel ranks to choose from; None: all that divide the clusters and share out the model"""
+    contexts: tuple[int, ...] | None = None
+    """numbers of context ranks to choose from; None: 1, and for long sequences all that are possible"""
     robust: bool = False
     """simulate the best plans with a slow stage and with jitter too"""
     plan_template: Plan | None = None
@@ -88,6 +90,19 @@ class PlanRequest:
             return self.strategy.schedule or default_schedule(PipelineShape(1, 1))
         return self.plan_template.schedule or default_schedule(self.plan_template.shape)
 
+    @property
+    def fewest(self) -> int:
+        """The fewest clusters that the ranks which are asked for take."""
+        return min(self.peers or (1,)) * min(self.contexts or (1,))
+
+    def of_clusters(self, clusters: int, global_batch: int) -> PlanRequest:
+        """Return the request for at least `fewest` clusters, without those of the ranks asked for that are more."""
+        peers, contexts = (
+            numbers and tuple(number for number in numbers if number <= clusters)
+            for numbers in (self.peers, self.contexts)
+        )
+        return evolve(self, clusters=clusters, global_batch=global_batch, peers=peers, contexts=contexts)
+
     def left_out(self, schedule: str) -> str | None:
         """Return why no plan of a schedule can train what this request trains; None if some can."""
         if not self.setting.template.training:
@@ -107,12 +122,20 @@ class PlanRequest:
         """Return every shape to consider.
 
         Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, if tensor-parallel ranks
-        that are asked for, or needed by the strategy, do not share out the model, or if bounds or the schedule do not
-        go with what trains.
+        that are asked for, or needed by the strategy, do not share out the model, if context ranks that are asked for
+        do not share out its sequences, or if bounds or the schedule do not go with what trains.
         """
         check_planned_training(self.model, self.setting.shaped())
         if (reason := self.left_out(self.schedule)) is not None:
             fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
+        peers = choose_tp(self.setting, self.clusters, self.peers, self.strategy)
+        contexts = choose_cp(self.setting, self.clusters, self.contexts)
+        if (least := peers[0] * contexts[0]) > self.clusters:
+            text = f"{peers[0]} tensor-parallel x {contexts[0]} context ranks take {least} of {self.clusters} clusters"
+            fail("RT064", text, help="use more clusters, or fewer of these ranks (--tp, --cp)")
+        if 1 not in contexts and all(slices > 1 for *_, slices in divisions(self.schedule)):
+            text = f"{SCHEDULES[self.schedule].title} cuts sequences into slices, which context ranks do not have"
+            fail("RT064", text, help="use --cp 1, or another schedule")
         space = shapes(
             self.model,
             self.clusters,
@@ -121,9 +144,12 @@ class PlanRequest:
             self.machine.link_groups,
             schedule=self.schedule,
             seq_len=self.seq_len,
-            peers=choose_tp(self.setting, self.clusters, self.peers, self.strategy),
+            peers=peers,
+            contexts=contexts,
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,
+            # a search that is not asked for context ranks has the fewest that may pay
+            contexts_of_one=self.contexts is None,
         )
         if not ends_train(self.setting.template, self.model):  # a level of their own would be of nothing
             space = [shape for shape in space if shape.ends is None]
@@ -202,8 +228,9 @@ def planning_request(
         exhaustive=effort.exhaustive,
         robust=robust,
         zero_levels=plans.zero_levels,
-        # a template with tensor-parallel ranks asks for as many in every plan
+        # a template with tensor-parallel or context ranks asks for as many in every plan
         peers=plans.peers or ((template.tp,) if template.tp > 1 else None),
+        contexts=plans.contexts or ((template.cp,) if template.cp > 1 else None),
         plan_template=template,
         families=searched,
         # levels of single blocks are for searches over families, unless the strategy fixes the level
@@ -268,13 +295,12 @@ def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[P
 
 
 def without_schedule(plan: Plan) -> Plan:
-    """Return a plan as a template: without schedule, chunks, slices and context ranks, and without groups of its state.
+    """Return a plan as a template: without schedule, chunks and slices, and without groups of its state.
 
     Levels of single blocks are left out too.
     """
     # a template with several chunks a stage loses its stages too: their cuts would belong to chunks
     whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, shard_group=None, view_group=None)
-    whole = evolve(whole, cp=1, context_layout=ZIGZAG)
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 
 
@@ -292,10 +318,6 @@ def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, path: str) -> Non
 
 def _refuse_not_chosen(plan: Plan, by: str, path: str) -> None:
     """Raise `DiagnosticError` RT064 if a plan has keys that no search chooses."""
-    if plan.cp > 1:
-        at = place_in_plan(path, "cp")
-        text = f"{by} proposes no context ranks: it cannot keep cp = {plan.cp} of this plan"
-        fail("RT064", text, at.location, source=at.source, help="leave cp out here, and 'compile' plans that have it")
     for key in _NOT_CHOSEN:
         if getattr(plan, key) is not None:
             at = place_in_plan(path, key)

@@ -80,7 +80,7 @@ _PESSIMISM = 1.5
 """Factor on the order of a plan that hardly fits."""
 
 
-Kind = tuple[str, int, str, int, int | None]
+Kind = tuple[str, int, str, int, int, int | None]
 
 
 @frozen(order=True)
@@ -107,7 +107,7 @@ class _Leaf:
     def kind(self) -> Kind:
         """Key of plans that need bytes for the same reasons."""
         shape = self.shape
-        return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.ends
+        return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.cp, shape.ends
 
 
 @define(eq=False)
@@ -134,8 +134,8 @@ class Search:
     effort: TimeBudget = field(init=False)
     refused_of: Counter[Kind] = field(factory=Counter)
     """refused plans by kind"""
-    tried_tp_1: bool = False
-    """True if a plan of one tensor-parallel rank was evaluated"""
+    tried_whole: bool = False
+    """True if a plan without tensor-parallel and context ranks was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
     given_up: list[Candidate] = field(factory=list)
     """plans whose whole step took longer than was left"""
@@ -178,8 +178,8 @@ class Search:
             is_ended(),
         )
 
-    def next_leaf(self, *, of_tp_1: bool = False) -> _Leaf | None:
-        """Return the next plan worth evaluating, of one tensor-parallel rank if asked; None if there is none.
+    def next_leaf(self, *, of_whole: bool = False) -> _Leaf | None:
+        """Return the next plan worth evaluating, without tensor-parallel and context ranks if asked; None if none is.
 
         Shapes that come before it get their cuts.
         """
@@ -188,7 +188,7 @@ class Search:
         while True:
             # A shape that is expected to be better than the first leaf becomes a leaf first. At most
             # `_SHAPES_AT_ONCE` do so between two evaluations: choosing cuts takes time in which no limit falls.
-            space = self.next_space(of_tp_1=of_tp_1)
+            space = self.next_space(of_whole=of_whole)
             cost = space[0] if space is not None else WORST
             if space is not None and (left > 0 or not self.queue) and (not self.queue or cost < self.queue[0].order):
                 self.choose_cuts(space[1], space[2])
@@ -204,7 +204,7 @@ class Search:
                 order = scaled(leaf.order, _REFUSED_LIKE ** (refused - leaf.refused))
                 heapq.heappush(self.queue, attrs.evolve(leaf, order=order, refused=refused))
             # it is not wanted now, but stays in the queue
-            elif of_tp_1 and leaf.shape.tp > 1:
+            elif of_whole and not leaf.shape.is_whole:
                 others.append(leaf)
             elif self.is_out(leaf.bound, leaf.expected) or self.is_too_long(leaf):
                 self.set_aside(leaf.bound)
@@ -220,11 +220,11 @@ class Search:
         """Return True if another plan fits already and compiling this one is expected to exceed the time."""
         return bool(self.fitting) and not self.request.exhaustive and not self.effort.is_affordable(leaf.units)
 
-    def next_space(self, *, of_tp_1: bool) -> tuple[Cost, FamilySpace, int] | None:
+    def next_space(self, *, of_whole: bool) -> tuple[Cost, FamilySpace, int] | None:
         """Return the most promising shape that is not ruled out (guessed cost, space, row); None if all are."""
         found: tuple[Cost, FamilySpace, int] | None = None
         for space in self.spaces:
-            row = space.next_row(lambda cost: self.is_out(cost, cost), of_tp_1=of_tp_1)
+            row = space.next_row(lambda cost: self.is_out(cost, cost), of_whole=of_whole)
             if row is not None and (found is None or space.guess(row) < found[0]):
                 found = space.guess(row), space, row
         return found
@@ -291,11 +291,11 @@ class Search:
         while True:
             while len(running) < run.width:
                 late = not self.may_go_on()
-                # One plan without tensor parallelism is tried whatever the time, so that others make no answer worse.
-                leaf = None if is_ended() or (late and self.tried_tp_1) else self.next_leaf(of_tp_1=late)
+                # One plan without these ranks is tried whatever the time, so that others make no answer worse.
+                leaf = None if is_ended() or (late and self.tried_whole) else self.next_leaf(of_whole=late)
                 if leaf is None:
                     break
-                self.tried_tp_1 |= leaf.shape.tp == 1
+                self.tried_whole |= leaf.shape.is_whole
                 self.tick.begin(f"{leaf.shape.summary}, {leaf.space.family.name}{self.best_text}")
                 fits = bool(self.fitting)
                 seconds = None if self.request.exhaustive else self.effort.allowed(fits=fits, last=late)

@@ -1,4 +1,4 @@
-"""Rejected plans: why the best plan of another family, number of stages or peers, or kind of state lost."""
+"""Rejected plans: why the best plan of another family, number of stages, peers or context ranks, or state lost."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def rejected_plans(
     fitting: Sequence[Candidate] = (),
     refused: Sequence[Candidate] = (),
 ) -> list[RejectedPlan]:
-    """Return rows for other families, then, of the best one's family, for other stages, peers and ZeRO levels.
+    """Return rows for other families; then, of the best one's, for other stages, peers, context ranks and ZeRO levels.
 
     `fitting` and `refused` are the plans that were evaluated. Numbers of stages are the best plan's neighbours and
-    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor-parallel ranks say
-    by mechanism what makes them slower; with `explain` all do.
+    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor-parallel or context
+    ranks say by mechanism what makes them slower; with `explain` all do.
     """
     own = next(space for space in spaces if space.family.name == best.family)
     reference = mechanisms(own, best.shape)
@@ -58,6 +58,8 @@ def rejected_plans(
     lost += [row(f"P{pp}", own, [s for s in own.shapes if s.pp == pp]) for pp in sorted(stages & near)]
     others = sorted(peers - {best.shape.tp})
     lost += [row(f"T{tp}", own, [s for s in own.shapes if s.tp == tp], explained=True) for tp in others]
+    contexts = sorted({shape.cp for shape in own.shapes} - {best.shape.cp})
+    lost += [row(f"C{cp}", own, [s for s in own.shapes if s.cp == cp], explained=True) for cp in contexts]
     as_deep = [shape for shape in own.shapes if shape.pp == best.shape.pp]
     for mode in sorted({_mode(shape) for shape in as_deep} - {_mode(best.shape)}):
         shapes = [shape for shape in as_deep if _mode(shape) == mode]

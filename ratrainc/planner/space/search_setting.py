@@ -13,6 +13,7 @@ from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
 from ratrain.targets.machine.machine import Machine
 
 
@@ -23,8 +24,8 @@ class SearchSetting:
     model: ModelConfig
     machine: Machine
     template: Plan
-    """dtypes, chunks, the optimizer and, if tp > 1, `sequence_sharding` of every plan; its shape is
-    ignored"""
+    """dtypes, chunks, the optimizer and, if tp > 1, `sequence_sharding` of every plan, if cp > 1 `context_layout`; its
+    shape is ignored"""
     passes: str
     """pipeline of the strategy"""
 
@@ -51,11 +52,16 @@ class SearchSetting:
         """Return True if `peers` tensor-parallel ranks share out the rows of activations; a single one has all rows."""
         return peers == 1 or self.template.sequence_sharding
 
+    def context_layout(self, contexts: int) -> str:
+        """Return which tokens each of `contexts` context ranks has; the usual ones for a single rank, which has all."""
+        return self.template.context_layout if contexts > 1 else ZIGZAG
+
     def shaped(self, **shape: Any) -> Plan:
         """Return the template with another shape; keys left out stand for one rank, one micro-batch and whole state.
 
         `micro_batch_size` stays the template's.
         """
         usual: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cuts": (), "micro_batches": 1, "zero": 0, "reduce": "last"}
-        given = usual | {"mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
-        return evolve(self.template, **given, sequence_sharding=self.shards_sequences(given["tp"]))
+        given = usual | {"cp": 1, "mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
+        rows = self.shards_sequences(given["tp"])
+        return evolve(self.template, **given, sequence_sharding=rows, context_layout=self.context_layout(given["cp"]))

@@ -62,16 +62,27 @@ class Shape:
     """replicas that have all shards between them; None: all"""
     view_group: int | None = field(default=None, order=lambda group: group or 0)
     """replicas that have views of level 3 between them; None: these are gathered of shards"""
+    cp: int = 1
 
     @property
     def clusters(self) -> int:
         """Clusters that it occupies."""
-        return self.pp * self.dp * self.tp
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights of a stage: replicas times context ranks."""
+        return self.dp * self.cp
+
+    @property
+    def is_whole(self) -> bool:
+        """True if one rank of a stage computes a micro-batch alone, without tensor-parallel and context ranks."""
+        return self.tp == self.cp == 1
 
     @property
     def summary(self) -> str:
         """Sizes and levels in the words of a plan's summary."""
-        return sizes_text(self, self.slices)
+        return sizes_text(self, self.slices, self.cp)
 
     @property
     def pipeline(self) -> PipelineShape:
@@ -85,9 +96,13 @@ class Shape:
 
     @property
     def stage(self) -> Shape:
-        """One of its stages, of one sequence: everything that the bytes and seconds of its training state depend on."""
+        """One of its stages, of one sequence: everything that the bytes and seconds of its training state depend on.
+
+        Context ranks count as replicas, which they are to the state.
+        """
         tiles = tuple(evolve(tile, stages=1) for tile in self.tiles)
-        return evolve(self, pp=1, micro_batch_size=1, micro_batches=1, tiles=tiles, chunks=1, layout="loop", slices=1)
+        whole = evolve(self, dp=self.replicas, cp=1, tiles=tiles)
+        return evolve(whole, pp=1, micro_batch_size=1, micro_batches=1, chunks=1, layout="loop", slices=1)
 
     @property
     def zero_blocks(self) -> ZeroLevels | None:
@@ -108,6 +123,8 @@ class Shape:
             chunks=self.chunks,
             layout=self.layout,
             slices=setting.slice_lengths(self.slices),
+            cp=self.cp,
+            context_layout=setting.context_layout(self.cp),
             tp=self.tp,
             sequence_sharding=setting.shards_sequences(self.tp),
             zero_blocks=self.zero_blocks,
@@ -126,22 +143,28 @@ def shapes(
     schedule: str = "1f1b",
     seq_len: int = 1,
     peers: tuple[int, ...] = (1,),
+    contexts: tuple[int, ...] = (1,),
     ends: tuple[int, ...] = (),
     slices_of_one: bool = False,
+    contexts_of_one: bool = False,
 ) -> list[Shape]:
     """Return every shape on at most `clusters` clusters, under every mapping to groups.
 
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
-    the numbers of tensor-parallel ranks, which may not share out the model. `ends` are the ZeRO levels that embedding
-    and head may have of their own; if there are any, shards, or views of level 3 alone, may also be kept within groups
-    of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the machine has fewer clusters.
+    the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks, whose
+    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone. `ends`
+    are the ZeRO levels that embedding and head may have of their own; if there are any, shards, or views of level 3
+    alone, may also be kept within groups of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the
+    machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
     ways = divisions(schedule)
-    whole = _whole_shapes(model.layers, clusters, global_batch, modes, groups, peers, ends)
+    whole = _whole_shapes(
+        model.layers, clusters, global_batch, modes, groups, peers, contexts, ends, contexts_of_one=contexts_of_one
+    )
     space = [
         divided
         for shape in whole
@@ -174,13 +197,15 @@ _NUMBERS = (1, 2, 4, 8)
 
 def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, slices_at_most: int) -> Iterator[Shape]:
     for chunks, layout, slices in ways:
+        if slices > 1 < shape.cp:
+            continue
         if slices <= slices_at_most and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
             if (chunks, layout, slices) == (shape.chunks, shape.layout, shape.slices):
                 yield shape
                 continue
             s = shape  # not `evolve`, which takes several times as long: shapes are many
             sizes = s.pp, s.dp, s.micro_batch_size, s.micro_batches, s.zero, s.reduce, s.tiles
-            yield Shape(*sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group)
+            yield Shape(*sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group, s.cp)
 
 
 @lru_cache(maxsize=1)
@@ -191,29 +216,38 @@ def _whole_shapes(
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
     peers: tuple[int, ...],
+    contexts: tuple[int, ...],
     ends: tuple[int, ...],
+    *,
+    contexts_of_one: bool,
 ) -> tuple[Shape, ...]:
     """Return the shapes of one chunk a stage and whole micro-batches; cached, as all schedules divide the same ones."""
-    return tuple(shape for tp in peers for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, ends))
+    return tuple(
+        shape
+        for tp, cp in product(peers, contexts)
+        for shape in _of_ranks(layers, clusters, global_batch, modes, groups, tp, cp, ends)
+        if not (contexts_of_one and cp > 1 < shape.micro_batch_size)
+    )
 
 
-def _of_peers(
+def _of_ranks(
     layers: int,
     clusters: int,
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
     tp: int,
+    cp: int,
     ends: tuple[int, ...],
 ) -> Iterator[Shape]:
-    replicas = [d for d in divisors(global_batch) if d * tp <= clusters]
+    replicas = [d for d in divisors(global_batch) if d * cp * tp <= clusters]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
-        for pp in range(1, min(layers, clusters // (dp * tp)) + 1):
-            mapped = tilings(pp, dp, clusters, groups, tp)
-            states = modes if dp > 1 else ((0, "last"),)
+        for pp in range(1, min(layers, clusters // (dp * cp * tp)) + 1):
+            mapped = tilings(pp, dp * cp, clusters, groups, tp)
+            states = modes if dp * cp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
-                shape = Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp)
+                shape = Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp, cp=cp)
                 yield shape
                 if ends and zero:
                     yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
@@ -236,7 +270,7 @@ others do not, and vice versa."""
 def _groups_near(shape: Shape) -> list[int]:
     """Return the sizes of groups of replicas that a mapping places together and that divide all replicas."""
     near = {tile.replicas for tile in shape.tiles}
-    return sorted(number for number in near if 1 < number < shape.dp and shape.dp % number == 0)
+    return sorted(number for number in near if 1 < number < shape.replicas and shape.replicas % number == 0)
 
 
 def template(seq_len: int) -> Plan:

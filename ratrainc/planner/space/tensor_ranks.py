@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.tensor_ranks import problems
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems
 from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.planner.space.tilings import divisors
@@ -85,10 +85,14 @@ def _training_problem(model: ModelConfig, plan: Plan) -> tuple[str, str] | None:
 def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shape]:
     """Return the shapes whose tensor-parallel ranks share out the rows of an activation evenly.
 
+    Of these, tensor-parallel ranks that norm whole queries and keys together are not context ranks too.
     Raises `DiagnosticError` RT064 if there is none.
     """
-    whole = {key: _shares_rows(setting, *key) for key in {(s.tp, s.micro_batch_size, s.slices) for s in space}}
-    left = [shape for shape in space if whole[shape.tp, shape.micro_batch_size, shape.slices]]
+    whole = {key: _shares_rows(setting, *key) for key in {(s.tp, s.cp, s.micro_batch_size, s.slices) for s in space}}
+    left = [shape for shape in space if whole[shape.tp, shape.cp, shape.micro_batch_size, shape.slices]]
+    if not left and space[0].cp > 1 and norms_over_ranks(setting.model, setting.shaped(tp=space[0].tp)):
+        text = f"{setting.model.name} norms queries and keys over the heads of all tensor-parallel ranks"
+        fail("RT064", f"{text}, so they do not go with context ranks", help="use --cp 1, or --tp 1")
     if not left:
         fail(
             "RT064",
@@ -99,9 +103,11 @@ def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shap
     return left
 
 
-def _shares_rows(setting: SearchSetting, tp: int, micro_batch_size: int, slices: int) -> bool:
+def _shares_rows(setting: SearchSetting, tp: int, cp: int, micro_batch_size: int, slices: int) -> bool:
     if tp == 1:
         return True
     lengths = setting.slice_lengths(slices)
-    plan = setting.shaped(tp=tp, micro_batch_size=micro_batch_size, slices=lengths)
+    plan = setting.shaped(tp=tp, cp=cp, micro_batch_size=micro_batch_size, slices=lengths)
+    if cp > 1 and norms_over_ranks(setting.model, plan):
+        return False
     return next(problems(setting.model, plan), None) is None

@@ -512,13 +512,6 @@ def test_a_plan_to_be_like_says_nothing_that_no_search_has(key, tmp_path, capsys
     assert f"it cannot keep {key.split()[1]} of this plan" in capsys.readouterr().err
 
 
-def test_a_plan_to_be_like_has_no_context_ranks(tmp_path, capsys):
-    path = tmp_path / "P.toml"
-    path.write_text(Path(TINY_PLAN).read_text().replace("[parallel]", "[parallel]\ncp = 2", 1))
-    assert main(["plan", *QUICK, "--quick", "--like", str(path)]) == 1
-    assert "proposes no context ranks: it cannot keep cp = 2 of this plan" in capsys.readouterr().err
-
-
 def test_slices_that_are_bound_by_ddr_are_noted(tmp_path, capsys):
     """189 rows of f16 on an MT-3000; a slice of two sequences has twice its tokens."""
     machine = load_machine(None)

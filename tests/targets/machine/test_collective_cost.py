@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.rank_mapping import Tile
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.context_rows import run_length
+from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.ops.collectives import GatherKeys, ReduceKeys
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import Mesh, grid
@@ -246,6 +247,31 @@ def test_copies_of_shards_move_what_groups_have_summed() -> None:
 def test_shard_groups_fill_tiles_as_replicas_do(tile: Tile, within: tuple[int, ...]) -> None:
     mesh = Mesh(1, 16, 1, (0,), shard_group=8)
     assert Placement(SHARED.link_groups, mesh, (tile,)).members("shards").within == within
+
+
+@pytest.mark.parametrize(
+    ("tiles", "peers", "within"),
+    [
+        (None, 1, (4, 8)),
+        (None, 2, (2, 8)),
+        (None, 4, (1, 8)),
+        ((Tile("chip", 1, 2),), 1, (2, 8)),
+        ((Tile("chip", 1, 4),), 1, (4, 8)),
+        ((Tile("chip", 1, 2, 2),), 2, (2, 8)),
+    ],
+)
+def test_context_ranks_are_neighbours_outside_tensor_ranks(
+    tiles: tuple[Tile, ...] | None, peers: int, within: tuple[int, ...]
+) -> None:
+    """A chip of four holds as many as the order of ranks, or a tile, puts there; never more than there are."""
+    mesh = Mesh(1, 16, peers, (0,), contexts=8)
+    placement = Placement(SHARED.link_groups, mesh, tiles)
+    assert placement.members("context").within == within
+    if tiles is None:
+        on_chip = [rank for rank in mesh.members(Group.CONTEXT, mesh.ranks[0]) if mesh.lane(rank) < 4]
+        assert len(on_chip) == within[0]
+    few = Placement(SHARED.link_groups, Mesh(1, 16, peers, (0,), contexts=2), tiles).members("context")
+    assert few.within == (min(within[0], 2), 2)
 
 
 def test_chips_must_be_full() -> None:

@@ -1,0 +1,66 @@
+"""Numbers of context ranks to consider: a search has them of itself where sequences are long.
+
+They divide what one sequence costs, in bytes and seconds, and exchange keys and values for it. Of short sequences
+replicas, stages and slices divide a step as well, without that exchange; so a search of these has context ranks only
+where they are asked for, and takes no longer. For the same reason ranks that nobody asked for have many tokens of a
+sequence each, and one sequence in a micro-batch: of several, smaller micro-batches come first. Example: 131,072 tokens
+on 24 clusters give 1, 2, 4 and 8; 3 ranks would cut them into 6 runs, which are not equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
+from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.planner.space.tilings import divisors
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+
+
+def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the numbers of context ranks to choose from: `asked`, else 1, and for long sequences all possible ones.
+
+    All of these leave each rank `LEAST_TOKENS` tokens of a sequence or more. Possible ones divide the clusters, and cut
+    every sequence into equal runs. Raises `DiagnosticError` RT064 if an asked number does not, or exceeds the clusters.
+    """
+    if asked is None:
+        tokens = setting.template.seq_len
+        most = tokens // LEAST_TOKENS if tokens >= LONG_SEQUENCE else 1
+        return tuple(number for number in possible(setting, clusters) if number <= most)
+    for number in asked:
+        if number > clusters:
+            text = f"{number} context ranks take more than the {clusters} clusters"
+            fail("RT064", text, help="use more clusters, or fewer context ranks (--cp)")
+        if (problem := _problem(setting, number)) is not None:
+            text, help_text = problem
+            fail("RT064", text, help=help_text.replace("cp = 1", "--cp 1"))
+    return tuple(sorted(asked))
+
+
+def left_out(setting: SearchSetting, clusters: int, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """Return possible numbers of context ranks that `choose_cp` leaves out unless they are asked for."""
+    if asked is not None:
+        return ()
+    chosen = choose_cp(setting, clusters, asked)
+    return tuple(number for number in possible(setting, clusters) if number not in chosen)
+
+
+def possible(setting: SearchSetting, clusters: int) -> tuple[int, ...]:
+    """Return the numbers of context ranks that divide the clusters and can have what every plan of a search has."""
+    return tuple(number for number in divisors(clusters) if _problem(setting, number) is None)
+
+
+def _problem(setting: SearchSetting, contexts: int) -> tuple[str, str] | None:
+    """Return why `contexts` context ranks cannot compute a template's sequences, and a way out; None if they can."""
+    if contexts == 1:
+        return None
+    try:
+        check_plan(Shape(1, 1, 1, 1, 0, "last", cp=contexts).plan(setting, ()), setting.model)
+    except DiagnosticError as error:
+        return error.diagnostics[0].message, error.diagnostics[0].help or ""
+    return None
