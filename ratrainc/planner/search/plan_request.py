@@ -134,7 +134,8 @@ class PlanRequest:
             text = f"{peers[0]} tensor-parallel x {contexts[0]} context ranks take {least} of {self.clusters} clusters"
             fail("RT064", text, help="use more clusters, or fewer of these ranks (--tp, --cp)")
         if 1 not in contexts and all(slices > 1 for *_, slices in divisions(self.schedule)):
-            text = f"{SCHEDULES[self.schedule].title} cuts sequences into slices, which context ranks do not have"
+            title = SCHEDULES[self.schedule].title
+            text = f"{title} cuts sequences into slices, and the planner has no slices of context ranks"
             fail("RT064", text, help="use --cp 1, or another schedule")
         space = shapes(
             self.model,

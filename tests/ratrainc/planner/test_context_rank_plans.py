@@ -115,7 +115,11 @@ def test_ranks_that_nobody_asked_for_have_many_tokens_each_and_one_sequence_in_a
     [
         ((8,), {}, "8 context ranks take more than the 6 clusters"),
         ((3,), {}, "3 context ranks cut a sequence of 32 tokens into 6 equal runs"),
-        ((2,), {"strategy": strategy("seq1f1b")}, "cuts sequences into slices, which context ranks do not have"),
+        (
+            (2,),
+            {"strategy": strategy("seq1f1b")},
+            "cuts sequences into slices, and the planner has no slices of context ranks",
+        ),
         ((2,), {"plan_template": evolve(template(32), attention="scores-kept")}, "holds the scores of whole sequences"),
         ((4,), {"peers": (2,)}, "2 tensor-parallel x 4 context ranks take 8 of 6 clusters"),
         ((2,), {"model": in_family(MODEL, "olmo2"), "peers": (2,)}, "so they do not go with context ranks"),
