@@ -154,6 +154,7 @@ def put_exchange(reader: JobReader, key: str) -> None:
     known = [each for each in _FORMS if each in found]
     reader.values["context"] = form = _FORMS[known[0]] if known else Context.RING
     if (reader.values.get("cp") or 1) == 1:
+        reader.ignore(key, "there is one context rank")
         return
     reader.put_or_assume("context", form, key, f"{_TRANSFORMER}.cp_comm_type", says=reader.has(key))
     reader.taken.add(key)

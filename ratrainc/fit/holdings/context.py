@@ -7,8 +7,8 @@ queries of width q, keys of width k, and `x32` for f32:
     form, code                  kept in addition      forward, at its fullest     backward, at its fullest
     gather, ring-flash-attn     nothing               2 T w                       4 T w + 2 t w
     ring, ring-flash-attn       nothing               4 t k + 4 t q x32           4 t k + t (q + 6 k) x32
-    gather, PyTorch             output t q            2 T k + 2 t k + 4 t q x32   2 T k + 2 t k + t (2 q + 6 k) x32
-    ring, PyTorch               output t q            4 t k + 4 t q x32           4 t k + t (2 q + 6 k) x32
+    gather, PyTorch             output t q            2 T k + 4 t q x32           2 T k + 4 t k + t (1.5 q + 6 k) x32
+    ring, PyTorch               output t q            4 t k + 4 t q x32           6 t k + t (1.5 q + 6 k) x32
     ring, TransformerEngine     nothing               2 T k + T q                 8 t k + t q
     gather, TransformerEngine   nothing               3 T k                       6 T k
     heads, either               output t q            2 t (q + 2 k')              2 t (q + k')
@@ -27,7 +27,8 @@ each head on as many ranks as there are too few heads for. Read in
 - deepspeedai/DeepSpeed deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF, _DimZeroAllToAll: heads
   elsewhere; keys and values are repeated where there are fewer heads than ranks
 
-tests/ratrainc/fit/test_context_ranks.py runs these steps on several ranks of a process, and counts.
+tests/ratrainc/fit/test_context_ranks.py counts what PyTorch's own code makes as one of several ranks, and the steps of
+the others as they are written there a second time.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def exchange_forward(part: Part) -> int:
         case Code.ENGINE, _:
             return item * whole * (2 * key + query)
         case _, Context.GATHER:
-            return 2 * item * (whole + tokens) * key + merged
-    return 4 * item * tokens * key + merged
+            return 2 * item * whole * key + merged
+    return 2 * item * tokens * key * min(job.cp - 1, 2) + merged  # two ranks receive once
 
 
 def exchange_backward(part: Part) -> int:
@@ -84,13 +85,14 @@ def exchange_backward(part: Part) -> int:
         case Code.RING_FLASH, Context.GATHER:
             return item * (4 * whole + 2 * tokens) * _gathered_width(part)
         case Code.RING_FLASH, _:
-            return 4 * item * tokens * key + _F32 * tokens * (query + 6 * key)
+            return 2 * item * tokens * key * min(job.cp - 1, 2) + _F32 * tokens * (query + 6 * key)
         case Code.ENGINE, Context.GATHER:
             return 6 * item * whole * key
         case Code.ENGINE, _:
             return item * tokens * (8 * key + query)
-    sums = _F32 * tokens * (2 * query + 6 * key)
-    return sums + (2 * item * (whole + tokens) * key if job.context is Context.GATHER else 4 * item * tokens * key)
+    sums = _F32 * tokens * (3 * query + 12 * key) // 2
+    # two ranks receive once
+    return sums + 2 * item * key * (whole + 2 * tokens if job.context is Context.GATHER else min(job.cp, 3) * tokens)
 
 
 def _gathered_width(part: Part) -> int:

@@ -5,6 +5,7 @@ Exchanges are written here a second time as the steps of each code, with tensors
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.bridge.jobs.formats import read_job
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Context, Job, Loss, Sharding, Training
+from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.activations import layer_kept
 from ratrain.ratrainc.fit.holdings.context import EXCHANGE, exchange_backward, exchange_forward
@@ -26,6 +29,11 @@ from ratrain.ratrainc.fit.limits import limits
 from ratrain.ratrainc.fit.ways_out import most_bytes
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.fit.jobs import job_of, megatron, model_of
+
+torch = pytest.importorskip("torch")
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402 - after the skip
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 GIB = 1 << 30
 MODEL = model_of("llama", layers=4, hidden_size=256, heads=16, kv_heads=8, head_dim=16, ffn_size=704, vocab_size=512)
@@ -68,8 +76,9 @@ class Allocator:
 def ring_flash_ring(cp: int, q: int, k: int) -> int:
     """ring_flash_attn_backward, in elements of a rank's queries and keys: results in bf16 are counted elsewhere."""
     a = Allocator()
-    a.make(k=2 * k, v=2 * k)  # received
     a.make(next_k=2 * k, next_v=2 * k)
+    if cp > 2:
+        a.make(k=2 * k, v=2 * k)  # received before
     a.make(dq=4 * q, dk=4 * k, dv=4 * k)
     for _ in range(cp - 1):
         a.make(next_dk=4 * k, next_dv=4 * k)
@@ -83,20 +92,6 @@ def ring_flash_gather(cp: int, q: int, k: int, heads: int = 8) -> int:
     a = Allocator()
     head = k // heads
     a.make(kv_buffer=2 * 2 * cp * head, dkv_buffer=2 * 2 * cp * head, kv_contiguous_buffer=2 * 2 * head)
-    return a.most
-
-
-def torch_backward(cp: int, q: int, k: int, *, gathers: bool) -> int:
-    """_templated_ring_attention_backward."""
-    a = Allocator()
-    a.make(grad_query=4 * q)
-    a.make(grad_kv=4 * 2 * k)
-    a.make(next_kv=2 * 2 * k, aggregated=2 * 2 * k * (cp if gathers else 1))
-    for _ in range(cp - 1):
-        a.make(sent=4 * 2 * k)  # cat
-        a.make(received=4 * 2 * k)  # exchange_buffers
-        a.make(new_query=4 * q)  # _partial_update
-        a.free("new_query", "sent", "received")
     return a.most
 
 
@@ -125,8 +120,6 @@ def heads(cp: int, q: int, k: int) -> int:
 STEPS = {
     "gather of ring-flash-attn": ring_flash_gather,
     "ring of ring-flash-attn": ring_flash_ring,
-    "gather of PyTorch": lambda cp, q, k: torch_backward(cp, q, k, gathers=True),
-    "ring of PyTorch": lambda cp, q, k: torch_backward(cp, q, k, gathers=False),
     "ring of TransformerEngine": engine_ring,
     "gather of TransformerEngine": engine_gather,
     "heads of TransformerEngine": heads,
@@ -134,12 +127,88 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", STEPS)
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_a_backward_holds_what_its_steps_make(form: str, cp: int) -> None:
     tokens = 256 // cp
     counted = STEPS[form](cp, tokens * MODEL.heads * MODEL.head_dim, tokens * MODEL.kv_heads * MODEL.head_dim)
     assert exchange_backward(Part(job(form, cp), 0)) == counted
+
+
+class Peak(TorchDispatchMode):
+    """Most bytes of storages that were alive at once, of those that are made under it."""
+
+    def __init__(self, *given: torch.Tensor) -> None:
+        super().__init__()
+        self.given = [each.untyped_storage() for each in given]
+        self.seen = {each._cdata for each in self.given}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for each in tree_leaves(results):
+            if type(each) is torch.Tensor and each.untyped_storage()._cdata not in self.seen:
+                self._made(each.untyped_storage())
+        return results
+
+    def _made(self, storage) -> None:
+        address, nbytes = storage._cdata, storage.nbytes()
+        self.seen.add(address)
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+        def freed() -> None:
+            self.seen.discard(address)
+            self.now -= nbytes
+
+        weakref.finalize(storage, freed)
+
+
+def of_torch(form: str, part: Part, rank: int) -> tuple[int, int, bool]:
+    """Run PyTorch's exchange as one of several ranks that receive nothing: peaks, and if the result lies by head."""
+    code = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention")
+    rows, width = part.tokens, part.model.head_dim
+    query, key, value = (
+        torch.zeros(1, rows, heads, width, dtype=torch.bfloat16).transpose(1, 2)
+        for heads in (part.heads, part.model.kv_heads, part.model.kv_heads)
+    )
+
+    def forward(query, key, value, **_):
+        return torch.empty_like(query), torch.zeros(query.shape[:3])
+
+    def backward(query, key, value, **_):
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=part.job.cp)
+    before = code._cp_options.rotate_method
+    try:
+        group = torch.distributed.group.WORLD
+        code._cp_options.rotate_method = code._RotateMethod["ALL_GATHER" if "gather" in form else "ALL_TO_ALL"]
+        with Peak(query, key, value) as there:
+            out, sums, *_ = code._templated_ring_attention(group, 2, forward, query, key, value, is_causal=True)
+        gradient = torch.zeros_like(out)
+        with Peak(query, key, value, out, sums, gradient) as back:
+            code._templated_ring_attention_backward(
+                group, 2, backward, gradient, "grad_out", query, key, value, out, sums, is_causal=True
+            )
+    finally:
+        code._cp_options.rotate_method = before
+        torch.distributed.destroy_process_group()
+    return there.most, back.most, out.is_contiguous()
+
+
+@pytest.mark.parametrize("form", ["gather of PyTorch", "ring of PyTorch"])
+@pytest.mark.parametrize("kv_heads", [4, 8, 16])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_the_exchange_of_pytorch_holds_what_its_own_code_makes(form: str, kv_heads: int, cp: int) -> None:
+    """Its results are the attention's gradients and result, which other formulas count; row sums are left out."""
+    part = Part(evolve(job(form, cp), model=evolve(MODEL, kv_heads=kv_heads)), 0)
+    first, last = (of_torch(form, part, rank) for rank in (0, cp - 1))
+    forward = exchange_forward(part) + part.item * part.tokens * part.query
+    backward = exchange_backward(part) + part.item * part.tokens * (part.query + 2 * part.key)
+    assert forward == pytest.approx(max(first[0], last[0]), rel=0.1)
+    assert backward == pytest.approx(max(first[1], last[1]), rel=0.1)
+    assert (first[2], last[2]) == (True, False)  # a copy on the first rank, which the projection reads
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -308,6 +377,54 @@ def test_adapters_go_with_context_ranks() -> None:
     tuned = job("gather of ring-flash-attn", 4, method="lora", adapter=adapter)
     assert refusal(tuned) == ""
     assert most_bytes(tuned) < most_bytes(job("gather of ring-flash-attn", 4))
+
+
+ARGUMENTS = "--tensor-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 8 --seq-length 64 --num-layers 2 "
+MEGATRON = f"torchrun --nproc_per_node 8 pretrain_gpt.py {ARGUMENTS} --hidden-size 64 --num-attention-heads 8 "
+WORDS: dict[str, tuple[str, str, Context, bool]] = {
+    "axolotl packs": ("axolotl", f"{AXOLOTL}context_parallel_size: 2\nsample_packing: true\n", Context.GATHER, False),
+    "axolotl does not pack": ("axolotl", f"{AXOLOTL}context_parallel_size: 2\n", Context.RING, False),
+    "axolotl, by name": (
+        "axolotl",
+        f"{AXOLOTL}context_parallel_size: 2\nring_attn_func: varlen_llama3\nheads_k_stride: 2\n",
+        Context.GATHER,
+        False,
+    ),
+    "Megatron-LM": ("megatron-lm", f"{MEGATRON} --context-parallel-size 2", Context.RING, False),
+    "Megatron-LM's heads": (
+        "megatron-lm",
+        f"{MEGATRON} --context-parallel-size 2 --cp-comm-type a2a",
+        Context.HEADS,
+        False,
+    ),
+    "Megatron-LM, two in one": (
+        "megatron-lm",
+        f"{MEGATRON} --context-parallel-size 4 --cp-comm-type a2a+p2p",
+        Context.RING,
+        True,
+    ),
+    "one rank": ("megatron-lm", f"{MEGATRON} --cp-comm-type all_gather", Context.GATHER, False),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_file_says_the_form(name: str, tmp_path) -> None:
+    framework, text, form, open_ = WORDS[name]
+    file = tmp_path / "file"
+    file.write_text(text)
+    read = read_job(file, Asked(devices=8), framework)
+    assert read.context is form
+    assert any("cp-comm-type" in each.key for each in read.not_understood) is open_
+    assert read.sizes.get("heads_k_stride") == (2 if "stride" in text else None)
+    told = {each.key for each in (*read.ignored, *read.not_understood)}
+    assert ("cp-comm-type" in told) is (name in ("one rank", "Megatron-LM, two in one"))  # without effect, or open
+
+
+def test_a_name_that_axolotl_does_not_have_is_refused(tmp_path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(f"{AXOLOTL}context_parallel_size: 2\nring_attn_func: batch_zigzag\n")
+    with pytest.raises(DiagnosticError, match="one of varlen_llama3, batch_ring"):
+        api.fit(file, devices=8, memory=GIB)
 
 
 def test_exact_compares_context_ranks_with_slices(tmp_path) -> None:
