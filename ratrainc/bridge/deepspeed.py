@@ -44,6 +44,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     TIMES,
     TIMING,
     TRAINS,
+    ULYSSES,
     UNBIASED,
     VIEWS,
     WHOLE,
@@ -51,7 +52,6 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     scheduler_source,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
-from ratrain.ratrainc.bridge.jobs.context_ranks import ULYSSES
 from ratrain.ratrainc.bridge.settings import (
     Default,
     Framework,

@@ -9,6 +9,8 @@ from ratrain.ratrainc.bridge.settings import Rule
 
 WHOLE, MICRO, TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 STAGES, PEERS, SEQUENCE_RANKS = "pipeline.stages", "tensor_parallel.autotp_size", "sequence_parallel_size"
+ULYSSES = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
+"""Place of the exchange of heads, which each rank has of one run of every sequence."""
 REPLICAS = "data_parallel_size"
 ZERO, STAGE = "zero_optimization", "zero_optimization.stage"
 GROUP, VIEWS = "zero_optimization.mics_shard_size", "zero_optimization.zero_hpz_partition_size"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ratrain.ratrainc.bridge.deepspeed_rules import ULYSSES
 from ratrain.ratrainc.bridge.jobs.job import Context
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _CUTS_ONCE = {
     "apply_sequence_parallelism",
     "nanotron": "huggingface/nanotron: src/nanotron/data/clm_collator.py, DataCollatorForCLMWithPositionIds",
 }
-ULYSSES = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
-"""Place of the exchange of heads, which each rank has of one run of every sequence."""
 
 
 def code_of(job: Job) -> Code:
@@ -57,3 +56,8 @@ def length_divisor(job: Job) -> int:
         return 1
     gathers = job.framework == "nanotron" and job.context is Context.GATHER
     return job.cp if source_of_one_run(job) and not gathers else 2 * job.cp
+
+
+def copies_result(job: Job) -> bool:
+    """Return True if context ranks keep the attention's result once more, in another layout, for its projection."""
+    return job.cp > 1 and (job.context is Context.HEADS or code_of(job) is Code.TORCH)

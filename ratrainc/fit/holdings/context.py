@@ -47,11 +47,6 @@ EXCHANGE = "buffers of context ranks: keys and values"
 _F32 = 4
 
 
-def copies_result(job: Job) -> bool:
-    """Return True if context ranks keep the attention's result once more, in another layout, for its projection."""
-    return job.cp > 1 and (job.context is Context.HEADS or code_of(job) is Code.TORCH)
-
-
 def exchange_forward(part: Part) -> int:
     """Return the bytes that context ranks hold in an attention's forward, in addition to what it keeps."""
     job, item, tokens, query, key = part.job, part.item, part.tokens, part.query, part.exchanged_key

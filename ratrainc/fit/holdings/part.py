@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.bridge.jobs.context_ranks import copies_result
 from ratrain.ratrainc.bridge.jobs.job import Context, Experts, Job, Sharding
-from ratrain.ratrainc.fit.holdings.context import copies_result
 from ratrain.ratrainc.fit.holdings.styles import (
     JOINED_FAMILIES,
     MEGATRON,
