@@ -61,3 +61,8 @@ def length_divisor(job: Job) -> int:
         return 1
     gathers = job.framework == "nanotron" and job.context is Context.GATHER
     return job.cp if source_of_one_run(job) and not gathers else 2 * job.cp
+
+
+def copies_result(job: Job) -> bool:
+    """Return True if context ranks keep the attention's result once more, in another layout, for its projection."""
+    return job.cp > 1 and (job.context is Context.HEADS or code_of(job) is Code.TORCH)

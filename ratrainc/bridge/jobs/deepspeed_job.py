@@ -43,6 +43,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     TIMES,
     TRAINER_OPTIMIZERS,
     TYPES,
+    ULYSSES,
     VIEWS,
     WHOLE,
     ZERO,
@@ -179,10 +180,9 @@ def _degrees(reader: JobReader) -> None:
             reader.put(field, value, name)
         else:
             reader.values[field] = 1
-    source = "deepspeedai/DeepSpeed: deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
     reader.values["context"] = Context.HEADS
     if reader.values["cp"] > 1:
-        reader.assume("context", Context.HEADS, SEQUENCE_RANKS, source)
+        reader.assume("context", Context.HEADS, SEQUENCE_RANKS, ULYSSES)
 
 
 def _model(reader: JobReader, asked: Asked, *, trainer: bool) -> None:

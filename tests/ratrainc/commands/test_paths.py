@@ -137,6 +137,7 @@ NO_PATHS |= {
     "prompt_tokens",
     "plans_zero_levels",
     "plans_peers",
+    "plans_contexts",
     "plans_schedules",
     "questions_what_ifs",
     "clusters",
