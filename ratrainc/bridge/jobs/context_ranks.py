@@ -37,11 +37,6 @@ def code_of(job: Job) -> Code:
     return Code.RING_FLASH if job.framework in _CUTS_ONCE else Code.TORCH
 
 
-def copies_result(job: Job) -> bool:
-    """Return True if context ranks keep the attention's result once more, in another layout, for its projection."""
-    return job.cp > 1 and (job.context is Context.HEADS or code_of(job) is Code.TORCH)
-
-
 def source_of_one_run(job: Job) -> str | None:
     """Return the place in the framework's source that gives a context rank one run of each sequence.
 
