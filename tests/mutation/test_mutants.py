@@ -80,7 +80,7 @@ def test_subjects_train_so_that_equal_results_mean_something(name: str) -> None:
                     assert not np.array_equal(elements(rank, number), elements(start_rank, number)), (what, unit)
     assert [step.report.skipped_blocks for step in run.done] == [0] * judge.STEPS
     overflowing = original_behaviour(subject, overflows=True)
-    updates = sum(1 for _ in instructions(program, "update")) * program.plan.dp * program.plan.tp
+    updates = sum(1 for _ in instructions(program, "update")) * program.plan.replicas * program.plan.tp
     assert 0 < overflowing.skipped[0] <= updates
     assert overflowing != original_behaviour(subject, overflows=False)
 

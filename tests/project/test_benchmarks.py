@@ -406,7 +406,7 @@ def test_fit_cases_are_predicted_or_refused_by_name(capsys):
     main(["--owners", "fit-tt3b-ac"])
     *rows, _, _, _, _, _, _ = capsys.readouterr().out.splitlines()
     lines = [row for row in rows if row.startswith("fit-")]
-    assert len(lines) == 64
+    assert len(lines) == 67
     assert sum("refused: adapter" in row for row in lines) == 8
     assert any(row.strip().endswith(" weights") for row in rows)
     main(["tables"])
