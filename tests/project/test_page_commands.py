@@ -164,7 +164,9 @@ def for_coming_from() -> None:
     for name in ("pretrain.sh", "ds_config.json", "job.toml"):
         shutil.copy(ROOT / "tests" / "data" / "bridge" / name, name)
     shutil.copy(ROOT / "tests" / "data" / "bridge" / "megatron" / "dense.sbatch", "train.sbatch")
-    Path("sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\ndataset_name: d\nmax_length: 4096\npacking: true\n")
+    Path("sft.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen3-8B\ndataset_name: d\nmax_steps: 9\nmax_length: 4096\npacking: true\n"
+    )
     sharded = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
     Path("fsdp.yaml").write_text(f"{sharded}mixed_precision: bf16\nnum_processes: 8\n")
     job = Path("job.toml").read_text()  # of 32 ranks; the page says 64
