@@ -168,6 +168,9 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
             ),
             f"use a tp that divides {model.kv_heads}, or that {model.kv_heads} divides",
         )
+    if (words := -(-model.vocab_size // peers)) * (peers - 1) >= model.vocab_size:
+        text = f"{peers} tensor-parallel ranks with {words} of {model.vocab_size} words each leave a rank without any"
+        yield text, "use another tp"
     for rows in {plan.micro_batch_size * length // plan.cp for length in (plan.slices or (plan.seq_len,))}:
         if plan.sequence_sharding and rows % peers:
             yield (

@@ -89,6 +89,17 @@ def test_context_ranks_can_share_out_slices_that_are_given_by_number(cp, layout,
     assert all(each > 0 and each % (plan.cp * plan.context_runs) == 0 for each in lengths)
 
 
+@pytest.mark.parametrize(("words", "good"), [(3, False), (4, True), (5, False), (6, False), (7, True), (256, True)])
+def test_every_tensor_parallel_rank_has_words(words, good):
+    model, text = evolve(MODEL, vocab_size=words), BASE.replace("dp = 2", "dp = 2\ntp = 4")
+    if good:
+        assert parse(text, model).tp == 4
+        return
+    (error,) = refusal(parse, text, model)
+    assert (error.code, error.help) == ("RT064", "use another tp")
+    assert "leave a rank without any" in error.message
+
+
 def test_zero_default_needs_replicas():
     assert parse(BASE).zero == 1
     assert parse(BASE.replace("dp = 2", "dp = 1")).zero == 0
