@@ -75,7 +75,7 @@ def balance_cuts(model: ModelConfig, pp: int, seq_len: int) -> tuple[int, ...]:
 
 
 def even_lengths(seq_len: int, count: int, unit: int = 1) -> tuple[int, ...]:
-    """Return the lengths of `count` slices of a sequence, multiples of `unit` tokens.
+    """Return the lengths of `count` slices of a sequence, multiples of `unit` tokens, as `seq_len` must be.
 
     They differ by at most one unit; longer ones come first.
     """
@@ -87,7 +87,7 @@ def even_work_lengths(model: ModelConfig, seq_len: int, count: int, unit: int = 
     """Return the lengths of `count` slices of a sequence that take about equal floating-point operations in a layer.
 
     Queries of a slice attend to the keys of all earlier ones, so later slices are shorter. Each has at least one unit:
-    the tokens that lengths must be a multiple of, so that context ranks can share them out.
+    the tokens that lengths, and `seq_len`, must be a multiple of, so that context ranks can share them out.
     """
 
     def work(tokens: int) -> float:

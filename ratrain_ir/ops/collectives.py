@@ -448,12 +448,8 @@ def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
 
 
 TensorOp = GatherRows | ReduceRows | ReduceSums | CombineLoss | GatherKeys | ReduceKeys
-
-
 CONTEXT_OPS: tuple[type[Op], ...] = (GatherKeys, ReduceKeys)
 """Kinds of collectives of context ranks"""
-
-
 TENSOR_OPS: tuple[type[Op], ...] = get_args(TensorOp)
 """Kinds of collectives of tensor-parallel or context ranks within the passes of a micro-batch"""
 

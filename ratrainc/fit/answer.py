@@ -355,8 +355,8 @@ def _described(job: Job, title: str) -> str:
     axes = [f"{name} {count}" for name in ("tp", "pp", "cp") if (count := getattr(job, name)) > 1]
     devices = f"{job.devices or 1} device{'s' * ((job.devices or 1) != 1)}"
     spread = ", ".join([devices, *axes, job.sharding.value if job.sharding.value != "none" else "not sharded"])
-    shared = f"{job.cp} devices" if job.cp > 1 else "a device"
-    batch = f"{job.micro_batch_size} x {job.seq_len} tokens {shared} and micro-batch"
+    sharing = f"for {job.cp} devices" if job.cp > 1 else "a device"
+    batch = f"{job.micro_batch_size} x {job.seq_len} tokens {sharing} and micro-batch"
     recompute = f"recomputation {job.checkpointing.value}"
     return f"{title}, {job.model_name or job.model.name} ({_adapter_text(job)}), {spread}; {batch}; {recompute}"
 

@@ -201,7 +201,7 @@ def of_torch(form: str, part: Part, rank: int) -> tuple[int, int, bool]:
 @pytest.mark.parametrize("kv_heads", [4, 8, 16])
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_the_exchange_of_pytorch_holds_what_its_own_code_makes(form: str, kv_heads: int, cp: int) -> None:
-    """Its results are the attention's gradients and result, which other formulas count; row sums are left out."""
+    """Leave out what other formulas count, the attention's result and gradients, and sums of rows."""
     part = Part(evolve(job(form, cp), model=evolve(MODEL, kv_heads=kv_heads)), 0)
     first, last = (of_torch(form, part, rank) for rank in (0, cp - 1))
     forward = exchange_forward(part) + part.item * part.tokens * part.query
@@ -360,7 +360,7 @@ def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
     )
     after = api.fit(file, devices=8, memory=79 * GIB)
     assert after.peak == way.peak_bytes
-    assert "8 devices, cp 8, fsdp2; 1 x 131072 tokens 8 devices and micro-batch" in repr(after)
+    assert "8 devices, cp 8, fsdp2; 1 x 131072 tokens for 8 devices and micro-batch" in repr(after)
     assert "context ranks of ring-flash-attn" in after.band.text
 
 
