@@ -262,16 +262,14 @@ class _StageLowering(StageTensors):
 
     def gather_keys(self, block: Block, piece: Piece, phase: Phase) -> None:
         """Emit the gather of keys and values over context ranks for a pass."""
-        known = len(self.stage.tensors)
         reads, writes = self.made_by_project(block, piece)[1:3], self.whole_keys(block, piece, phase)
-        if len(self.stage.tensors) == known:
-            return  # gathered for a later slice
         self.emit(GatherKeys(block=block, **piece_fields(piece), phase=phase, reads=reads, writes=writes))
 
     def backward_heads_of_context(self, block: Block, piece: Piece) -> None:
         """Emit attention's backward down to queries and parts of keys and values, and the sum of these parts."""
         for each in (*self.seen(block, piece), piece):
-            self.gather_keys(block, each, Phase.BACKWARD)
+            if self.begins(piece, each):
+                self.gather_keys(block, each, Phase.BACKWARD)
         reads = (*self.read_by_heads(block, piece), *self.documents(block, piece))
         reads += self.seen_whole_keys(block, piece, Phase.BACKWARD)
         queries, *keys = self.head_gradients(block, piece)

@@ -36,13 +36,13 @@ from ratrain.ratrain_ir.model.slots import (
     SQUARES,
     Slot,
     activation_type,
+    begins_key_gradients,
     branch_slots,
     branch_sums,
     computed_type,
     exchanged_type,
     head_gradient_slots,
     key_part_types,
-    last_viewer,
     made_by_project,
     normed_gradient_slots,
     projected_slots,
@@ -227,18 +227,20 @@ class StageTensors:
         return tuple(tensor for each in pieces for tensor in self.whole_keys(block, each, phase))
 
     def seen_key_parts(self, block: Block, piece: Piece, *, first: bool) -> tuple[Tensor, ...]:
-        """Return this rank's parts of the gradients of keys to which a slice adds: of earlier slices, and its own.
+        """Return this rank's parts of the gradients of keys to which a slice adds: its own, and of earlier slices.
 
         `first` selects those that this slice begins; otherwise those that a later slice has begun.
         """
-        number = None if isinstance(piece, int) else piece.number
-        own = self.key_parts(block, piece) if (last_viewer(self.model, self.plan_of(piece)) is None) is first else ()
-        return own + tuple(
+        return tuple(
             tensor
-            for other in self.seen(block, piece)
-            if (last_viewer(self.model, self.plan_of(other)) == number) is first
+            for other in (piece, *self.seen(block, piece))
+            if self.begins(piece, other) is first
             for tensor in self.key_parts(block, other)
         )
+
+    def begins(self, piece: Piece, owner: Piece) -> bool:
+        """Tell whether a piece is the first to add to the gradients of the keys of another, or of its own."""
+        return begins_key_gradients(self.model, self.plan_of(piece), self.plan_of(owner))
 
     def head_gradients(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
         """Return the gradients of queries, keys and values as they enter the softmax; empty without context ranks."""
@@ -269,11 +271,10 @@ class StageTensors:
 
         `first` selects the sums that this slice begins; otherwise those that a later slice has begun.
         """
-        number = None if isinstance(piece, int) else piece.number
         return tuple(
             tensor
             for other in self.seen(block, piece)
-            if (last_viewer(self.model, self.plan_of(other)) == number) is first
+            if self.begins(piece, other) is first
             for tensor in self.sums(block, other)
         )
 

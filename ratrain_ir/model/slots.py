@@ -421,6 +421,15 @@ def last_viewer(model: ModelConfig, plan: Plan) -> int | None:
     return next((each for each in later if plan.index in seen_slices(model, slice_plan(plan.parent, each))), None)
 
 
+def begins_key_gradients(model: ModelConfig, plan: Plan, owner: Plan) -> bool:
+    """Tell whether the slice of `plan` is the first to add to the gradients of the keys of the slice of `owner`.
+
+    It is the last one that sees them, as slices go backward in descending order; their own slice if no other does.
+    """
+    last = last_viewer(model, owner)
+    return plan == owner if last is None else isinstance(plan, SlicePlan) and plan.index == last
+
+
 def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the sums that later slices leave for an attention's backward, f32 [tokens, key-value width] each.
 

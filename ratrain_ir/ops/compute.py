@@ -19,7 +19,6 @@ from ratrain.ratrain_ir.model.slots import (
     WEIGHT_HALF_SLOTS,
     head_gradient_slots,
     kept_in_forward,
-    last_viewer,
     made_by_project,
     normed_gradient_slots,
     projected_slots,
@@ -44,7 +43,6 @@ from ratrain.ratrain_ir.ops.roles import (
     input_gradient_role,
     input_gradient_roles,
     input_role,
-    key_part_roles,
     made_before_forward,
     output_role,
     own_sum_roles,
@@ -468,10 +466,7 @@ def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         reads += (*document_roles(model, plan, block), *seen_key_roles(model, plan, block))
         reads += whole_key_roles(model, plan, block)
         begun, added = (seen_part_roles(model, plan, block, first=first) for first in (True, False))
-        own = key_part_roles(model, plan, block)
-        if last_viewer(model, plan) is None:
-            return [(False, Signature(reads, (slot_roles(gradients)[0], *own, *begun), added))]
-        return [(False, Signature(reads, (slot_roles(gradients)[0], *begun), (*own, *added)))]
+        return [(False, Signature(reads, (slot_roles(gradients)[0], *begun), added))]
     check_row_sums(model, plan, block)
     others = (
         *document_roles(model, plan, block),

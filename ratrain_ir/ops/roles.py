@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.plan import Plan, SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     Block,
@@ -33,12 +33,12 @@ from ratrain.ratrain_ir.model.slots import (
     WHOLE_KEYS,
     Slot,
     activation_type,
+    begins_key_gradients,
     branch_slots,
     branch_sums,
     computed_type,
     half_slots,
     key_part_types,
-    last_viewer,
     normed_gradient_slots,
     pending_slots,
     projected_slots,
@@ -152,12 +152,11 @@ def seen_sum_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool)
     """
     if block.kind != "attention":
         return ()
-    index = plan.index if isinstance(plan, SlicePlan) else None
     earlier = [(each, slice_plan(plan.whole, each)) for each in seen_slices(model, plan)]
     return tuple(
         Role(of_slice(slot.name, each), SAVED, slot.type, slot=slot.name)
         for each, other in earlier
-        if (last_viewer(model, other) == index) is first
+        if begins_key_gradients(model, plan, other) is first
         for slot in sum_slots(model, other, block)
     )
 
@@ -292,16 +291,16 @@ def key_part_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 
 def seen_part_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool) -> Roles:
-    """Return the roles of a context rank's parts of the gradients of earlier slices' keys, to which this slice adds.
+    """Return the roles of a context rank's parts of the gradients of keys to which a slice adds: its own, then earlier.
 
     With `first`, return only those that this slice begins, else only those that a later slice began.
     """
-    index = plan.index if isinstance(plan, SlicePlan) else None
+    own = key_part_roles(model, plan, block) if begins_key_gradients(model, plan, plan) is first else ()
     earlier = [(each, slice_plan(plan.whole, each)) for each in seen_slices(model, plan)]
-    return tuple(
+    return own + tuple(
         role._replace(name=of_slice(role.name, each))
         for each, other in earlier
-        if (last_viewer(model, other) == index) is first
+        if begins_key_gradients(model, plan, other) is first
         for role in key_part_roles(model, other, block)
     )
 

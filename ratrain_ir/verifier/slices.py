@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, last_viewer, seen_slices, sum_slots
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, begins_key_gradients, seen_slices, sum_slots
 from ratrain.ratrain_ir.ops.base import Piece, Slice
 from ratrain.ratrain_ir.ops.roles import of_slice
 
@@ -122,7 +122,7 @@ def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Ite
         yield SumStep(slot.name, (slot.name, block, piece, _down_to(piece.number + 1)), None)
     for other in _seen(model, plan, block, piece):
         theirs = slice_plan(plan, other.number)
-        begins = last_viewer(model, theirs) == piece.number
+        begins = begins_key_gradients(model, slice_plan(plan, piece.number), theirs)
         for slot in sum_slots(model, theirs, block):
             before = None if begins else (slot.name, block, other, _down_to(piece.number + 1))
             yield SumStep(of_slice(slot.name, other.number), before, (slot.name, block, other, _down_to(piece.number)))
@@ -131,7 +131,7 @@ def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Ite
 def _part_steps(model: ModelConfig, plan: Plan, block: Block, piece: Slice) -> Iterator[SumStep]:
     """Yield the parts of gradients of keys that a context rank's backward of a slice adds to, its own first."""
     for other in (piece, *_seen(model, plan, block, piece)):
-        begins = last_viewer(model, slice_plan(plan, other.number)) in ((None,) if other is piece else (piece.number,))
+        begins = begins_key_gradients(model, *(slice_plan(plan, each.number) for each in (piece, other)))
         for whole in WHOLE_KEYS:
             value = (f"part of d{whole}", block, other)
             role = f"d{whole}" if other is piece else of_slice(f"d{whole}", other.number)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.context_rows import earlier_runs, held_runs, positions_of, run_length, run_of, sees
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, last_viewer, seen_slices
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, begins_key_gradients, seen_slices
 from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:
@@ -171,17 +171,6 @@ def _heads_of(builder: Builder, run: Run, lse: str) -> str:
     return lse if run.runs == 1 else f"{lse}[{run.number * heads}:{(run.number + 1) * heads}]"
 
 
-def _begins(builder: Builder, keys: _Keys) -> bool:
-    """Tell whether a slice is the first whose backward adds to the gradient of some keys: the last one that sees them.
-
-    Without slices it is the only one.
-    """
-    plan = builder.plan
-    owner = plan if keys.slice is None else slice_plan(plan.whole, keys.slice)
-    last = last_viewer(builder.whole, owner)
-    return last is None if keys.slice is None else isinstance(plan, SlicePlan) and last == plan.index
-
-
 def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
     """Add the steps from the gradient `do` of the heads' output to that of queries, and to parts of all keys'.
 
@@ -191,8 +180,11 @@ def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
     model, every = builder.model, _gathered_keys(builder)
     queries = builder.temporary("dq_sum", builder.rows, model.heads * model.head_dim, dtype=Dtype.F32)
     builder.step("zero", {"a": queries})
-    every_rank = set(range(builder.plan.cp))
-    begun = {keys: set() if _begins(builder, keys) else every_rank.copy() for keys in every}
+    begun: dict[_Keys, set[int]] = {}
+    for keys in every:
+        owner = builder.plan if keys.slice is None else slice_plan(builder.plan.whole, keys.slice)
+        begins = begins_key_gradients(builder.whole, builder.plan, owner)
+        begun[keys] = set() if begins else {*range(builder.plan.cp)}
     for run in reversed(runs_of(builder.plan, builder.rows)):
         delta = builder.temporary(f"delta_{run.number}", model.heads, run.rows, dtype=Dtype.F32)
         operands = {"o": run.of("o"), "do": run.of("do"), "delta": delta}

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SUM_SLOTS, last_viewer, seen_slices
+from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SUM_SLOTS, begins_key_gradients, seen_slices
 from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def sliced_backward(builder: Builder, plan: SlicePlan, attention: Mapping[str, A
     for keys in _earlier_keys(builder, plan):
         sums = tuple(of_slice(name, keys.plan.index) for name in SUM_SLOTS)
         # The last slice that sees these keys is the first to run backward: it begins the sums, the others add.
-        step(keys, sums, accumulate=last_viewer(model, keys.plan) != plan.index)
+        step(keys, sums, accumulate=not begins_key_gradients(model, plan, keys.plan))
     step(_Keys(plan, *KEY_SLOTS), own, accumulate=False)
     builder.step("cast", {"src": queries, "dst": "dq"})
     for name, mine, later in zip(("dk", "dv"), own, SUM_SLOTS, strict=True):
