@@ -71,7 +71,7 @@ def held_runs(plan: Plan, window: int | None, rank: int) -> tuple[int | None, ..
     return tuple(run if run >= 0 else None for last in own for run in range(last - reach, last + 1))
 
 
-class HeldKeys(NamedTuple):
+class HeldRun(NamedTuple):
     """Rows of one rank's gathered keys that hold a run of another rank, or its own."""
 
     holder: int
@@ -85,15 +85,15 @@ class HeldKeys(NamedTuple):
 
 
 @cache
-def held_keys(plan: Plan, window: int | None) -> tuple[HeldKeys, ...]:
-    """Return all gathered runs of keys, by holder and number; later viewers of a run come first, as slices do.
+def runs_by_holder(plan: Plan, window: int | None) -> tuple[HeldRun, ...]:
+    """Return the gathered runs of keys of all ranks, by holder and number; later viewers come first, as slices do.
 
     The order in which parts of a run's gradient are summed is that of the list: the last rank's first, or where ranks
     gather what they see, that of the last run of queries.
     """
     places = holders(plan)
     found = [
-        HeldKeys(*places[run], rank, place)
+        HeldRun(*places[run], rank, place)
         for rank in range(plan.cp)
         for place, run in enumerate(held_runs(plan, window, rank))
         if run is not None
@@ -101,7 +101,7 @@ def held_keys(plan: Plan, window: int | None) -> tuple[HeldKeys, ...]:
     if (reach := earlier_runs(plan, window)) is None:
         return tuple(sorted(found, key=lambda each: (each.holder, each.number, -each.rank)))
 
-    def viewer(each: HeldKeys) -> int:
+    def viewer(each: HeldRun) -> int:
         return run_of(plan, each.rank, each.place // (reach + 1))
 
     return tuple(sorted(found, key=lambda each: (each.holder, each.number, -viewer(each))))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
-from ratrain.ratrain_ir.model.context_rows import HeldKeys, held_keys
+from ratrain.ratrain_ir.model.context_rows import held_runs, runs_by_holder
 from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
@@ -57,38 +57,34 @@ def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -
         summed(parts, mine["sum"].reshape(-1), (), scalars, scratch)
 
 
-def gathered_keys(rank: RankExecutor, instruction: Instruction) -> tuple[HeldKeys, ...]:
-    """Return which runs of keys an exchange of context ranks brings to whom, in the order in which parts are summed."""
+def window_of(rank: RankExecutor, instruction: Instruction) -> int | None:
+    """Return the window of the attention whose keys an exchange of context ranks brings; None if it has none."""
     layer = named_block(instruction.blocks[0]).layer
     assert layer is not None  # only attentions gather keys
-    return held_keys(rank.program.plan, rank.program.model.layer_kind(layer).window)
-
-
-def run_rows(rows: NDArray[Any], held: Sequence[HeldKeys], own_runs: int | None) -> NDArray[Any]:
-    """View keys, or their gradients, run by run: a rank's own ones, of this number, or gathered ones."""
-    return rows.reshape(1 + max(each.place for each in held) if own_runs is None else own_runs, -1)
+    return rank.program.model.layer_kind(layer).window
 
 
 def gather_keys(members: Sequence[Member], kernels: KernelSet) -> None:
     """Copy the keys and values of context ranks to every rank that gathers them."""
-    held, own = gathered_keys(*members[0]), members[0][0].program.plan.context_runs
+    plan, window = members[0][0].program.plan, window_of(*members[0])
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
-        given = [run_rows(each[name], held, own) for each in views]
-        gathered = [run_rows(each[whole], held, None) for each in views]
-        for each in held:
+        given = [each[name].reshape(plan.context_runs, -1) for each in views]
+        gathered = [each[whole].reshape(len(held_runs(plan, window, 0)), -1) for each in views]
+        for each in runs_by_holder(plan, window):
             kernels.memory.copy(gathered[each.rank][each.place], given[each.holder][each.number])
 
 
 def reduce_keys(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """Sum context ranks' parts of the gradients of keys and values, the last viewer's first; each rank gets its own."""
-    held, own = gathered_keys(*members[0]), members[0][0].program.plan.context_runs
+    plan, window = members[0][0].program.plan, window_of(*members[0])
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name, whole in zip(KEY_GRADIENTS, WHOLE_KEYS, strict=True):
-        parts = [run_rows(each[f"d{whole}"], held, None) for each in views]
-        for (holder, number), found in groupby(held, key=lambda each: each[:2]):
-            out = run_rows(views[holder][name], held, own)[number]
-            summed([parts[each.rank][each.place] for each in found], out, (), scalars, scratch)
+        own = [each[name].reshape(plan.context_runs, -1) for each in views]
+        parts = [each[f"d{whole}"].reshape(len(held_runs(plan, window, 0)), -1) for each in views]
+        for (holder, number), found in groupby(runs_by_holder(plan, window), key=lambda each: each[:2]):
+            of_run = [parts[each.rank][each.place] for each in found]
+            summed(of_run, own[holder][number], (), scalars, scratch)
 
 
 def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scalars: Scalars, scratch: Scratch) -> None:

@@ -11,12 +11,13 @@ half precision after every addition.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.model.context_rows import HeldKeys
+from ratrain.ratrain_ir.model.context_rows import HeldRun, earlier_runs, held_runs, runs_by_holder
 from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import (
@@ -37,6 +38,7 @@ from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine import tensor_collectives
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.runtime.arena.scalars import Scalars
     from ratrain.targets.runtime.engine.rank import RankExecutor
@@ -111,13 +113,13 @@ class TensorCollectives:
     def gather_keys(self, instruction: Instruction) -> Phases:
         """Gather keys and values of context ranks: of all, straight from arena to arena, or those that it sees."""
         views = self.rank.by_role(instruction)
-        seen = _SeenKeys.of(self.rank, instruction)
+        seen = _SeenRuns.of(self.rank, instruction)
         if seen is None:
             keys = zip(KEY_SLOTS, WHOLE_KEYS, strict=True)
             yield [self.contexts.iallgather(views[whole], views[name]) for name, whole in keys]
             return
-        given = [seen.runs(views[name], own=True) for name in KEY_SLOTS]
-        gathered = [seen.runs(views[whole], own=False) for whole in WHOLE_KEYS]
+        given = [views[name].reshape(seen.own, -1) for name in KEY_SLOTS]
+        gathered = [views[whole].reshape(seen.places, -1) for whole in WHOLE_KEYS]
         copy = self.kernels.memory.copy
         for rows, places in zip(given, gathered, strict=True):
             for each in seen.kept:
@@ -131,7 +133,7 @@ class TensorCollectives:
     def reduce_keys(self, instruction: Instruction) -> Phases:
         """Sum context ranks' parts of the gradients of this rank's keys and values, the last viewer's first."""
         views = self.rank.by_role(instruction)
-        seen = _SeenKeys.of(self.rank, instruction)
+        seen = _SeenRuns.of(self.rank, instruction)
         if seen is None:
             arrived = self.staging.take_all(_arriving(self.rank, instruction))
             given = [views[f"d{whole}"].reshape(-1) for whole in WHOLE_KEYS]
@@ -140,17 +142,21 @@ class TensorCollectives:
                 out = views[name].reshape(-1)
                 tensor_collectives.summed(list(parts)[::-1], out, (), self.scalars, self.scratch)
             return
-        places = [seen.runs(views[f"d{whole}"], own=False) for whole in WHOLE_KEYS]
+        places = [views[f"d{whole}"].reshape(seen.places, -1) for whole in WHOLE_KEYS]
         packed = [[rows[each.place] for each in seen.met] for rows in places]
         arrived = yield from self._exchange(instruction, packed, seen.met_counts, seen.shown_counts)
         for name, rows, theirs in zip(KEY_GRADIENTS, places, arrived, strict=True):
             found = {each: rows[each.place] for each in seen.kept} | dict(zip(seen.shown, theirs, strict=True))
-            for number, out in enumerate(seen.runs(views[name], own=True)):
-                of_run = [found[each] for each in seen.held if each in found and each.number == number]
+            for number, out in enumerate(views[name].reshape(seen.own, -1)):
+                of_run = [found[each] for each in seen.viewers if each.number == number]
                 tensor_collectives.summed(of_run, out, (), self.scalars, self.scratch)
 
     def _exchange(
-        self, instruction: Instruction, packed: Sequence[Sequence[Rows]], leaving: list[int], arriving: list[int]
+        self,
+        instruction: Instruction,
+        packed: Sequence[Sequence[Rows]],
+        leaving: Sequence[int],
+        arriving: Sequence[int],
     ) -> Generator[list[Request], None, list[Rows]]:
         """Send runs of keys and of values; return those that arrive, in the order of ranks.
 
@@ -218,65 +224,63 @@ def _arriving_keys(rank: RankExecutor, instruction: Instruction) -> list[Buffer]
     Where ranks gather what they see, runs of keys and of values are packed to be sent, and arrive packed.
     """
     views, gathers = rank.by_role(instruction), instruction.keyword == GatherKeys.keyword
-    seen = _SeenKeys.of(rank, instruction)
+    seen = _SeenRuns.of(rank, instruction)
     if seen is None:
         ranks = rank.program.plan.cp
         sizes = [] if gathers else [views[f"d{whole}"].size // ranks for whole in WHOLE_KEYS]
         return [Buffer((ranks, size), np.float32) for size in sizes]
-    runs = [seen.runs(views[whole if gathers else f"d{whole}"], own=False)[0] for whole in WHOLE_KEYS]
+    sizes = [views[whole if gathers else f"d{whole}"].size // seen.places for whole in WHOLE_KEYS]
     sides = (seen.shown, seen.met) if gathers else (seen.met, seen.shown)
     types = {operand.role: rank.stage.tensors[operand.tensor].type.dtype for operand in instruction.operands}
     dtype = NUMPY_DTYPES[types[WHOLE_KEYS[0]]] if gathers else np.float32
-    return [Buffer((len(side), run.size), dtype) for side in sides for run in runs]
+    return [Buffer((len(side), size), dtype) for side in sides for size in sizes]
 
 
 @frozen
-class _SeenKeys:
-    """Runs of keys of an exchange in which each context rank gathers those that it sees, from one rank's side."""
+class _SeenRuns:
+    """Runs of keys that context ranks exchange where each gathers those that it sees, from one rank's side."""
 
-    held: tuple[HeldKeys, ...]
-    """all runs that any rank gathers, in the order in which parts are summed"""
-    rank: int
-    ranks: int
-    own_runs: int
+    own: int
+    """number of runs of the rank itself"""
+    places: int
+    """number of runs that it gathers"""
+    viewers: tuple[HeldRun, ...]
+    """the own runs wherever a rank gathers them, in the order in which parts of their gradients are summed"""
+    kept: tuple[HeldRun, ...]
+    """of these, those that the rank itself gathers"""
+    shown: tuple[HeldRun, ...]
+    """of these, those that others gather, by them"""
+    met: tuple[HeldRun, ...]
+    """gathered runs of others, by holder"""
+    shown_counts: tuple[int, ...]
+    """by rank: the number of `shown` runs that it gathers"""
+    met_counts: tuple[int, ...]
+    """by rank: the number of `met` runs that it holds"""
 
     @classmethod
-    def of(cls, rank: RankExecutor, instruction: Instruction) -> _SeenKeys | None:
+    def of(cls, rank: RankExecutor, instruction: Instruction) -> _SeenRuns | None:
         """Return the runs of an exchange; None where ranks gather all."""
-        held, plan = tensor_collectives.gathered_keys(rank, instruction), rank.program.plan
-        if len(held) == plan.cp * plan.cp * plan.context_runs:
-            return None
-        return cls(held, rank.context, plan.cp, plan.context_runs)
+        return _seen_runs(rank.program.plan, tensor_collectives.window_of(rank, instruction), rank.context)
 
-    def runs(self, rows: Rows, *, own: bool) -> Rows:
-        """View keys, or their gradients, run by run: the rank's `own` ones, or gathered ones."""
-        return tensor_collectives.run_rows(rows, self.held, self.own_runs if own else None)
 
-    @property
-    def kept(self) -> list[HeldKeys]:
-        """The rank's own runs among those that it gathers."""
-        return [each for each in self.held if each.holder == each.rank == self.rank]
-
-    @property
-    def shown(self) -> list[HeldKeys]:
-        """The rank's runs that others gather, by them."""
-        found = [each for each in self.held if each.holder == self.rank != each.rank]
-        return sorted(found, key=lambda each: (each.rank, each.place))
-
-    @property
-    def met(self) -> list[HeldKeys]:
-        """Runs of others that the rank gathers, by holder."""
-        found = [each for each in self.held if each.rank == self.rank != each.holder]
-        return sorted(found, key=lambda each: (each.holder, each.place))
-
-    @property
-    def shown_counts(self) -> list[int]:
-        """The number of `shown` runs that each rank gathers."""
-        ranks = [each.rank for each in self.shown]
-        return [ranks.count(rank) for rank in range(self.ranks)]
-
-    @property
-    def met_counts(self) -> list[int]:
-        """The number of `met` runs that each rank holds."""
-        holders = [each.holder for each in self.met]
-        return [holders.count(rank) for rank in range(self.ranks)]
+@cache
+def _seen_runs(plan: Plan, window: int | None, rank: int) -> _SeenRuns | None:
+    if earlier_runs(plan, window) is None:
+        return None
+    every, ranks = runs_by_holder(plan, window), range(plan.cp)
+    viewers = tuple(each for each in every if each.holder == rank)
+    others = [each for each in viewers if each.rank != rank]
+    shown = tuple(sorted(others, key=lambda each: (each.rank, each.place)))
+    arriving = [each for each in every if each.rank == rank != each.holder]
+    met = tuple(sorted(arriving, key=lambda each: (each.holder, each.place)))
+    gathering, holding = [each.rank for each in shown], [each.holder for each in met]
+    return _SeenRuns(
+        own=plan.context_runs,
+        places=len(held_runs(plan, window, rank)),
+        viewers=viewers,
+        kept=tuple(each for each in viewers if each.rank == rank),
+        shown=shown,
+        met=met,
+        shown_counts=tuple(map(gathering.count, ranks)),
+        met_counts=tuple(map(holding.count, ranks)),
+    )

@@ -11,11 +11,11 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS
 from ratrain.ratrain_ir.model.context_rows import (
     earlier_runs,
-    held_keys,
     held_runs,
     holders,
     positions_of,
     run_of,
+    runs_by_holder,
     sees,
 )
 
@@ -76,7 +76,7 @@ def test_a_rank_gathers_every_run_that_it_sees_and_no_other_under_a_window(plan:
 
 @given(plans(), st.none() | st.integers(1, 50))
 def test_parts_of_a_gradient_are_summed_from_the_last_viewer_on(plan: Plan, window: int | None) -> None:
-    found = held_keys(plan, window)
+    found = runs_by_holder(plan, window)
     assert len({(each.rank, each.place) for each in found}) == len(found)
     for each in found:
         assert held_runs(plan, window, each.rank)[each.place] == run_of(plan, each.holder, each.number)

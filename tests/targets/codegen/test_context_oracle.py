@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.context_rows import held_keys, held_runs, positions_of, run_of
+from ratrain.ratrain_ir.model.context_rows import held_runs, positions_of, run_of, runs_by_holder
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.runtime.arena.scratch import Scratch
@@ -147,7 +147,7 @@ class Ranks:
             for name, part in (("dk", "dkeys"), ("dv", "dvalues")):
                 for row in (row for rows in places for row in rows):
                     found[name][row] = 0
-                for each in held_keys(plan, self.window):
+                for each in runs_by_holder(plan, self.window):
                     rows = rows_of_run(plan, run_of(plan, each.holder, each.number))
                     values = self.made[each.rank][part, number][each.place * len(rows) : (each.place + 1) * len(rows)]
                     for row, value in zip(rows, values, strict=True):
