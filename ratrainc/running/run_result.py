@@ -140,8 +140,8 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         anew = compiled_anew()
         made = f"; includes one-time compilation of {anew} loops" if anew else ""
         yield (
-            f"memory: at most {size_text(peak, planned)} resident, {share:+.1f} % of {size_text(planned, peak)} "
-            f"planned{messages}{made}"
+            f"memory: at most {size_text(peak, planned)} resident, {abs(share):.1f} % {'above' if share > 0 else 'below'} "
+            f"the {size_text(planned, peak)} planned{messages}{made}"
         )
 
 

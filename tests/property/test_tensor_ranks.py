@@ -54,7 +54,7 @@ def shared_models(draw: st.DrawFn) -> Shared:
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from((2, 4))),
         ffn_size=draw(st.integers(1, 40)),
-        vocab_size=draw(st.integers(2, 70)),
+        vocab_size=draw(st.integers(2, 70).filter(lambda words: -(-words // peers) * (peers - 1) < words)),
         qkv_bias=draw(st.booleans()),
         qk_norm=draw(st.sampled_from(("none", "head"))),
         tied_embeddings=draw(st.booleans()),

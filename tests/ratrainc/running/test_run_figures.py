@@ -75,5 +75,5 @@ def test_the_memory_of_a_run_that_compiled_kernels_says_so(
         monkeypatch.setattr(run_result, "compiled_anew", lambda anew=anew: anew)
         show_run(RunResult(steps, 1.0, memory, None, "text", None, None, 0))
         said = capsys.readouterr().out
-        assert "+50.0 %" in said
+        assert "50.0 % above the" in said
         assert ("compilation of 31 loops" in said) == bool(anew)
