@@ -139,9 +139,10 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         share = 100 * (peak / planned - 1)
         anew = compiled_anew()
         made = f"; includes one-time compilation of {anew} loops" if anew else ""
+        side = "above" if share > 0 else "below"
         yield (
-            f"memory: at most {size_text(peak, planned)} resident, {abs(share):.1f} % {'above' if share > 0 else 'below'} "
-            f"the {size_text(planned, peak)} planned{messages}{made}"
+            f"memory: at most {size_text(peak, planned)} resident, {abs(share):.1f} % {side} the "
+            f"{size_text(planned, peak)} planned{messages}{made}"
         )
 
 
