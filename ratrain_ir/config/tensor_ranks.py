@@ -40,7 +40,7 @@ def rank_model(model: ModelConfig, plan: Plan) -> ModelConfig:
 
 def trained_model(model: ModelConfig, plan: Plan) -> ModelConfig:
     """Return the model with what a plan trains of it: its adapters are then among its blocks' parameters."""
-    return evolve(model, training=plan.training) if plan.training else model
+    return evolve(model, training=plan.training.in_family(model.family)) if plan.training else model
 
 
 @cache

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.fields import as_float
 from ratrain.ratrain_ir.config.plan_keys import flag, integer, key, number, word
@@ -34,6 +34,16 @@ AS_VIEWS = "view"
 """Value of `base`: frozen matrices are stored as views are."""
 ALL_LINEAR = "all-linear"
 """Value of `targets` that names every linear layer but the output head."""
+ALL_WITH_EXPERTS: Mapping[str, str] = dict.fromkeys(
+    ("mixtral", "qwen3_moe", "olmoe"),
+    "q_proj, k_proj, v_proj, o_proj, gate, experts.gate_up_proj, experts.down_proj",
+)
+"""Targets that "all-linear" stands for in families whose routers and experts were linear layers once.
+
+Their `gate_up_proj` has twice the rank and alpha, as one adapter for what were two layers (huggingface/peft 0.21.2 with
+transformers 5: peft/utils/transformers_weight_conversion.py, `_convert_peft_config_moe`). In Qwen2-MoE and GraniteMoE
+routers and experts are parameters there, which "all-linear" does not name."""
+_DOUBLED = "experts.gate_up_proj"
 _MAX_RANK, _MAX_ALPHA = 1 << 16, 1e6
 
 
@@ -225,6 +235,18 @@ class Training:
     def base_format(self) -> str | None:
         """Format of frozen matrices, one of `FROZEN_FORMATS`; None if they are stored as views are."""
         return None if self.base == AS_VIEWS else self.base
+
+    def in_family(self, family: str) -> Training:
+        """Return the same training with the layers named that "all-linear" stands for in a family with experts."""
+        if not self.adapts or self.targets != ALL_LINEAR or family not in ALL_WITH_EXPERTS:
+            return self
+        ranks, alphas = tuple(self.rank_pattern or ()), tuple(self.alpha_pattern or ())
+        return evolve(
+            self,
+            targets=ALL_WITH_EXPERTS[family],
+            rank_pattern=ModuleNumbers((*ranks, (_DOUBLED, 2 * self.rank))),
+            alpha_pattern=ModuleNumbers((*alphas, (_DOUBLED, 2 * self.alpha))),
+        )
 
     def rank_of(self, module: str) -> int:
         """Return the rank of the adapter beside a linear layer."""

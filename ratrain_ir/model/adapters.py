@@ -9,7 +9,8 @@ packed rows do. They share that A here too, and each has its own rows of B. With
 
     transformer.h.0.attn.c_attn.lora_A.weight [rank, in]   ....attn.q_proj.lora_B.weight [out of q, rank]   k, v alike
 
-A stack of experts has an A and a B for each expert; `gate_up_proj` is one stack, as in the classes of `transformers` 5:
+A router has one as linear layers have; a stack of experts has an A and a B for each expert, `gate_up_proj` is one,
+as in the classes of `transformers` 5:
 
     model.layers.0.mlp.experts.gate_up_proj.lora_A.weight [experts, rank, in]
     model.layers.0.mlp.experts.gate_proj.lora_B.weight [experts, out, rank]     up_proj alike
@@ -22,7 +23,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
-from ratrain.ratrain_ir.model.parameter_names import JOINT, experts_module, packed_module, parameter_name
+from ratrain.ratrain_ir.model.parameter_names import (
+    JOINT,
+    experts_module,
+    is_router_module,
+    module_name,
+    packed_module,
+)
 from ratrain.ratrain_ir.support.module_patterns import expression_of, is_named, matches_whole
 
 if TYPE_CHECKING:
@@ -36,8 +43,6 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 FIRST, SECOND = "_lora_a", "_lora_b"
 """Ends of the short names of an adapter's two matrices."""
-ROUTER = "router_proj"
-"""Short name of the matrix of a router, which has no adapter."""
 
 
 def is_adapter(weight: str) -> bool:
@@ -97,8 +102,8 @@ def is_linear(weight: str) -> bool:
 
 
 def is_adaptable(weight: str) -> bool:
-    """Tell whether a parameter may have an adapter, by its short name: linear but no router, or of experts."""
-    return (is_linear(weight) and weight != ROUTER) or is_stack(weight)
+    """Tell whether a parameter may have an adapter, by its short name: linear, or of experts."""
+    return is_linear(weight) or is_stack(weight)
 
 
 def is_stack(weight: str) -> bool:
@@ -113,7 +118,7 @@ def linear_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -
     """
     if is_stack(weight):
         return f"{experts_module(model, layer)}.{weight.removesuffix('_experts')}_proj"
-    return parameter_name(model, kind, layer, weight).removesuffix(".weight")
+    return module_name(model, kind, layer, weight)
 
 
 def packed_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str | None:
@@ -133,10 +138,10 @@ def adapter_module(model: ModelConfig, kind: str, layer: int | None, stem: str) 
 def is_target(training: Training, module: str) -> bool:
     """Tell whether a linear layer gets an adapter; parts of a packed layer are asked for by its name.
 
-    Stacks of experts are not linear layers: targets name them.
+    Stacks of experts are not linear layers, nor are routers for "all-linear" (`Training.in_family`): targets name them.
     """
     if training.targets == ALL_LINEAR:
-        return not is_stack_module(module)
+        return not is_stack_module(module) and not is_router_module(module)
     expression = expression_of(training.targets)
     if expression is not None:
         return not is_stack_module(module) and matches_whole(expression, module)

@@ -9,8 +9,8 @@ from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, trained_mod
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, split_names
 from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
 from ratrain.ratrain_ir.model.blocks import block_chain, parameters, trained_blocks
-from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, parameter_modules, routers
-from ratrain.ratrain_ir.model.parameter_names import head_module
+from ratrain.ratrain_ir.model.module_names import layers_by_part, module_names, parameter_modules
+from ratrain.ratrain_ir.model.parameter_names import head_module, is_router_module
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.module_patterns import expression_of, is_named, matches_end, matches_whole, number_text
 from ratrain.ratrain_ir.support.text import shown
@@ -39,7 +39,6 @@ def check_training(model: ModelConfig, plan: Plan) -> None:
 
 def _check_targets(model: ModelConfig, plan: Plan) -> None:
     wholes = layers_by_part(model)
-    found = routers(model)
     modules = list(dict.fromkeys(wholes.values()))
     words = '"' + ", ".join(sorted({_short(module) for module in modules})) + '"'
     expression = expression_of(plan.training.targets)
@@ -47,8 +46,9 @@ def _check_targets(model: ModelConfig, plan: Plan) -> None:
         _check_expression(model, expression, modules, words)
     else:
         for target in split_names(plan.training.targets):
-            _check_target(model, target, wholes, found, words)
-    adapted = [module for module in modules if is_target(plan.training, module)]
+            _check_target(model, target, wholes, words)
+    training = trained_model(model, plan).training
+    adapted = [module for module in modules if is_target(training, module)]
     for key in ("rank_pattern", "alpha_pattern"):
         _check_numbers(key, getattr(plan.training, key), adapted)
     _check_saved(model, plan.training, adapted)
@@ -70,7 +70,7 @@ def _check_saved(model: ModelConfig, training: Training, adapted: list[str]) -> 
         both = next((module for module in named if module in adapted), None)
         if both is not None:
             fail("RT064", f"{what} names {both}, which gets an adapter", help="take it out of targets, or leave it out")
-        other = next((module for module in named if is_stack_module(f"{module}.") or module in routers(model)), None)
+        other = next((module for module in named if is_stack_module(f"{module}.") or is_router_module(module)), None)
         packed = next((module for module in named if module in _packed_layers(model)), None)
         if other or packed:
             text = f"{what} names {other or packed}: routers, experts and packed layers do not train whole here"
@@ -116,15 +116,10 @@ def _check_numbers(key: str, numbers: ModuleNumbers | None, adapted: list[str]) 
                 fail("RT064", text, help=way_out)
 
 
-def _check_target(
-    model: ModelConfig, target: str, wholes: Mapping[str, str], routing: tuple[str, ...], words: str
-) -> None:
+def _check_target(model: ModelConfig, target: str, wholes: Mapping[str, str], words: str) -> None:
     """Raise RT064 unless a target names layers that may have an adapter, and no others."""
     what = f"targets: {shown(target)}"
     if target == ALL_LINEAR:
-        if model.family in _ALL_WITH_EXPERTS:
-            text = f"{what} of {model.family} means its routers too in PEFT, and adapters of routers are not built"
-            fail("RT064", text, help=f"name the layers, out of {words}")
         return
     modules = [module for module in dict.fromkeys(wholes.values()) if is_named(module, target)]
     parts = [name for name, whole in wholes.items() if name != whole and is_named(name, target)]
@@ -140,22 +135,13 @@ def _check_target(
         whole = _short(wholes[parts[0]])
         text = f"{what}: in {model.family} that is a part of {whole}, which has one adapter as a whole"
         fail("RT064", text, help=f'write "{whole}"')
-    if any(is_named(router, target) for router in routing):
-        fail("RT064", f"{what}: adapters of routers are not built", help=f"use any of {words}")
     text = f"targets: no linear layer of {model.name} is named {shown(target)}"
-    all_of_them = "" if model.family in _ALL_WITH_EXPERTS else f', or "{ALL_LINEAR}"'
-    fail("RT064", text, help=f"use any of {words}{all_of_them}")
+    fail("RT064", text, help=f'use any of {words}, or "{ALL_LINEAR}"')
 
 
 def _short(module: str) -> str:
     """Return the end of a layer's name that tells it from others, as targets have it."""
     return ".".join(module.split(".")[-1 - is_stack_module(module) :])
-
-
-_ALL_WITH_EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe"})
-"""Families in which PEFT's "all-linear" adapts routers, and routed experts with twice the rank (huggingface/peft 0.21.2
-with transformers 5: peft/utils/transformers_weight_conversion.py, `_resolve_string_target_modules`). In Qwen2-MoE and
-GraniteMoE these are parameters there, which it does not match."""
 
 
 def _check_frozen(model: ModelConfig, plan: Plan) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.model.adapters import ROUTER, is_adaptable, is_adapter, is_stack, linear_name, packed_name
+from ratrain.ratrain_ir.model.adapters import is_adaptable, is_adapter, is_stack, linear_name, packed_name
 from ratrain.ratrain_ir.model.blocks import block_chain, parameters
-from ratrain.ratrain_ir.model.parameter_names import head_module, packed_module
+from ratrain.ratrain_ir.model.parameter_names import ROUTER, head_module, packed_module
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -26,17 +26,6 @@ def layers_by_part(model: ModelConfig) -> dict[str, str]:
 
 
 @cache
-def routers(model: ModelConfig) -> tuple[str, ...]:
-    """Return the names of the routers, which have no adapters."""
-    return tuple(
-        linear_name(model, owner.kind, owner.layer, each.weight)
-        for owner in block_chain(model)
-        for each in parameters(model, owner)
-        if each.weight == ROUTER
-    )
-
-
-@cache
 def parameter_modules(model: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Return the names of the parameters of each module that has some, by its name; without adapters.
 
@@ -52,6 +41,8 @@ def parameter_modules(model: ModelConfig) -> dict[str, tuple[str, ...]]:
             name = packed_module(model, module) or module
             if is_stack(each.weight):
                 name = linear_name(model, owner.kind, owner.layer, each.weight).rpartition(".")[0]
+            elif each.weight == ROUTER:
+                name = linear_name(model, owner.kind, owner.layer, each.weight)
             elif owner.kind == "head" and each.weight == "table":
                 name = head_module(model)
             modules[name] = (*modules.get(name, ()), each.name)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
+ROUTER = "router_proj"
+"""Short name of the matrix of a router of experts."""
+
+
 def _linear(weight: str, name: str) -> dict[str, str]:
     return {f"{weight}_proj": f"{name}.weight", f"{weight}_bias": f"{name}.bias"}
 
@@ -35,13 +39,13 @@ _LLAMA_MLP = {
 }
 _EXPERTS: Mapping[str, Mapping[str, str]] = {
     "mixtral": {
-        "router_proj": "block_sparse_moe.gate.weight",
+        ROUTER: "block_sparse_moe.gate.weight",
         "gate_experts": "block_sparse_moe.experts.w1.weight",
         "up_experts": "block_sparse_moe.experts.w3.weight",
         "down_experts": "block_sparse_moe.experts.w2.weight",
     },
     "granitemoe": {
-        "router_proj": "block_sparse_moe.router.layer.weight",
+        ROUTER: "block_sparse_moe.router.layer.weight",
         "gate_experts": "block_sparse_moe.experts.gate_proj.weight",
         "up_experts": "block_sparse_moe.experts.up_proj.weight",
         "down_experts": "block_sparse_moe.output_linear.weight",
@@ -49,7 +53,7 @@ _EXPERTS: Mapping[str, Mapping[str, str]] = {
 }
 """Names of the router and the experts, for the families that differ from Qwen's."""
 _QWEN_EXPERTS = {
-    "router_proj": "mlp.gate.weight",
+    ROUTER: "mlp.gate.weight",
     **{f"{part}_experts": f"mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")},
     **{f"shared_{part}_proj": f"mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")},
     "shared_router_proj": "mlp.shared_expert_gate.weight",
@@ -111,13 +115,20 @@ def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str
         return f"{experts_module(model, layer)}.{stem.removesuffix('_experts')}_proj.lora_{matrix.upper()}.weight"
     if stem:
         first, *others = JOINT.get(stem, (stem,))
-        module = parameter_name(model, kind, layer, f"{first}_proj").removesuffix(".weight")
+        module = module_name(model, kind, layer, f"{first}_proj")
         return f"{packed_module(model, module) if others else module}.lora_{matrix.upper()}.weight"
     names = _names(model)
     if kind == "head" and weight == "table" and model.tied_embeddings:
         return names["embed"]["table"]
     name = names[kind][weight]
     return name if layer is None else f"{_LAYERS.get(model.family, 'model.layers')}.{layer}.{name}"
+
+
+def module_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
+    """Return the name of the linear layer, or router, of a matrix in the classes of `transformers` 5."""
+    if weight == ROUTER:
+        return f"{_experts_parent(model, layer)}.{_ROUTERS.get(model.family, 'gate')}"
+    return parameter_name(model, kind, layer, weight).removesuffix(".weight")
 
 
 def _names(model: ModelConfig) -> Mapping[str, Mapping[str, str]]:
@@ -171,7 +182,20 @@ def head_module(model: ModelConfig) -> str:
 
 def experts_module(model: ModelConfig, layer: int | None) -> str:
     """Return the name of a layer's experts in the classes of `transformers` 5, whose parameters are their stacks."""
-    return f"model.layers.{layer}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}.experts"
+    return f"{_experts_parent(model, layer)}.experts"
+
+
+def is_router_module(module: str) -> bool:
+    """Tell whether the name of a module is that of a router of experts."""
+    return module.endswith((".mlp.gate", ".block_sparse_moe.router"))
+
+
+def _experts_parent(model: ModelConfig, layer: int | None) -> str:
+    return f"model.layers.{layer}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}"
+
+
+_ROUTERS: Mapping[str, str] = {"granitemoe": "router"}
+"""Names of routers in the classes of `transformers` 5, for the families that differ from Qwen's."""
 
 
 def packed_module(model: ModelConfig, module: str) -> str | None:

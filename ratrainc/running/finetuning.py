@@ -48,7 +48,7 @@ from ratrain.targets.program.rtx import program_bytes, read_program, write_progr
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_step
 from ratrain.targets.runtime.data.chat_template import has_template
 from ratrain.targets.runtime.data.chats import MESSAGES_KEYS, PAIRS
-from ratrain.targets.runtime.data.corpus import DOCUMENTS, data_files
+from ratrain.targets.runtime.data.corpus import DOCUMENTS, data_files, kind_of
 from ratrain.targets.runtime.data.jsonl import lines_of, object_in
 from ratrain.targets.runtime.data.token_file import text_bytes
 from ratrain.targets.runtime.data.tokenizer import names_end, tokenizer_of_weights
@@ -183,8 +183,9 @@ def _data(choice: FinetuneChoice) -> DataChoice:
 
 def _kind(data: DataChoice, tokenizer: str | None) -> Any:
     """Tell chats from pairs and texts by the first line of the data."""
-    file = next((each for each in data_files(data.paths) if each.lower().endswith(DOCUMENTS)), None)
-    line = None if file is None else next((each for each in lines_of(text_bytes(file)) if each.content.strip()), None)
+    file = next((each for each in data_files(data.paths) if kind_of(each) == DOCUMENTS), None)
+    lines = () if file is None else lines_of(file, text_bytes(file))
+    line = next((each for each in lines if each.content.strip()), None)
     if file is None or line is None:
         return "all"
     held = object_in(file, line)
@@ -235,7 +236,9 @@ def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> Run
         text = f"the run in '{choice.output}' has done its {done} steps"
         fail("RT092", text, help="name more --epochs or --steps in the first place: the learning rate depends on them")
     weights = None if choice.adapting.whole else settings.start.weights
-    return evolve(settings, steps=settings.steps - done, start=Start(weights=weights, checkpoint=str(last)))
+    return evolve(
+        settings, steps=settings.steps - done, start=Start(weights=weights, checkpoint=str(last), same_data=True)
+    )
 
 
 def _write(folder: Path, program: Program, *, resumes: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import define, evolve, field
@@ -31,6 +30,7 @@ from ratrain.targets.runtime.data.corpus import (
     ended_by,
     file_identity,
     joined,
+    kind_of,
     refuse_without_ends,
 )
 from ratrain.targets.runtime.data.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
@@ -115,8 +115,8 @@ def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str,
 
 
 def _kinds(files: Sequence[str]) -> set[str]:
-    """Return the file endings that decide how files are read; empty for plain text."""
-    return {suffix if (suffix := Path(file).suffix.lower()) in (TOKENS, DOCUMENTS) else "" for file in files}
+    """Return the kinds of files, which decide how they are read."""
+    return {kind_of(file) for file in files}
 
 
 def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:

@@ -357,10 +357,13 @@ class Builder:
             out = f"g.{self.firsts[stem]}{FIRST}"
             self.step("gemm", {"a": dlow, "b": source, "out": out}, trans_a=True, accumulate=adds)
 
-    def add_adapter(self, stem: str, source: str, out: str, chunk: Chunk | None = None) -> None:
-        """Add an adapter's product to that of its linear layer, `out`: out += scale * (source A^T) B^T."""
+    def add_adapter(self, stem: str, source: str, out: str, chunk: Chunk | None = None, *, again: bool = False) -> None:
+        """Add an adapter's product to that of its linear layer, `out`: out += scale * (source A^T) B^T.
+
+        A backward that computes it again reads the thin product that the forward saved.
+        """
         if stem in self.firsts:
-            low = self.add_low(stem, source, chunk)
+            low = self.low(stem, chunk) if again else self.add_low(stem, source, chunk)
             self.step("gemm", {"a": low, "b": f"w.{stem}{SECOND}", "out": out}, trans_b=True, accumulate=True)
 
     def add_low(self, stem: str, source: str, chunk: Chunk | None = None) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def experts_forward(builder: Builder) -> None:
     """Add the steps of the forward, with all slots that it saves."""
     model, source = builder.model, norm(builder)
-    _logits(builder, source)
+    _logits(builder, source, again=False)
     operands = {"logits": "logits", "chosen": builder.slot("chosen"), "weights": builder.slot("weights")}
     builder.step("route_forward", operands, normalise=model.router_normalised)
     _group_rows(builder)
@@ -71,10 +71,11 @@ def experts_forward(builder: Builder) -> None:
         add_branch(builder)
 
 
-def _logits(builder: Builder, source: str) -> None:
-    """Add the router's logits, in float32."""
+def _logits(builder: Builder, source: str, *, again: bool) -> None:
+    """Add the router's logits, in float32; the forward does so first, the backward `again`."""
     out = builder.temporary("logits", builder.rows, experts_of(builder.model), dtype=Dtype.F32)
     builder.step("gemm", {"a": source, "b": "w.router_proj", "out": out}, trans_b=True)
+    builder.add_adapter("router", source, out, again=again)
 
 
 def _group_rows(builder: Builder) -> None:
@@ -122,6 +123,7 @@ def experts_backward(builder: Builder) -> None:
         _router_gradient(builder, source)
     builder.linear_gradients(logits, source, "router_proj")
     builder.step_of(INPUT, "gemm", {"a": logits, "b": "w.router_proj", "out": dxn}, accumulate=True)
+    builder.add_adapter_gradient("router", dxn)
     finish_backward(builder)
 
 
@@ -144,7 +146,7 @@ def _input_gradients(builder: Builder, above: str) -> None:
 
 def _router_gradient(builder: Builder, source: str) -> None:
     """Add the gradient of the router's logits, which are computed again."""
-    _logits(builder, source)
+    _logits(builder, source, again=True)
     operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "ends", "dlogits")}
     plan = builder.plan.whole
     losses = {"balance": plan.router.balance_loss, "z": plan.router.z_loss}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
-from ratrain.ratrain_ir.config.tensor_ranks import rank_model
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model, trained_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
@@ -118,7 +118,8 @@ def _trained_form(one: Block, model: ModelConfig, plan: Plan) -> tuple[object, .
     """Return what distinguishes the routines of a block by what trains: parameters, scales and gradients."""
     own = [(each.weight, each.trains, each.shape) for each in parameters(rank_model(model, plan), one)]
     stems = stems_of_first(weight for weight, *_ in own)
-    scales = [plan.training.scale_of(adapter_module(model, one.kind, one.layer, stem)) for stem in stems]
+    training = trained_model(model, plan).training
+    scales = [training.scale_of(adapter_module(model, one.kind, one.layer, stem)) for stem in stems]
     return (*own, *scales, has_backward(model, plan, one), passes_gradient_on(model, plan, one))
 
 

@@ -26,6 +26,8 @@ class Start:
     """directory of one checkpoint, or of a series, to resume from"""
     new_data: bool = False
     """resume although the checkpoint's run had other data"""
+    same_data: bool = False
+    """the command has no way to go on with other data"""
 
 
 @frozen

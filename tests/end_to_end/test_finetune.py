@@ -133,6 +133,10 @@ def test_an_interrupted_fine_tuning_goes_on_to_the_same_bits(model: str, chats: 
         finetune(cut, Display(quiet=True))
     with pytest.raises(DiagnosticError, match=r"rank = 3, alpha = 6\.0 here, and rank = 4"):
         finetune(evolve(cut, resume=True, adapting=Adapting(rank=3)), Display(quiet=True))
+    other = tmp_path / "other.jsonl"
+    other.write_text(Path(chats).read_text().replace("+", "-"))
+    with pytest.raises(DiagnosticError, match=r"(?s)data differ.*tune on these into another folder"):
+        finetune(evolve(cut, resume=True, data=evolve(cut.data, paths=(str(other),))), Display(quiet=True))
     done = finetune(evolve(cut, resume=True), Display(quiet=True))
     assert [step.report.step for step in done.run.steps] == [5, 6, 7]
     whole, resumed = adapters(tmp_path / "whole"), adapters(tmp_path / "cut")
@@ -207,11 +211,12 @@ def test_targets_and_texts(model: str, tmp_path: Path, capsys: pytest.CaptureFix
         ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}], "only answers are in"),
     ],
 )
+@pytest.mark.parametrize("form", ["lines", "array"])
 def test_the_first_line_tells_what_is_trained_on(
-    lines: list[Any], words: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[Any], words: str, form: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines * (40 // len(lines)))))
+    path, lines = tmp_path / ("d.jsonl" if form == "lines" else "d.json"), lines * (40 // len(lines))
+    path.write_text("\n".join(map(json.dumps, lines)) if form == "lines" else json.dumps(lines, indent=2))
     kind = [] if "text" in lines[0] else ["--chat-template", "chatml"]
     command = ["finetune", "--model", model, "--data", str(path), "-o", str(tmp_path / "o"), "--steps", "1", *kind]
     assert main([*command, "--seq-len", "64", "--eval-fraction", "0.2"]) == 0

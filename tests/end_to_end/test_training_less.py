@@ -316,9 +316,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Any], str]] = {
     "packed queries": (GPT2, {"training": evolve(LORA, targets="c_attn, q_proj")}, "is a part of c_attn"),
     "packed queries by head": (NEOX, {"training": QV}, "'q_proj': in gpt_neox that is a part of query_key_value"),
     "packed gates": (PHI3, {"training": evolve(LORA, targets="mlp.gate_proj")}, "is a part of gate_up_proj"),
-    "all with experts": (EXPERTS, {"training": LORA}, "'all-linear' of olmoe means its routers too"),
     "a part of experts": (EXPERTS, {"training": evolve(QV, targets="up_proj")}, "a part of experts.gate_up_proj"),
-    "a router": (EXPERTS, {"training": evolve(QV, targets="gate")}, "'gate': adapters of routers"),
     "experts by an ambiguous name": (SHARED_EXPERT, {"training": evolve(QV, targets="down_proj")}, "and another"),
     "their parts by one": (SHARED_EXPERT, {"training": evolve(QV, targets="up_proj")}, "experts.gate_up_proj, and"),
     "a pattern without a match": (MODEL, {"training": Training(freeze="model.layer.*")}, "no parameter of toy"),
@@ -453,6 +451,12 @@ ATTENTION = evolve(LORA, targets="q_proj, k_proj, v_proj, o_proj")
 BESIDE_EXPERTS = {
     "attention": (EXPERTS, ATTENTION),
     "all": (SHARED_EXPERT, LORA),
+    "all of routed": (EXPERTS, LORA),
+    "routers": (EXPERTS, evolve(QV, targets="gate")),
+    "routers by numbers": (
+        SHARED_EXPERT,
+        evolve(LORA, targets=r"re:.*[01]\.(mlp\.gate|self_attn\.o_proj)", rank_pattern=ModuleNumbers((("gate", 2),))),
+    ),
     "routed": (EXPERTS, evolve(LORA, targets="v_proj, experts.gate_up_proj, experts.down_proj")),
     "gates": (SHARED_EXPERT, evolve(QV, targets="experts.gate_up_proj")),
     "down": (SHARED_EXPERT, evolve(QV, targets="o_proj, experts.down_proj, shared_expert.down_proj")),
@@ -475,8 +479,8 @@ def test_adapters_beside_experts_train_as_they_are_spread(what: str) -> None:
 
 @pytest.mark.parametrize(
     "training",
-    [LORA, QV, BESIDE_EXPERTS["gates"][1], BESIDE_EXPERTS["down"][1]],
-    ids=("all", "q and v", "gates", "down"),
+    [LORA, QV, *(BESIDE_EXPERTS[what][1] for what in ("gates", "down", "routers"))],
+    ids=("all", "q and v", "gates", "down", "routers"),
 )
 def test_adapters_beside_a_shared_expert_train_alike_over_ranks(training: Training) -> None:
     keys = {**ONE, "training": training, "router": RouterLosses(0.1, 0.01)}

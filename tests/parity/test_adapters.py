@@ -12,6 +12,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training, split_names
+from ratrain.ratrain_ir.model.parameter_names import is_router_module
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrainc.running.weight_export import export_adapter, export_weights
@@ -99,9 +100,16 @@ CASES = [
     ("olmoe", Training(method="lora", rank=2, alpha=4.0, targets="q_proj, experts.down_proj")),
     ("qwen2_moe", Training(method="lora", rank=2, alpha=4.0, targets="experts.down_proj, shared_expert.up_proj")),
     ("granitemoe", EXPERTS),
+    *((name, PLAIN) for name in ("mixtral", "qwen3_moe-normalised", "olmoe")),
+    ("qwen3_moe", evolve(PLAIN, rslora=True)),
+    ("qwen3_moe", evolve(QV, targets="gate")),
+    ("qwen2_moe", evolve(ATTENTION, targets="v_proj, gate", rank_pattern=ModuleNumbers((("gate", 2),)))),
+    ("granitemoe", evolve(ATTENTION, targets="v_proj, router")),
 ]
 """Models of `test_families` and `test_experts`, and adapters."""
 PREFIX = "base_model.model."
+ROUTERS = ("gate", "router")
+"""Targets that are parameters in PEFT: `gate.weight`."""
 
 
 def adapted(network: Any, training: Training, folder: Path, modules: list[str]) -> Any:
@@ -117,9 +125,15 @@ def adapted(network: Any, training: Training, folder: Path, modules: list[str]) 
         target_modules=targets if training.targets == ALL_LINEAR or training.targets != targets else modules,
         modules_to_save=list(split_names(training.modules_to_save)) or None,
         ensure_weight_tying=bool(training.modules_to_save) and network.config.tie_word_embeddings,
-        rank_pattern={pattern: int(rank) for pattern, rank in training.rank_pattern or ()},
+        rank_pattern={
+            f"{key}.weight" * (key in ROUTERS) or key: int(rank) for key, rank in training.rank_pattern or ()
+        },
         alpha_pattern=dict(training.alpha_pattern or ()),
-        target_parameters=[each for each in split_names(training.targets) if each.startswith("experts.")],
+        target_parameters=[
+            f"{each}.weight" if each in ROUTERS else each
+            for each in split_names(training.targets)
+            if each.startswith("experts.") or each in ROUTERS
+        ],
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
         fan_in_fan_out=network.config.model_type == "gpt2",
@@ -141,9 +155,8 @@ def base_of(name: str, folder: Path) -> Any:
 
 def modules_of(program: Any) -> list[str]:
     """The linear layers that have an adapter, by the names in `transformers`."""
-    return sorted(
-        {name.partition(".lora_")[0] for name in layout(program) if ".experts." not in name and ".lora_" in name}
-    )
+    modules = [name.partition(".lora_")[0] for name in layout(program) if ".lora_" in name]
+    return sorted({module for module in modules if ".experts." not in f"{module}." and not is_router_module(module)})
 
 
 def layout(program: Any) -> dict[str, Stored]:
@@ -168,6 +181,7 @@ def layout(program: Any) -> dict[str, Stored]:
         ("qwen3_moe", ATTENTION, 4),
         ("qwen3_moe", EXPERTS, 2),
         ("granitemoe", EXPERTS, 4),
+        ("mixtral", PLAIN, 2),
     ],
 )
 def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, peers: int, tmp_path: Path) -> None:
@@ -222,6 +236,8 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         ("qwen2_moe", PLAIN),
         ("qwen3_moe", EXPERTS),
         ("mixtral", EXPERTS),
+        ("olmoe", PLAIN),
+        ("qwen2_moe", evolve(ATTENTION, targets="v_proj, gate", rank_pattern=ModuleNumbers((("gate", 2),)))),
     ],
 )
 def test_trained_adapters_have_their_loss_in_peft_and_merged(name: str, training: Training, tmp_path: Path) -> None:

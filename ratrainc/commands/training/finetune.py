@@ -53,8 +53,8 @@ Examples:
     multiple=True,
     required=True,
     metavar="CHATS.jsonl|PAIRS.jsonl|TEXT|DIR",
-    help="JSONL with a chat a line (messages, conversations), a prompt and a completion, or a text; or text files. The "
-    "first line tells which. Of chats and pairs the answers alone are in the loss.",
+    help="JSONL, or a JSON array, of chats (messages, conversations), of prompts with completions, or of texts; or "
+    "text files. The first line tells which. Of chats and pairs the answers alone are in the loss.",
 )
 @click.option(
     "-o",

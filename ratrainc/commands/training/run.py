@@ -81,7 +81,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     type=InputFile("data"),
     multiple=True,
     metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
-    help="UTF-8 text (byte tokens), JSONL with a document a line, token file, or a folder of them; again for "
+    help="UTF-8 text (byte tokens), JSONL or a JSON array of documents, token file, or a folder of them; again for "
     "more. Default: Python's own help texts.",
 )
 @choice_option(

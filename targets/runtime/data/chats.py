@@ -128,7 +128,7 @@ class Chats:
 def open_chats(
     path: str, chats: Chats, *, vocab_size: int, eos: int | None = None, encoder: Encoder | None = None
 ) -> TokenStream:
-    """Tokenise the chats of a JSONL file in its order, each followed by the token `eos` if given.
+    """Tokenise the chats of a JSONL file, or of the array in it, in their order, each followed by `eos` if given.
 
     Without an encoder a token is a byte. Raises `DiagnosticError` RT002 (cannot be read) and RT090, with the line.
     """
@@ -163,7 +163,7 @@ def _batches(path: str, chats: Chats) -> Iterator[list[tuple[str, Spans]]]:
     """Yield chats as texts with their answers, grouped for one call of the tokenizer."""
     batch: list[tuple[str, Spans]] = []
     size = 0
-    for line in lines_of(text_bytes(path)):
+    for line in lines_of(path, text_bytes(path)):
         if not line.content.strip():
             continue
         batch.append(chats.document(path, line))

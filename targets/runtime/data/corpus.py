@@ -21,7 +21,17 @@ from ratrain.targets.runtime.data.token_layouts import INDEX
 TOKENS, DOCUMENTS, TEXT = ".bin", ".jsonl", ".txt"
 """Suffixes of data in a folder: token numbers, documents line by line, a text."""
 
+_ALSO_DOCUMENTS = (".json", ".ndjson")
+"""Other suffixes of documents in files that are named themselves; in a folder they may hold anything."""
 _MOST_NAMED = 4
+
+
+def kind_of(file: str) -> str:
+    """Return how a file is read by its name: as TOKENS, as DOCUMENTS, or, empty, as plain text."""
+    suffix = Path(file).suffix.lower()
+    if suffix in _ALSO_DOCUMENTS:
+        return DOCUMENTS
+    return suffix if suffix in (TOKENS, DOCUMENTS) else ""
 
 
 def data_files(paths: Sequence[str]) -> list[str]:

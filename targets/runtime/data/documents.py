@@ -113,9 +113,14 @@ class Documents:
         answers = self.answers + moved[self._holding(self.answers[:, 0])][:, None]
         return Documents(bounds, answers[np.argsort(answers[:, 0], kind="stable")])
 
-    def start_before(self, position: int) -> int:
-        """Return the start of the document that holds a position."""
-        return int(self.bounds[int(np.searchsorted(self.bounds, position, "right")) - 1])
+    def start_near(self, position: int) -> int | None:
+        """Return the start of the document that holds a position, of the second one if that is the first.
+
+        None if there is but one document.
+        """
+        starts = np.unique(self.bounds[1:-1])
+        starts = starts[(starts > self.bounds[0]) & (starts < self.bounds[-1])]
+        return int(starts[max(int(np.searchsorted(starts, position, "right")) - 1, 0)]) if len(starts) else None
 
     def starts(self, start: int, stop: int) -> Positions:
         """Return, for each token in [start, stop), the start of its document."""

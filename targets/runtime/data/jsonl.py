@@ -1,5 +1,10 @@
 """Documents from JSONL: one JSON object a line, with a text field, or with a prompt and a completion field.
 
+A file that is one JSON array of such objects is read as if each stood on a line of its own:
+
+    [{"text": "one"},                  as            {"text": "one"}
+     {"text": "two"}]                                {"text": "two"}
+
 All lines are parsed once, to check them and to measure their documents. If a token is a byte, no text is kept: a line
 is parsed again when a sequence reads from it, so that memory holds only the places of documents (32 bytes each).
 """
@@ -7,6 +12,7 @@ is parsed again when a sequence reads from it, so that memory holds only the pla
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,12 +52,15 @@ class Fields:
 
 @frozen
 class Line:
-    """Bytes [start, stop) of a file: a line, possibly blank."""
+    """Bytes [start, stop) of a file: a line, possibly blank, or an element of an array."""
 
     number: int
+    """line that it begins on, from 1"""
     start: int
     stop: int
     content: bytes
+    column: int = 1
+    """column that it begins at"""
 
 
 def open_jsonl(
@@ -165,12 +174,55 @@ def _batches(path: str, file: FileTokens, fields: Fields) -> Iterator[list[tuple
 
 def _documents(path: str, file: FileTokens, fields: Fields) -> Iterator[tuple[Line, tuple[str, ...]]]:
     """Yield each line that is not blank, with the texts of its fields."""
-    for line in lines_of(file):
+    for line in lines_of(path, file):
         if line.content.strip():
             yield line, _texts(path, line, fields)
 
 
-def lines_of(file: FileTokens) -> Iterator[Line]:
+def lines_of(path: str, file: FileTokens) -> Iterator[Line]:
+    """Yield all lines of a file, or the elements of the array that it is. Raises RT090 for a broken array."""
+    begins_with = next((head for _, chunk in chunks_of(file) if (head := chunk.tobytes().lstrip()[:1])), b"")
+    return _elements_of(path, file) if begins_with == b"[" else _lines_of(file)
+
+
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
+"""Parts of JSON that tell where an element ends; brackets within strings do not."""
+
+
+def _elements_of(path: str, file: FileTokens) -> Iterator[Line]:
+    """Yield the elements of an array; the file is held in memory meanwhile."""
+    content = file[: len(file)].tobytes()
+    depth, number, before, start, row = 0, 1, 0, 0, 0
+    line = Line(1, 0, 0, b"")
+    for found in _STRING_OR_BRACKET.finditer(content):
+        mark = found.group()
+        if mark in b"[{":
+            depth += 1
+            start = found.end() if depth == 1 else start
+        elif depth == 1 and mark in b",]":
+            held = content[start : found.start()].strip()
+            first = content.find(held, start)
+            row = max(row, content.rfind(_LINE_FEED, before, first) + 1)
+            number, before = number + content.count(_LINE_FEED, before, first), first
+            is_first = not line.stop
+            line = Line(number, first, first + len(held), held, first - row + 1)
+            if not held and not (is_first and mark == b"]"):
+                refuse_line(path, line, "has an array without an element at this place", way_out=_ARRAY)
+            yield line
+            start = found.end()
+        depth -= mark in b"]}"
+        if not depth:
+            break
+    if depth or content[start:].strip():
+        what = "begin an element of an array that does not end" if depth else "have more behind their array"
+        number += content.count(_LINE_FEED, before, start)
+        fail("RT090", f"the training data {what}", Location(path, number, 1), help=_ARRAY)
+
+
+_ARRAY = "a file that begins with a bracket is one array of objects; else it has an object on every line"
+
+
+def _lines_of(file: FileTokens) -> Iterator[Line]:
     """Yield all lines of a file; a line that crosses chunks is joined from its parts."""
     number, start = 1, 0
     begun: list[bytes] = []
@@ -192,9 +244,11 @@ def object_in(path: str, line: Line) -> dict[str, Any]:
     try:
         held = json.loads(line.content.decode())
     except UnicodeDecodeError as error:
-        refuse_line(path, line, "is not UTF-8", error.start + 1)
+        refuse_line(path, line, "is not UTF-8", error.start)
     except json.JSONDecodeError as error:
-        refuse_line(path, line, f"is no JSON: {error.msg}", error.colno)
+        below = error.lineno - 1
+        at = Line(line.number + below, line.start, line.stop, line.content, 1 if below else line.column)
+        refuse_line(path, at, f"is no JSON: {error.msg}", error.colno - 1)
     except (ValueError, RecursionError) as error:
         refuse_line(path, line, f"is no JSON that can be read: {error}")
     if not isinstance(held, dict):
@@ -246,12 +300,12 @@ def _way_out(fields: Fields) -> str:
     return f"{keys}; every line needs them" if fields.is_pair else f"{keys}; every line needs it"
 
 
-def refuse_line(path: str, line: Line, what: str, column: int = 1, way_out: str | None = None) -> NoReturn:
-    """Raise RT090 for a line of training data, at its place."""
+def refuse_line(path: str, line: Line, what: str, behind: int = 0, way_out: str | None = None) -> NoReturn:
+    """Raise RT090 for a line of training data, `behind` columns after its begin."""
     usual = "a JSONL file has a JSON object on every line; lines may be empty"
     fail(
         "RT090",
         f"line {line.number} of the training data {what}",
-        Location(path, line.number, column),
+        Location(path, line.number, line.column + behind),
         help=way_out or usual,
     )

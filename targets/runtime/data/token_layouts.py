@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shlex
 import struct
 from pathlib import Path
 from typing import Any, NoReturn
@@ -263,17 +262,10 @@ def refuse_json(text: FileTokens) -> None:
     is_list = bool(_LIST_OF_OBJECTS.match(head))
     if not (is_lines or is_list or isinstance(value, dict) or suffix == ".json"):
         return
-    if is_lines:
-        way_out = (
-            "rename it to end in .jsonl if it has an object a line, of which --text-key names the field of the text"
-        )
-    elif is_list:
-        name = shlex.quote(path)
-        way_out = (
-            "write its objects a line each: python3 -c 'import json, sys; [print(json.dumps(each)) for each in "
-            "json.loads(sys.stdin.buffer.read())]' "
-            f"< {name} > {name}l; --text-key names the field of the text"
-        )
+    if is_lines or is_list:
+        form = "has an object a line" if is_lines else "is an array of objects"
+        ending = ".jsonl" if is_lines else ".json"
+        way_out = f"rename it to end in {ending} if it {form}, of which --text-key names the field of the text"
     else:
         way_out = (
             'write each text as an object on a line of its own, {"text": "..."}, to a file whose name ends in .jsonl'

@@ -124,10 +124,17 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
 
 
 def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
-    """Split a stream into a part to train on and its last `fraction`, held out from the start of a document on."""
+    """Split a stream into a part to train on and its last `fraction`, held out from the start of a document on.
+
+    One text alone is cut within it. Raises `DiagnosticError` RT090 for one chat, or one prompt with its answer.
+    """
     cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
     if stream.documents is not None:
-        cut = stream.documents.start_before(cut) or cut
+        start = stream.documents.start_near(cut)
+        if start is None and stream.documents.answers is not None:
+            text = f"'{stream.name}' has one document: none can be held out"
+            fail("RT090", text, help="add others, or evaluate on another file with --eval-data")
+        cut = cut if start is None else start
     share = f"{100 * fraction:g} %"
     training = part_of_stream(stream, 0, cut, f"{WITHOUT_ITS_LAST} {share}")
     held = part_of_stream(stream, cut, len(stream.tokens), "")

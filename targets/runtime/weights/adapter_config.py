@@ -5,6 +5,8 @@ Keys and rules are those of huggingface/peft 0.21.2: `LoraConfig` (peft/tuners/l
 by what they match, not by their text. A plan with `targets = "q_proj"` takes any of
 
     "target_modules": ["q_proj"]      ["model.layers.0.self_attn.q_proj", ...]      ".*[.]q_proj"
+
+Stacks of experts and matrices of routers are parameters there: `"target_parameters": ["mlp.gate.weight"]`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.fields import as_float
-from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrain_ir.config.training import ALL_LINEAR, ALL_WITH_EXPERTS, split_names
 from ratrain.ratrain_ir.model.adapters import is_saved, is_stack_module, is_target
 from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
-from ratrain.ratrain_ir.model.parameter_names import head_module
+from ratrain.ratrain_ir.model.parameter_names import head_module, is_router_module
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.support.files import read_text
 from ratrain.ratrain_ir.support.module_patterns import (
@@ -95,6 +97,7 @@ def read_config(path: str, model: ModelConfig) -> None:
         text = f"'{path}' has use_rslora = {shown(said)}, the program rslora = {shown(model.training.rslora)}"
         report.error("RT091", text, help=f"compile with rslora = {str(said).lower()} in the plan's [train]")
     report.check()
+    config = _with_experts(config, model.family)
     modules = list(dict.fromkeys(layers_by_part(model).values()))
     adapted = [module for module in modules if is_target(model.training, module)]
     _check_targets(path, config, modules, adapted, report)
@@ -105,6 +108,26 @@ def read_config(path: str, model: ModelConfig) -> None:
     _check_numbers(path, config, ("r", "rank_pattern"), ("rank", ranks), report)
     _check_numbers(path, config, ("lora_alpha", "alpha_pattern"), ("alpha", alphas), report)
     report.check()
+
+
+def _with_experts(config: Mapping[str, Any], family: str) -> Mapping[str, Any]:
+    """Return a configuration with the layers that "all-linear" stands for in a family with experts."""
+    targets = config.get("target_modules")
+    if family not in ALL_WITH_EXPERTS or not (isinstance(targets, str) and targets.lower() == ALL_LINEAR):
+        return config
+    named = split_names(ALL_WITH_EXPERTS[family])
+    linear = [each for each in named if each.startswith(tuple("qkvo"))]
+    doubled = {
+        pattern: {**(config.get(pattern) or {}), r".*\.gate_up_proj": 2 * (as_float(config.get(key, 8)) or 0)}
+        for pattern, key in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
+    }
+    parameters = ["gate.weight", *(each for each in named if is_stack_module(f".{each}"))]
+    return {**config, "target_modules": linear, "target_parameters": parameters, **doubled}
+
+
+def peft_path(module: str) -> str:
+    """Return the path of an adapted layer in PEFT, where the matrix of a router is a parameter."""
+    return f"{module}.weight" if is_router_module(module) else module
 
 
 def _check_keys(path: str, config: Mapping[str, Any], report: Diagnostics) -> None:
@@ -158,9 +181,9 @@ def _check_saved(path: str, config: Mapping[str, Any], model: ModelConfig, repor
 
 
 def _names_layer(path: str, config: Mapping[str, Any], module: str) -> bool:
-    """Tell whether PEFT sets an adapter beside a layer; stacks of experts are its target parameters."""
-    if is_stack_module(module):
-        return any(is_named(module, name) for name in _names(path, config, "target_parameters"))
+    """Tell whether PEFT sets an adapter beside a layer; stacks of experts and routers are its target parameters."""
+    if is_stack_module(module) or is_router_module(module):
+        return any(is_named(peft_path(module), name) for name in _names(path, config, "target_parameters"))
     if _matches(path, config, "exclude_modules", module):
         return False
     targets = config.get("target_modules")
@@ -234,7 +257,7 @@ def _check_numbers(
         report.error("RT091", text, help="names or regular expressions without spaces, with numbers above 0")
         return
     for module, want in wanted.items():
-        have = usual if numbers is None else numbers.of(module, usual)
+        have = usual if numbers is None else numbers.of(peft_path(module), usual)
         if have != want:
             given = key if numbers is None else f"{key} and {pattern_key}"
             text = f"'{path}' has {given} = {number_text(have)} for {module}, the program {name} = {number_text(want)}"
@@ -246,13 +269,16 @@ def _check_numbers(
 
 
 def config_of(model: ModelConfig, base: str | None, modules: list[str], stacks: list[str]) -> dict[str, Any]:
-    """Return PEFT's configuration of a model's adapters: beside linear layers `modules`, and stacks of experts."""
+    """Return PEFT's configuration of a model's adapters: beside linear layers `modules`, and parameters `stacks`.
+
+    Where PEFT converts targets to those of transformers 5, it takes the last parts of the names that an expression
+    matches, and so other layers: they are named instead.
+    """
     training = model.training
-    patterns = {
-        key: {pattern: _json_number(number) for pattern, number in getattr(training, key) or ()}
-        for key in ("rank_pattern", "alpha_pattern")
-    }
-    expression = expression_of(training.targets)
+    routers = [each for each in layers_by_part(model).values() if is_router_module(each) and is_target(training, each)]
+    ranks = {module: training.rank_of(module) for module in routers}
+    alphas = {module: training.alpha_of(module) for module in routers}
+    expression = None if model.family in ALL_WITH_EXPERTS else expression_of(training.targets)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -269,12 +295,22 @@ def config_of(model: ModelConfig, base: str | None, modules: list[str], stacks: 
         **({"target_parameters": stacks} if stacks else {}),
         "modules_to_save": saved_modules(model) or None,
         **({"ensure_weight_tying": True} if ties_saved(model) else {}),
-        **patterns,
+        "rank_pattern": _patterns(training.rank_pattern, training.rank, ranks),
+        "alpha_pattern": _patterns(training.alpha_pattern, training.alpha, alphas),
         "layers_to_transform": None,
         "layers_pattern": None,
         "init_lora_weights": True,
         "inference_mode": True,
     }
+
+
+def _patterns(numbers: ModuleNumbers | None, usual: float, routers: Mapping[str, float]) -> dict[str, float]:
+    """Return numbers as PEFT finds them: first those of routers that it would not find by the path of the parameter."""
+    paths = {peft_path(module): number for module, number in routers.items()}
+    missed = {
+        path: number for path, number in paths.items() if (numbers.of(path, usual) if numbers else usual) != number
+    }
+    return {pattern: _json_number(number) for pattern, number in (*missed.items(), *(numbers or ()))}
 
 
 def _json_number(number: float) -> float:

@@ -16,7 +16,8 @@ Adapters of stacks of experts are those of PEFT's target parameters (huggingface
     base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight [E rank, in], ....lora_B.weight [out, rank E]
     base_model.model.model.layers.0.mlp.experts.lora_A.weight [E rank, in], ....lora_B.weight [out, rank E]
 
-Rows of A are those of expert 0, then 1, ...; columns of B count experts first.
+Rows of A are those of expert 0, then 1, ...; columns of B count experts first. The matrix of a router is such a
+parameter too, `mlp.gate.weight`, and has the adapter of a linear layer.
 
 Names and keys are those of huggingface/peft (`get_peft_model_state_dict`, `LoraConfig`).
 """
@@ -35,12 +36,12 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack
 from ratrain.ratrain_ir.model.blocks import block, parameters
-from ratrain.ratrain_ir.model.parameter_names import head_module
+from ratrain.ratrain_ir.model.parameter_names import head_module, is_router_module
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.tensor_file import FLOAT_TYPES, StoredTensor, cut, open_tensors
-from ratrain.targets.runtime.weights.adapter_config import config_of, read_config, ties_saved
+from ratrain.targets.runtime.weights.adapter_config import config_of, peft_path, read_config, ties_saved
 from ratrain.targets.runtime.weights.weight_files import write_layout
 from ratrain.targets.runtime.weights.weights import Stored, layout_of, named_parameters, weights_of
 
@@ -190,6 +191,8 @@ def _config(model: ModelConfig, base: str | None) -> dict[str, Any]:
             continue
         if isinstance(held, _StoredStack):
             stacks.add(f"{module.removesuffix('.base_layer')}.{held.target}")
+        elif is_router_module(module):
+            stacks.add(peft_path(module))
         else:
             modules.add(module)
     return config_of(model, base, sorted(modules), sorted(stacks))

@@ -19,6 +19,7 @@ from ratrain.ratrainc.running.training_data import open_data
 from ratrain.targets.runtime.data import data as data_module
 from ratrain.targets.runtime.data.data import Batches, TokenStream, in_words
 from ratrain.targets.runtime.data.documents import Documents, bounds_of, pieced
+from ratrain.targets.runtime.data.jsonl import Fields, open_jsonl
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Evaluation
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, run_settings, same_bits
@@ -154,6 +155,66 @@ class TestJsonl:
     def test_no_document(self, program: Any, tmp_path: Path) -> None:
         path = tmp_path / "docs.jsonl"
         path.write_text('{"text": ""}\n')
+        assert "no document" in refusal(program, path).message
+
+
+ODD = st.text(st.sampled_from('ab []{},:"\\\n\t狐\u2028'), max_size=12)
+
+
+class TestArray:
+    @given(
+        st.lists(ODD, min_size=1, max_size=6).filter(any),
+        st.sampled_from((None, 0, 3)),
+        st.booleans(),
+        st.sampled_from(("", "\ufeff", "\n \n")),
+    )
+    def test_an_array_is_read_as_its_objects_on_lines(
+        self, tmp_path_factory: Any, texts: list[str], indent: int | None, escapes: bool, before: str
+    ) -> None:
+        folder = tmp_path_factory.mktemp("array")
+        held = [{"n": [1, {"m": []}], "text": text} for text in texts]
+        array, lines = folder / "d.json", folder / "d.jsonl"
+        array.write_text(before + json.dumps(held, indent=indent, ensure_ascii=escapes) + "\n", "utf-8")
+        lines.write_text("".join(json.dumps(each) + "\n" for each in held), "utf-8")
+        one, other = (open_jsonl(str(path), Fields(("text",)), vocab_size=256) for path in (array, lines))
+        assert one.tokens[:].tolist() == other.tokens[:].tolist()
+        assert one.documents is not None
+        assert other.documents is not None
+        assert one.documents.bounds.tolist() == other.documents.bounds.tolist()
+
+    @pytest.mark.parametrize("name", ["d.json", "d.jsonl", "d.ndjson", "D.JSON"])
+    def test_files_are_read_by_what_they_begin_with(self, program: Any, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        path.write_text(json.dumps([{"text": text} for text in TEXTS], indent=1))
+        assert opened(program, path, eos=str(EOS)).tokens[:].tolist() == tokens_of(TEXTS)
+        assert opened(program, write_jsonl(path, TEXTS), eos=str(EOS)).tokens[:].tolist() == tokens_of(TEXTS)
+
+    @pytest.mark.parametrize(
+        ("content", "said", "place"),
+        [
+            ('[{"text": "a"},\n  {"text": 3}]', 'has no text in its field "text": 3', (2, 3)),
+            ('[{"text": "a"},\n {"text": \n  b}]', "is no JSON", (3, 3)),
+            ('[{"text": "a"}, {"text" "b"}]', "is no JSON", (1, 25)),
+            ('[\n{"text": "a"},\n]', "an array without an element", (3, 1)),
+            ('[,{"text": "a"}]', "an array without an element", (1, 2)),
+            ('[{"text": "a"},\n{"text": "b"}', "begin an element of an array that does not end", (1, 1)),
+            ('[{"text": "a"}]\n[{"text": "b"}]', "have more behind their array", (1, 1)),
+            ('["a", "b"]', "is no JSON object", (1, 2)),
+            ("[[1] a footnote", "is no JSON", (1, 5)),
+        ],
+    )
+    def test_a_broken_array_is_refused_at_its_place(
+        self, program: Any, tmp_path: Path, content: str, said: str, place: tuple[int, int]
+    ) -> None:
+        path = tmp_path / "d.json"
+        path.write_text(content)
+        problem = refusal(program, path)
+        assert said in problem.message
+        assert (problem.location.line, problem.location.column) == place
+
+    def test_no_document(self, program: Any, tmp_path: Path) -> None:
+        path = tmp_path / "d.json"
+        path.write_text("[ ]")
         assert "no document" in refusal(program, path).message
 
 

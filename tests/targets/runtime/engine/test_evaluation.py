@@ -14,6 +14,7 @@ from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.data.documents import Documents, bounds_of
 from ratrain.targets.runtime.engine.evaluation import held_out, split_stream
 from tests.end_to_end.tiny_runs import (
     MODEL,
@@ -95,6 +96,22 @@ def test_data_too_short_to_evaluate_on() -> None:
     plan = make_plan()
     with pytest.raises(DiagnosticError, match=r"RT090.*11 sequences.*one batch takes 12"):
         held_out(make_stream(count=119), plan)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fraction", "held"),
+    [((8, 8, 8), 0.1, 8), ((8, 8, 8), 0.5, 16), ((90, 10), 0.3, 10), ((90, 0, 10), 0.99, 10), ((100,), 0.25, 25)],
+)
+def test_whole_documents_are_held_out(lengths: tuple[int, ...], fraction: float, held: int) -> None:
+    documents = Documents(bounds_of(lengths))
+    stream = TokenStream("all", np.zeros(sum(lengths), np.uint16), "all", documents=documents)
+    assert len(split_stream(stream, fraction)[1].tokens) == held
+
+
+def test_one_chat_is_not_cut_to_hold_out_a_part_of_it() -> None:
+    documents = Documents(bounds_of([100]), np.array([[40, 100]]))
+    with pytest.raises(DiagnosticError, match=r"RT090.*one document: none can be held out"):
+        split_stream(TokenStream("all", np.zeros(100, np.uint16), "all", documents=documents), 0.1)
 
 
 @given(st.integers(1, 3000), st.floats(0, 0.5))
