@@ -68,8 +68,9 @@ def without_slices(training: Training) -> tuple[tuple[str, Any], ...]:
 def losses_of_one_rank(training: Training) -> list[float]:
     """The losses without context ranks."""
     run = train(evolve(training, more=without_slices(training)).program(WHOLE), STEPS)
-    assert losses(run)[-1] < losses(run)[0] - 0.02, "the model does not learn: equal losses would say little"
-    return losses(run)
+    seen = losses(run)
+    assert max(seen) - min(seen) > 0.02, "training changes no loss: equal ones would say little"
+    return seen
 
 
 def check_against_one_rank(training: Training, program: Program, **settings: Any) -> None:

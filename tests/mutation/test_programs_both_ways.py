@@ -61,7 +61,7 @@ def findings(program: Program) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(20)
 def test_programs_of_mutants(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = SUBJECTS[name]
     changed = [("unchanged", copy_program(subject.program()))]

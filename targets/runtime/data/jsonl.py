@@ -201,7 +201,7 @@ def _elements_of(path: str, file: FileTokens) -> Iterator[Line]:
             start = found.end() if depth == 1 else start
         elif depth == 1 and mark in b",]":
             held = content[start : found.start()].strip()
-            first = content.find(held, start)
+            first = content.find(held, start) if held else found.start()
             row = max(row, content.rfind(_LINE_FEED, before, first) + 1)
             number, before = number + content.count(_LINE_FEED, before, first), first
             is_first = not line.stop

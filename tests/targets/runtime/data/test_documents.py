@@ -200,7 +200,7 @@ class TestArray:
             ('[{"text": "a"},\n{"text": "b"}', "begin an element of an array that does not end", (1, 1)),
             ('[{"text": "a"}]\n[{"text": "b"}]', "have more behind their array", (1, 1)),
             ('["a", "b"]', "is no JSON object", (1, 2)),
-            ("[[1] a footnote", "is no JSON", (1, 5)),
+            ("[[1] a footnote", "begin an element of an array that does not end", (1, 1)),
         ],
     )
     def test_a_broken_array_is_refused_at_its_place(
