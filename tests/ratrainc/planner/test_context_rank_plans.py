@@ -32,7 +32,7 @@ from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import Shape, template
 from ratrain.ratrainc.planner.space.units import LAYER
 from ratrain.targets.machine.machine import load_machine
-from tests.ratrainc.planner.test_planner import MODEL, every_candidate, small_request
+from tests.ratrainc.planner.small_requests import MODEL, every_candidate, small_request
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
