@@ -20,10 +20,10 @@ from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.adapter_config import COMPARED, INERT
 from ratrain.targets.runtime.weights.adapter_config import PLAIN as PLAIN_KEYS
 from ratrain.targets.runtime.weights.adapter_files import adapter_layout
-from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import start, train
 from tests.parity import test_experts, test_families
 from tests.parity.test_families import BETA1, GRADIENT, HELD_OUT, LOSS, loss_of, program_of, sequences
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,9 @@ from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.data.data import Batches
-from ratrain.targets.runtime.weights.weights import named_parameters_of, stored_layout
+from ratrain.targets.runtime.weights.weights import stored_layout
 from tests.end_to_end.tiny_runs import make_program, make_stream, start, state, train
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from pathlib import Path

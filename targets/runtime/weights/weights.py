@@ -380,14 +380,6 @@ def block_elements(model: ModelConfig, block: Block) -> int:
     return max((each.offset + each.elements for each in trained_parameters(model, block)), default=0)
 
 
-def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
-    """Return the parameters of a block that train as views of its flat tensor, padded or not."""
-    return {
-        parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
-        for parameter in trained_parameters(model, block)
-    }
-
-
 _KINDS_OF_WEIGHTS = f"weights are a .safetensors file, or a folder with {WEIGHTS_FILE} or {INDEX_FILE}"
 
 

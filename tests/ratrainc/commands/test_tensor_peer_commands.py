@@ -15,18 +15,8 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.simulator.figures import one_core_step_seconds
+from tests.ratrainc.commands.tiny_llama import CONFIG, printed
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 45,
-    "rms_norm_eps": 1e-5,
-}
 PLAN = """
 [parallel]
 pp = 2
@@ -60,15 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words = ["compile", "--model", made / "m.json", "--plan", plan, "-o", made / f"t{tp}.{kind}"]
             assert main([str(word) for word in words]) == 0
     return made
-
-
-def printed(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    """Both outputs of a command."""
-    capsys.readouterr()
-    found = main([str(word) for word in words])
-    shown = capsys.readouterr()
-    assert found == code, shown.out + shown.err
-    return shown.out + shown.err
 
 
 def test_schedules_and_programs_are_proved_timed_explained_and_drawn(

@@ -20,7 +20,6 @@ from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import LONG_SEQUENCE
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.choices.timed_plan import time_plan
-from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.cuts import cuts_of
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
@@ -32,22 +31,12 @@ from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import Shape, template
 from ratrain.ratrainc.planner.space.units import LAYER
 from ratrain.targets.machine.machine import load_machine
+from tests.ratrainc.commands.tiny_llama import CONFIG, printed
 from tests.ratrainc.planner.small_requests import MODEL, every_candidate, small_request
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 45,
-    "rms_norm_eps": 1e-5,
-}
 PLAN = """
 [parallel]
 pp = 1
@@ -73,15 +62,6 @@ def folder(tmp_path: Path) -> Path:
         said = PLAN if layout != ZIGZAG else PLAN.replace('context_layout = "{layout}"\n', "")
         (tmp_path / f"{layout}.toml").write_text(said.format(layout=layout))
     return tmp_path
-
-
-def printed(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    """Both outputs of a command."""
-    capsys.readouterr()
-    found = main([str(word) for word in words])
-    shown = capsys.readouterr()
-    assert found == code, shown.out + shown.err
-    return shown.out + shown.err
 
 
 def of_contexts(request: PlanRequest) -> set[int]:
