@@ -87,7 +87,7 @@ class Prompt:
 
 @frozen
 class Generation:
-    """The way a text is generated."""
+    """How many tokens of a text are generated, and by which rule each is drawn."""
 
     tokens: int
     """most tokens added to the prompt"""
