@@ -22,8 +22,8 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.text.parser import FORMAT_VERSION, Groups, parse_module, tensors_by_prefix
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.module import Module, TargetInfo
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 def print_module(module: Module) -> str:

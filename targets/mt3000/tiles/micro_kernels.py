@@ -81,7 +81,7 @@ PRODUCTS = ("product", "add_product", ADD_RUN)
 
 
 def arguments_of(compute: Compute) -> Iterator[tuple[TileArgument, str]]:
-    """Pair the arguments of a micro-kernel with the names of its buffers, written ones first; their numbers must fit."""
+    """Pair the arguments of a micro-kernel with the names of its buffers, written first; their numbers must fit."""
     arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
     assert arguments is not None
     return zip(arguments, (*compute.writes, *compute.reads), strict=True)
