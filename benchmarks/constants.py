@@ -23,7 +23,8 @@ from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, fitted, with_values
 from ratrain.ratrainc.validation.folding import FoldedStep, task_of
 from ratrain.ratrainc.validation.validation_rows import ValidationRow, read_validation_table
-from ratrain.targets.machine.machine import Constant, Machine, load_machine
+from ratrain.targets.machine.constants import Constant
+from ratrain.targets.machine.machine import Machine, load_machine
 
 PUBLISHED = Path(__file__).parent / "published"
 MACHINES = Path(__file__).parents[1] / "targets" / "pytorch" / "machines"

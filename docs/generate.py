@@ -89,7 +89,7 @@ def language_page() -> str:
 
 
 def keys_page() -> str:
-    """What every key and option changes: `docs/keys.py` and `docs/options.py`."""
+    """What every key and option changes: `docs/keys.py` and `docs/options/`."""
     text: str = runpy.run_path(str(DOCS / "keys.py"))["page"]()
     return text
 

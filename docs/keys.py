@@ -1,7 +1,7 @@
 """The page of all keys: what each key of a plan, a model and a machine changes, and where one is seen to.
 
 `tests/ratrainc/commands/test_keys.py` changes every key as its entry says and looks whether that shows where the entry says; a key without an
-entry fails it. The options of the commands are in `options.py`.
+entry fails it. The options of the commands are in `options/`.
 """
 
 from __future__ import annotations
@@ -346,13 +346,13 @@ where a command is given no `--machine` ([machines travel](machine.md#it-travels
 
 def page() -> str:
     """The text of `docs/keys.md`."""
-    options = runpy.run_path(str(DOCS / "options.py"))
+    options = runpy.run_path(str(DOCS / "options"))
     llama, gpt2 = keys_of("llama"), keys_of("gpt2")
     experts = {**keys_of("qwen3_moe").neutral, **keys_of("mixtral").neutral}
     parts = [
         (
             "# Keys and options\n\nEvery key and option with the one thing that it changes, and where the change shows. Tests change each of them. A key or\n"
-            "an option that would change nothing where it stands is refused.\n\n<!-- written by docs/generate.py from docs/keys.py and docs/options.py -->\n"
+            "an option that would change nothing where it stands is refused.\n\n<!-- written by docs/generate.py from docs/keys.py and docs/options/ -->\n"
         ),
         _table("A plan", PLAN),
         _MADE_FOR,

@@ -222,7 +222,7 @@ class Pass:
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite the module in place.
 
-        The manager hands in a draft, whose ops and tensors are those of the module. A pass may change lists freely; it
+        The manager hands in a draft, which shares ops and tensors with the module. A pass may change lists freely; it
         changes an op or a tensor only once nothing can fail any more. Raises `DiagnosticError` where it cannot do its
         work.
         """

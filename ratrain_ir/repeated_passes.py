@@ -1,4 +1,4 @@
-"""Passes of a micro-batch through a stage, made from those of an earlier micro-batch.
+"""Passes of a micro-batch through a stage, copied from an earlier micro-batch.
 
 Lowering decides anew which tensors an op takes for each op of a micro-batch. But all micro-batches after the first do
 the same; only the number differs, in fields of ops and in names of tensors:
@@ -60,5 +60,5 @@ class RepeatedPasses:
 
 
 def _other_fields(op: Op) -> dict[str, Any]:
-    """Return the fields of an op without its micro-batch; those of its class only."""
+    """Return the fields that an op's class declares, without its micro-batch."""
     return {each.name: getattr(op, each.name) for each in FIELDS[type(op)] if each.name != "micro_batch"}

@@ -365,10 +365,6 @@ class Topology(Mesh):
         """Shape of the pipeline, with the chunks that only go forward."""
         return evolve(self.plan.shape, forward_only=self.forward_only)
 
-    def goes_back(self, stage: int) -> bool:
-        """Tell whether any chunk of a stage has a backward."""
-        return self.chunks_of(stage)[-1] >= self.forward_only
-
     @cached_property
     def backward_ends(self) -> frozenset[Block]:
         """Block of each chunk with which a backward through it ends: its first one, or the lowest that has one."""

@@ -183,7 +183,7 @@ class _RowPlacement(StagePlacement):
             self.ops.append(op if reads == op.reads else evolve(op, reads=reads))
 
     def take_reductions(self) -> None:
-        """Take the reductions of gradients out of the step's end, so that each REDUCE_GRAD places those of its chunk.
+        """Take the reductions of gradients out of the step's end, so that each REDUCE_GRAD places its chunk's.
 
         Raises `DiagnosticError` RT071 where one reduction is of several chunks.
         """

@@ -504,9 +504,9 @@ def recovery_op(
     project: Project | None = None,
     keys: Tensors = (),
 ) -> Recompute:
-    """Return the op that makes again, from the block's input, the tensors that a forward does not keep.
+    """Return the op that recomputes, from the block's input, the tensors that a forward does not keep.
 
-    `keys` are those of context ranks, as its backward reads them.
+    `keys` are the gathered keys and values of context ranks, as the block's backward reads them.
     """
     reads = (source, *kept, *views)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)

@@ -64,7 +64,7 @@ class Occupancy:
     def within(self, lag: float) -> Lifetimes:
         """Return the lifetimes lengthened for accessors that end up to `lag` seconds after their place in the list.
 
-        With `lag` 0 the intervals are those of the list.
+        With `lag` 0 they are the list's own lifetimes.
         """
         return evolve(self.lives, starts=self._taken(lag), stops=self._freed(lag))
 

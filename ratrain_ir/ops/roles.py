@@ -130,8 +130,8 @@ def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool,
 def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the roles of the keys and values of earlier slices that this slice's queries attend to.
 
-    `plan` is the plan of a slice; the roles are ordered by slice. Of context ranks they are those of all ranks. Empty
-    unless the block is an attention.
+    `plan` is the plan of a slice; the roles are ordered by slice. With context ranks, they include the roles of
+    all ranks. Empty unless the block is an attention.
     """
     if block.kind != "attention":
         return ()

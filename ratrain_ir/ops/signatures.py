@@ -88,7 +88,7 @@ def _match(op: Op, group: str, tensors: Tensors, roles: Roles) -> list[str]:
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
     """List the signatures that an op may have, as (accumulates, signature), the likelier first.
 
-    If the op works on a slice, they are those of that slice. An op that updates tensors most likely accumulates.
+    If the op works on a slice, they are that slice's. An op that updates tensors most likely accumulates.
     """
     index = getattr(op, "slice", None)
     if index is not None or (plan.slices and type(op) in _OF_SLICES):

@@ -303,7 +303,7 @@ class _Builder:
             for declaration in statements:
                 if isinstance(declaration, DeclarationRecord):
                     self.declare(stage, declaration)
-            groups = _groups(stage)
+            groups = {f"{prefix}.*": tensors for prefix, tensors in tensors_by_prefix(stage).items()}
             ops = (self.op(stage, groups, s) for s in statements if isinstance(s, OpRecord))
             stage.ops = [op for op in ops if op is not None]
             stages.append(stage)
@@ -472,9 +472,9 @@ class _Builder:
                 self.error("RT004", text, line, "%" + name, help=hint)
 
 
-def _groups(stage: Stage) -> Groups:
-    """Map `prefix.*` to the tensors whose name before the last dot is the prefix."""
+def tensors_by_prefix(stage: Stage) -> Groups:
+    """Return the tensors of a stage by the part of their names before the last dot."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in stage.tensors.values():
         groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    return {f"{prefix}.*": tuple(tensors) for prefix, tensors in groups.items()}
+    return {prefix: tuple(tensors) for prefix, tensors in groups.items()}

@@ -15,15 +15,15 @@ from ratrain.ratrain_ir.config.plan import KEYS
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, field_texts
-from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked, write_lines
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrain_ir.text.parser import FORMAT_VERSION, parse_module
+from ratrain.ratrain_ir.text.parser import FORMAT_VERSION, Groups, parse_module, tensors_by_prefix
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, TargetInfo
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 def print_module(module: Module) -> str:
@@ -100,9 +100,6 @@ def declaration_text(tensor: Tensor) -> str:
 _KINDS = {kind: kind.value for kind in StateKind}
 
 
-Groups = dict[str, tuple[Tensor, ...]]
-
-
 def op_text(op: Op, groups: Groups | None = None) -> str:
     """Format an op. `groups` (of `saved_groups`) allow it to write `%prefix.*`."""
     parts = []
@@ -142,10 +139,8 @@ def names_text(tensors: tuple[Tensor, ...], groups: Groups) -> str:
 
 def saved_groups(stage: Stage) -> Groups:
     """Return the tensors with a common prefix, by prefix, where all of them are saved tensors."""
-    groups: dict[str, list[Tensor]] = {}
-    for tensor in stage.tensors.values():
-        groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    return {prefix: tuple(ts) for prefix, ts in groups.items() if all(t.kind is StateKind.SAVED for t in ts)}
+    groups = tensors_by_prefix(stage)
+    return {prefix: ts for prefix, ts in groups.items() if all(t.kind is StateKind.SAVED for t in ts)}
 
 
 def _header(name: str, values: Mapping[str, Any]) -> str:

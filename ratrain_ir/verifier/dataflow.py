@@ -183,7 +183,7 @@ class SymbolicRun(SymbolicExchanges):
         self.set_saved(op, roles, block, m)
 
     def documents(self, op: BlockOp, roles: dict[str, Tensor], m: Piece) -> None:
-        """Check that the starts of documents, if an op reads them, are those of its own piece."""
+        """Check that an op which reads the starts of documents reads its own piece's."""
         if "documents" in roles:
             self.expect("RT030", op, roles["documents"], "documents", m)
 
@@ -256,8 +256,8 @@ class SymbolicRun(SymbolicExchanges):
     def through_heads(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check what a backward needs behind the softmax and the products of queries and keys.
 
-        It computes these gradients itself, or finds those of `backward_heads` if norms sum over ranks, or context ranks
-        sum those of keys.
+        It computes these gradients itself. If norms sum over ranks, or context ranks sum the gradients of keys, it
+        reads the results of `backward_heads`.
         """
         if self.shares_keys(block):
             self.documents(op, roles, m)

@@ -32,7 +32,7 @@ Conflict = tuple[int, int, int]
 
 
 def conflicts(bounds: Any, operands: Any, starts: Any, stops: Any, ranks: Any, most: int) -> list[Conflict]:
-    """List at most `most` pairs of tensors that are live together and share a byte, those of the last ops first.
+    """List at most `most` pairs of tensors that are live together and share a byte, the last ops' pairs first.
 
     Ops are given as in `SweptOps`, in lists or arrays, followed by one more op that reads the carried tensors. `ranks`
     orders tensors that have the same range.

@@ -53,7 +53,7 @@ def verify_schedule(
 
 
 def check_schedule(table: ActionTable, *, sharded: bool = False, forward_only: int = 0) -> None:
-    """Raise `DiagnosticError` unless a schedule is sound; the options are those of `verify_schedule`."""
+    """Raise `DiagnosticError` unless a schedule is sound. Takes the options of `verify_schedule`."""
     diagnostics = Diagnostics()
     verify_schedule(table, diagnostics, sharded=sharded, forward_only=forward_only)
     diagnostics.check()

@@ -87,7 +87,7 @@ class Contributions:
 def seen_keys(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Iterator[tuple[str, Value]]:
     """Yield (role, value it must hold) of the keys and values of earlier slices that a slice of an attention sees.
 
-    Of context ranks they are those of all ranks.
+    With context ranks, the keys and values of all ranks are among them.
     """
     for other in _seen(model, plan, block, piece):
         for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
@@ -110,8 +110,8 @@ class SumStep(NamedTuple):
 def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Iterator[SumStep]:
     """Yield the sums that the backward of a slice uses.
 
-    First come the sums that later slices left for its own keys and values, then those of earlier slices that it adds
-    to.
+    First come the sums that later slices left for its own keys and values, then the sums of earlier slices that it
+    adds to.
     """
     if isinstance(piece, int) or block.kind != "attention":
         return

@@ -34,7 +34,7 @@ class Traces(NamedTuple):
     """first step of each trace, and the end of the last"""
     whats: Any
     places: Any
-    """operand of each step, by its place among those of the op"""
+    """operand of each step, by its place among the op's operands"""
     values: Any
     shifts: Any
     """1 if the value grows with the micro-batch"""

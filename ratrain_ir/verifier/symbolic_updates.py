@@ -25,7 +25,7 @@ class SymbolicUpdates(SymbolicOffload):
     """Visits of ops on whole gradients and state."""
 
     def reduce_scatter(self, op: ReduceScatter) -> None:
-        """Reduce whole gradients, or those of one micro-batch in ascending order, into shards."""
+        """Reduce gradients into shards: whole ones, or one micro-batch's in ascending order."""
         roles = self.roles(op)
         count = self.module.plan.micro_batches
         for block in op.blocks:

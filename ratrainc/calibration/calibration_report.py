@@ -19,7 +19,8 @@ from ratrain.ratrainc.calibration.measured_tables import read_table
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.console.parts import Part, TextTable
-from ratrain.targets.machine.machine import Machine, is_whole
+from ratrain.targets.machine.constants import is_whole
+from ratrain.targets.machine.machine import Machine
 
 _ROUNDS = 3
 """Most rounds of compiling and fitting. Programs depend on the machine, so they are compiled again after each fit."""

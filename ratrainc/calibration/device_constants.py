@@ -10,8 +10,8 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.facts.machine_facts import memory_limit
+from ratrain.targets.machine.constants import Constant
 from ratrain.targets.machine.link_groups import SHORT_KEYS
-from ratrain.targets.machine.machine import Constant
 from ratrain.targets.runtime.arena.process_memory import resident_bytes
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.console.extras import check_installed
-from ratrain.targets.machine.machine import Machine, largest_value
+from ratrain.targets.machine.constants import largest_value
+from ratrain.targets.machine.machine import Machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.support.diagnostics import Location

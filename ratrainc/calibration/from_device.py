@@ -24,8 +24,9 @@ from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, 
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
 from ratrain.ratrainc.facts.machine_facts import free_memory
+from ratrain.targets.machine.constants import Constant
 from ratrain.targets.machine.cost import kernel_flops, roofline_work
-from ratrain.targets.machine.machine import Constant, Machine, load_machine
+from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.measured_kernels import kernel_key
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
 from ratrain.targets.program.routine import Routine, Step

@@ -17,8 +17,9 @@ from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
 from ratrain.ratrainc.calibration.profiled_ops import LONGEST, MALFORMED, ProfiledOps, joined, read_profile
 from ratrain.ratrainc.console.console import seconds_text
+from ratrain.targets.machine.constants import Constant, largest_value, unit_of
 from ratrain.targets.machine.cost import routine_work
-from ratrain.targets.machine.machine import Constant, Machine, largest_value, unit_of
+from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, line_through
 from ratrain.targets.simulator.figures import shared_cores_step_seconds
 

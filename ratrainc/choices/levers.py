@@ -107,15 +107,14 @@ def outcomes(
     heaviest: int,
     seconds: float,
     *,
-    together: int = 2,
     tick: Callable[[str], None] = lambda _name: None,
 ) -> Iterator[LeverOutcome]:
-    """Try every lever alone, then combinations of up to `together`, until `seconds` have passed.
+    """Try every lever alone, then every two together, until `seconds` have passed.
 
     Yield the outcome of each setting that is allowed, whether it fits or not; `tick` hears of each before.
     """
     deadline = time.monotonic() + seconds
-    for name, changed in changes(setting, heaviest, together=together):
+    for name, changed in changes(setting, heaviest, together=2):
         left = deadline - time.monotonic()
         if left <= 0:
             return

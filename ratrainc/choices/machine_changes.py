@@ -8,7 +8,8 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, nearest
 from ratrain.ratrain_ir.support.quantities import SCALES, QuantityError, parse_quantity, with_unit
-from ratrain.targets.machine.machine import STORE_UNITS, Constant, Machine, optional_constants, parse_machine, unit_of
+from ratrain.targets.machine.constants import STORE_UNITS, Constant, unit_of
+from ratrain.targets.machine.machine import Machine, optional_constants, parse_machine
 from ratrain.targets.machine.writer import machine_lines
 
 _SHORT = {

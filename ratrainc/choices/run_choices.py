@@ -87,7 +87,7 @@ class Prompt:
 
 @frozen
 class Generation:
-    """The way a text is generated."""
+    """Length of a generated text, rule by which tokens are drawn, and where tokenizer and weights come from."""
 
     tokens: int
     """most tokens added to the prompt"""

@@ -1,4 +1,4 @@
-"""Error of answers: how far predicted peaks are from those of published runs, by framework.
+"""Error of answers: distances between predicted and published peaks, by framework.
 
 `benchmarks/fit_cases.py` holds predictions against the peaks of benchmarks/published, of which half of the rows of
 fit-cases.csv, and all of other tables, were not looked at for any constant. A test holds these figures to them.
@@ -34,7 +34,7 @@ HELD: Mapping[str, tuple[int, float]] = {
 EXPERTS = "models with experts"
 """Name of peaks of such models, of which none is published with all settings that a formula reads."""
 WORST = 0.104
-"""Largest error of any of these peaks but those of adapters."""
+"""Largest error of any of these peaks, adapters' peaks apart."""
 
 
 @frozen

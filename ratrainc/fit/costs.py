@@ -191,7 +191,7 @@ def _exchanged(job: Job) -> float:
 
 
 def _quantised_share(job: Job) -> float:
-    """Return the bytes of a frozen weight as it is stored, against those of the compute type."""
+    """Return the bytes of a frozen weight as stored, divided by its bytes in the compute type."""
     bits = None if job.adapter is None else job.adapter.base_bits
     return 1.0 if bits is None else bits / (8 * _bytes(job.compute_dtype))
 

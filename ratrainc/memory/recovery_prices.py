@@ -1,6 +1,6 @@
 """Table of saved tensors by block: kept, recovered or stored, the cost of that, and the cost of the alternatives.
 
-Seconds are the target's: simulated if the stage stores anything, else those of the op alone. The exposed part of a
+Seconds are the target's: simulated if the stage stores anything, else the op's own. The exposed part of a
 transfer is the time that compute waited for it; the rest is hidden.
 """
 
@@ -205,7 +205,7 @@ def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
 
 
 def _over_slices(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge the facts of a block that differ only in figures, as those of the slices of a sequence do.
+    """Merge the facts of a block that differ only in figures, as the facts of a sequence's slices do.
 
     The pieces of a fact become their numbers: micro-batch and slice, counted through.
     """

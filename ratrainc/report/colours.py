@@ -2,7 +2,8 @@
 
 Every kind has a colour of its own: grey stands for none of them, so that no bytes of a plan look like "the rest".
 Families are of one hue: masters and moments violet-blue, views blue, gradients red, boundaries and activations magenta,
-what is kept for a backward green and amber. Any two colours, and each and grey, are at least `APART` apart.
+what is kept for a backward green and amber. Any two colours, and each and grey, are at least 20 apart in CIELAB,
+where 2.3 is the least that is seen side by side.
 """
 
 from __future__ import annotations
@@ -28,10 +29,6 @@ KIND_COLOURS = {
     StateKind.SCALAR: "#6f8f2f",
 }
 """Colours by kind; they are seen on a white and on a dark page."""
-OTHER = "#8b939e"
-"""Grey, which no kind has."""
-APART = 20.0
-"""Least distance of two colours in CIELAB; 2.3 is the least that is seen side by side."""
 
 
 def kind_styles() -> str:

@@ -283,7 +283,7 @@ def _pairs(
 ) -> dict[str, Pair]:
     """Pair the figures of both by name; a cause of idle time that only one of them has counts 0 s for the other.
 
-    `disowned` are figures without a difference; idle seconds by cause are without one where those of a step are.
+    `disowned` are figures without a difference; idle seconds by cause are among them if a step's idle seconds are.
     """
     found = {}
     for key in {**program, **baseline}:

@@ -33,7 +33,7 @@ class TableReport(Shown):
     timed: StepTime | None
     """a step with the given times; None without any"""
     times: PassTimes = UNIT_TIMES
-    """the given times, else those of `units`"""
+    """the given times, else the times of `units`"""
     out_of_order: Diagnostic | None = None
     """first pass whose micro-batch does not ascend within its stage, which is sound elsewhere and is not placed here"""
 

@@ -169,7 +169,7 @@ def report_against(
 ) -> WrittenComparison:
     """Write an HTML page with a simulation and its baseline on common axes, and their differences.
 
-    Every change is the simulation's figure minus the baseline's. `names` are those of the simulation and the baseline.
+    Every change is the simulation's figure minus the baseline's. `names` name the simulation and the baseline.
     Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     from ratrain.ratrainc.report.comparison_page import write_comparison

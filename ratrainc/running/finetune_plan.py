@@ -80,11 +80,6 @@ class Amounts:
     steps: int
     eval_every: int | None
 
-    @property
-    def steps_an_epoch(self) -> int:
-        """Steps of one pass over the data."""
-        return ceil(self.sequences / self.batch)
-
 
 def amounts(choice: FinetuneChoice, stream: TokenStream, held: TokenStream | None) -> Amounts:
     """Return lengths and counts from the documents of the data. Raises `DiagnosticError` RT090 if there are none."""

@@ -32,7 +32,8 @@ from ratrain.ratrainc.choices.times_text import textbook_times
 from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
 from ratrain.targets.machine.capacity import capacity_of
-from ratrain.targets.machine.machine import Machine, largest_value, load_machine
+from ratrain.targets.machine.constants import largest_value
+from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -40,7 +40,7 @@ class Run:
     """its rows, of all sequences of a micro-batch"""
 
     def of(self, name: str) -> str:
-        """Return the run's rows of an operand that has those of all runs."""
+        """Return the run's rows of an operand that has the rows of all runs."""
         return name if self.runs == 1 else f"{name}[{self.number * self.rows}:{(self.number + 1) * self.rows}]"
 
     def of_all(self, operands: Mapping[str, str]) -> dict[str, str]:
@@ -78,7 +78,7 @@ class _Keys:
     """number of the earlier slice that it is of; None: of the routine's own"""
 
     def of(self, name: str) -> str:
-        """Return the run's rows of an operand that has those of all runs."""
+        """Return the run's rows of an operand that has the rows of all runs."""
         held = name if self.slice is None else of_slice(name, self.slice)
         return f"{held}[{self.rows[0]}:{self.rows[1]}]"
 
@@ -120,7 +120,7 @@ def _attend(
 ) -> None:
     """Add the step of a kernel on a run of queries and one of keys, on the context ranks that see any of these keys.
 
-    It adds to the results of ranks in `begun`, and begins those of others, which join them.
+    It adds to the results of ranks in `begun`. It begins the results of other ranks, and puts these into `begun`.
     """
     window, queries = builder.layer_kind.window, _positions_on_ranks(builder.plan, run)
     met = dict(enumerate(zip(queries, keys.positions, strict=True)))
@@ -166,7 +166,7 @@ def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
 
 
 def _heads_of(builder: Builder, run: Run, lse: str) -> str:
-    """Return a run's part of the log-sum-exp, which has all heads of the first run, then those of the second."""
+    """Return a run's part of the log-sum-exp, which has all heads of the first run, then all heads of the second."""
     heads = builder.model.heads
     return lse if run.runs == 1 else f"{lse}[{run.number * heads}:{(run.number + 1) * heads}]"
 

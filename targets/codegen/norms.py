@@ -245,7 +245,7 @@ def qk_norms(builder: Builder) -> None:
 
 
 def qk_norms_backward(builder: Builder) -> None:
-    """Add the backward of these norms, in place: gradients of normed queries and keys become those of projections."""
+    """Add the backward of these norms, in place on the gradients of normed queries and keys."""
     for name, heads in _normed_projections(builder.model):
         operands = {"dxn": f"d{name}", "x": f"{name}_in", "gamma": f"w.{name}_norm", "rstd": f"{name}_rstd"}
         operands |= {"dx": f"d{name}", "dgamma": _sum_of(builder, f"d{name}_gamma", f"{name}_norm")}

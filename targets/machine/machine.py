@@ -6,7 +6,7 @@ import re
 import tomllib
 from functools import cached_property
 from math import ceil
-from typing import Any, TypeGuard
+from typing import Any
 
 from attrs import field, frozen
 
@@ -19,6 +19,26 @@ from ratrain.ratrain_ir.support.quantities import SCALES, QuantityError, parse_q
 from ratrain.ratrain_ir.support.registry import Registry
 from ratrain.ratrain_ir.support.toml_text import parse_toml
 from ratrain.ratrain_ir.target import Capacity
+from ratrain.targets.machine.constants import (
+    ALL_UNITS,
+    CERTAINTIES,
+    LEAST,
+    MAY_BE_ZERO,
+    MOST,
+    MOST_WHOLE,
+    NEEDED_UNITS,
+    NO_SOURCE,
+    OPTIONAL_UNITS,
+    STORE_UNITS,
+    TILE_UNITS,
+    Constant,
+    is_fraction,
+    is_machine_key,
+    is_sound,
+    is_whole,
+    kind_of,
+    unit_of,
+)
 from ratrain.targets.machine.link_groups import (
     CHIP_KEYS,
     GROUP_UNITS,
@@ -31,32 +51,6 @@ from ratrain.targets.machine.link_groups import (
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, is_op_key
 from ratrain.targets.machine.registry import DEFAULT_TARGET, TARGETS, machine_files
 
-CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
-_UNITS = {
-    "ddr_capacity": "bytes",
-    "ddr_bandwidth": "bytes/s",
-    "fp16_peak": "flop/s",
-    "gemm_efficiency": "fraction of fp16_peak",
-    "attention_efficiency": "fraction of fp16_peak",
-    "link_bandwidth": "bytes/s",
-    "link_latency": "s",
-    "launch": "s",
-    "collective_chunk": "bytes",
-}
-TILE_UNITS = {
-    "cores": "cores",
-    "gsm_capacity": "bytes",
-    "am_capacity": "bytes",
-    "sm_capacity": "bytes",
-    "clock": "cycles/s",
-    "gsm_bandwidth": "bytes/s",
-    "am_load": "bytes/cycle",
-    "dma_start": "cycles",
-    "micro_kernel_start": "cycles",
-    "transpose_rate": "elements/cycle",
-    "exp_operations": "vector operations",
-}
-"""Constants that cost = "tiles" needs; they may be left out otherwise."""
 KERNEL_COSTS = Registry(
     "cost model",
     "ratrain.kernel_costs",
@@ -71,100 +65,17 @@ point group `ratrain.kernel_costs`."""
 _PEAK_SLACK = 0.01
 _HALF_FLOPS_A_CYCLE = 2 * 3 * 64
 """Operations a cycle of a core on float16: three multiply-add units of 64 lanes."""
-STORE_UNITS = {
-    f"{home.value}_{name}": unit
-    for home in STORES
-    for name, unit in {"capacity": "bytes", "store": "bytes/s", "fetch": "bytes/s", "latency": "s"}.items()
-}
-"""Constants of each memory other than DDR: its bytes for a rank, its bytes a second in both directions, its seconds for
-each transfer."""
-_OPTIONAL_UNITS = {
-    "fp32_sum_peak": "flop/s",
-    "host_bandwidth": "bytes/s",
-    "host_handover": "s",
-    "clusters_per_chip": "clusters",
-    "chip_bandwidth": "bytes/s",
-    "chip_latency": "s",
-    "chip_uplink": "bytes/s",
-    "message_cost": "s",
-    "round_skew": "s",
-    "rank_jitter": "fraction of compute time",
-    "dispatch": "s",
-    "engine_gap": "s",
-    "core_sharing": "fraction of an op's time",
-    "gemm_half_extent": "elements",
-    "head_efficiency": "fraction of fp16_peak",
-    "runtime_overhead": "bytes",
-    "transport_overhead": "bytes",
-    "transport_overhead_per_group": "bytes",
-    "allocator_slack": "fraction of ddr_capacity",
-    "step_error": "fraction of a step's time",
-    **STORE_UNITS,
-    "host_update": "bytes/s",
-}
-_ALL_UNITS = _UNITS | TILE_UNITS | _OPTIONAL_UNITS
-_WHOLE = (
-    "clusters",
-    "ddr_capacity",
-    "collective_chunk",
-    "clusters_per_chip",
-    "cores",
-    "gsm_capacity",
-    "am_capacity",
-    "sm_capacity",
-    "runtime_overhead",
-    "transport_overhead",
-    "transport_overhead_per_group",
-    *(f"{home.value}_capacity" for home in STORES),
-)
-_LEAST, _MOST = 1e-15, 1e30
-"""Bounds far beyond any machine, so that no sum or quotient of times overflows."""
-_MOST_WHOLE = (1 << 50) - 1
 _CONSTANT_KEYS = ("value", "unit", "certainty", "source")
-NO_SOURCE = "not said"
-"""Source of a constant whose file gives none."""
-_MAY_BE_ZERO = (
-    "latency",
-    *(f"{home.value}_latency" for home in STORES),
-    "link_latency",
-    "launch",
-    "host_handover",
-    "chip_latency",
-    "message_cost",
-    "round_skew",
-    "rank_jitter",
-    "dispatch",
-    "engine_gap",
-    "core_sharing",
-    "gemm_half_extent",
-    "runtime_overhead",
-    "transport_overhead",
-    "transport_overhead_per_group",
-    "allocator_slack",
-    "step_error",
-)
 _OF_SHARED_CORES = ("engine_gap", "core_sharing")
 """Constants of runs whose engines take turns on cores, as `simulate --one-core` and `--cores` time them."""
 COLLECTIVES = ("ring", "pairwise", "recursive", "tree", "hierarchical")
 """Algorithms of collectives (`collective_cost`). A machine has all of them unless its file lists some."""
 _JOINED = ("ring", "pairwise", "recursive")
 """Algorithms that the steps of a hierarchical one are made of."""
-WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group", "collectives")
-"""Keys of a machine file that are no constants."""
 _USUAL_BASE = "cpu"
 """The built-in machine that help names first to start a file from."""
 DEFAULT_MACHINE = "mt3000"
 """Machine of plans and programs that name none."""
-
-
-@frozen
-class Constant:
-    """One number of a machine, with its source."""
-
-    value: float
-    unit: str
-    certainty: str
-    source: str
 
 
 @frozen
@@ -367,50 +278,10 @@ def parse_machine(text: str, *, file: str) -> Machine:
     return _Reader(file, text.split("\n")).machine_on_base(data)
 
 
-def is_machine_key(key: str) -> bool:
-    """Return whether a key may stand at the top of a machine file."""
-    return key in _ALL_UNITS or key in WORDS
-
-
-def _kind(key: str) -> str:
-    """Return the name of a constant without its group."""
-    return key.rpartition(".")[2]
-
-
-def is_whole(key: str) -> bool:
-    """Return whether a constant counts something."""
-    return _kind(key) in _WHOLE
-
-
-def _is_fraction(key: str) -> bool:
-    return _ALL_UNITS.get(key, "").startswith("fraction")
-
-
-def unit_of(key: str) -> str:
-    """Return the unit of a constant, whichever group it belongs to."""
-    return (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
-
-
 def optional_constants(machine: Machine) -> list[str]:
     """Return the optional constants that simulated times, or the capacity of plans without stores, depend on."""
-    named = [key for key in _OPTIONAL_UNITS if key not in _OF_SHARED_CORES and key not in STORE_UNITS]
+    named = [key for key in OPTIONAL_UNITS if key not in _OF_SHARED_CORES and key not in STORE_UNITS]
     return named + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
-
-
-def largest_value(key: str) -> float:
-    """Return the largest allowed value of a constant."""
-    if _is_fraction(key):
-        return 1.0
-    return float(_MOST_WHOLE) if is_whole(key) else _MOST
-
-
-def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
-    """Return whether a value is a number within the bounds of its constant."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    if value == 0:
-        return _kind(key) in _MAY_BE_ZERO
-    return 1 <= value <= _MOST_WHOLE if is_whole(key) else _LEAST <= value <= _MOST
 
 
 def _measured_op(entry: Any) -> MeasuredOp | None:
@@ -418,7 +289,7 @@ def _measured_op(entry: Any) -> MeasuredOp | None:
     if not isinstance(entry, dict) or entry.keys() != {"key", "size", "seconds"}:
         return None
     key, size, seconds = entry["key"], entry["size"], entry["seconds"]
-    numbers = all(isinstance(v, int | float) and 0 <= v <= _MOST for v in (size, seconds))
+    numbers = all(isinstance(v, int | float) and 0 <= v <= MOST for v in (size, seconds))
     return MeasuredOp(key, float(size), float(seconds)) if is_op_key(key) and numbers else None
 
 
@@ -472,21 +343,21 @@ class _Reader:
             self.error("update_engine", f"update_engine is 'compute' or 'host', got {engine!r}")
         for key in data:
             if not is_machine_key(key):
-                self.error(key, f"'{key}' is not a constant of a machine", nearest(key, _ALL_UNITS))
+                self.error(key, f"'{key}' is not a constant of a machine", nearest(key, ALL_UNITS))
         target = data.get("target", DEFAULT_TARGET)
         if not isinstance(target, str) or TARGETS.place(target) is None:
             self.error("target", f"target is one of {', '.join(TARGETS.names())}, got {target!r}", WAY_OUT)
         cost = data.get("cost", "roofline")
         if not isinstance(cost, str) or KERNEL_COSTS.place(cost) is None:
             self.error("cost", f"cost is one of {', '.join(KERNEL_COSTS.names())}, got {cost!r}")
-        wanted = _UNITS | TILE_UNITS if cost == "tiles" else _UNITS
+        wanted = NEEDED_UNITS | TILE_UNITS if cost == "tiles" else NEEDED_UNITS
         for home in STORES:
             keys = [f"{home.value}_{name}" for name in ("capacity", "store", "fetch")]
             if any(key.startswith(f"{home.value}_") and key in STORE_UNITS for key in data):
                 wanted = wanted | {key: STORE_UNITS[key] for key in keys}
         if "link_group" in data:
             wanted = {key: unit for key, unit in wanted.items() if key not in SHORT_KEYS}
-        constants = {key: self.constant(key, data.get(key)) for key in _ALL_UNITS if key in wanted or key in data}
+        constants = {key: self.constant(key, data.get(key)) for key in ALL_UNITS if key in wanted or key in data}
         table = self.table(data.get("op", []), cost)
         groups = self.groups(data, constants)
         collectives = self.collectives(data.get("collectives", list(COLLECTIVES)))
@@ -513,7 +384,7 @@ class _Reader:
             return
         names = ", ".join(f"[{key}]" for key in self.missing)
         way_out = "write each with value, unit, certainty and source"
-        if not self.has_base and any(key in _UNITS for key in self.missing):
+        if not self.has_base and any(key in NEEDED_UNITS for key in self.missing):
             others = ", ".join(name for name in machine_names() if name != _USUAL_BASE)
             way_out = f'base = "{_USUAL_BASE}" takes from there what the file does not say (or {others}); or {way_out}'
         self.error(self.missing[0], f"the machine needs {names}", way_out)
@@ -606,9 +477,9 @@ class _Reader:
         value = self.number(key, table.get("value"))
         if isinstance(value, str):
             return empty
-        if not _is_sound(value, key):
-            least, most = ("1", _MOST_WHOLE) if is_whole(key) else (f"{_LEAST:g}", f"{_MOST:g}")
-            zero = "0, or " if _kind(key) in _MAY_BE_ZERO else ""
+        if not is_sound(value, key):
+            least, most = ("1", MOST_WHOLE) if is_whole(key) else (f"{LEAST:g}", f"{MOST:g}")
+            zero = "0, or " if kind_of(key) in MAY_BE_ZERO else ""
             given = table.get("value")
             self.error(key, f"value of [{key}] must be {zero}a number from {least} to {most}, got {given!r}")
             return empty
@@ -616,7 +487,7 @@ class _Reader:
             self.error(key, f"value of [{key}] must be a whole number, got {table.get('value')!r}")
         for name in sorted(table.keys() - {*_CONSTANT_KEYS}):
             self.error(key, f"'{name}' is not a key of [{key}]", nearest(name, _CONSTANT_KEYS))
-        if _is_fraction(key) and value > 1:
+        if is_fraction(key) and value > 1:
             self.error(key, f"value of [{key}] is a fraction, got {value!r}")
         self.check_unit(key, table)
         return Constant(float(value), unit_of(key), *self.origin(key, table))

@@ -13,7 +13,8 @@ from ratrain.targets.machine.machine import COLLECTIVES, parse_machine
 from ratrain.targets.machine.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from ratrain.targets.machine.machine import Constant, Machine
+    from ratrain.targets.machine.constants import Constant
+    from ratrain.targets.machine.machine import Machine
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:

@@ -315,7 +315,7 @@ class ProgramColumns:
     # Back into objects
 
     def tensors(self, stage: int, chosen: Sequence[int] | None = None) -> list[ProgramTensor]:
-        """Return the tensors of a stage as objects: all of them, or those of the `chosen` numbers."""
+        """Return the tensors of a stage as objects: all of them, or the `chosen` ones by number."""
         own = self.tensors_of(stage)
         taken = slice(None) if chosen is None else np.asarray(chosen, np.int64)
         numbers, offsets = self.tensor_forms[own][taken], self.offsets[own][taken]

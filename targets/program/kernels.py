@@ -114,7 +114,7 @@ def _position_gradient_rule(options: Mapping[str, Any], types: Types) -> str | N
 
 
 def _packed_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Return an error unless the packed bytes are those of as many elements, else None."""
+    """Return an error unless there are as many packed bytes as the elements take, else None."""
     elements, packed = prod(types["out"][1]), types["packed"][1][0]
     if packed == packed_bytes(elements, options["bits"]):
         return None
@@ -122,7 +122,7 @@ def _packed_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _nf4_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Return an error unless the packed bytes are those of as many elements in nf4, else None."""
+    """Return an error unless there are as many packed bytes as the elements take in nf4, else None."""
     del options
     elements, packed = prod(types["out"][1]), types["packed"][1][0]
     return None if packed == nf4_bytes(elements) else f"{packed} bytes are not those of {elements} elements in nf4"

@@ -74,7 +74,7 @@ class LiftedColumns(NamedTuple):
 
 
 class _Accesses(NamedTuple):
-    """Operands of a stage's instructions in list order; those of one instruction in the order of the program."""
+    """Operands of a stage's instructions in list order, and within an instruction in the program's order."""
 
     owners: Int64s
     """place of each operand's instruction in list order"""
@@ -145,9 +145,9 @@ def _accesses(columns: ProgramColumns, order: Int64s) -> _Accesses:
 def _kinds(
     columns: ProgramColumns, order: Int64s, accesses: _Accesses, names: Sequence[str], forms: Int64s, micro_batches: int
 ) -> tuple[Int64s, Int64s]:
-    """Number instructions so that those of one kind have one number; return also the first place of each number.
+    """Number instructions by kind; return the number of each instruction and the first place of each number.
 
-    Numbers ascend with first places, as those of ops do.
+    Numbers ascend with first places, as the numbers of ops do.
     """
     rows = columns.instructions[order]
     slots: Numbers[str] = Numbers({"": 0})

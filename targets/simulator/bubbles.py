@@ -87,25 +87,14 @@ _KINDS = PerOp(
 """Cause that is charged to an engine that waits for an op, by kind of op."""
 
 
-@frozen
-class IdlePiece:
-    """Part of an idle interval with one cause. `awaited_stage` is the stage of the op that the engine waited for."""
-
-    stage: int
-    engine: Engine
-    start: float
-    end: float
-    cause: Cause
-    awaited_stage: int
-
-
 class IdleArrays(NamedTuple):
-    """Idle pieces, one entry each."""
+    """Parts of idle intervals with one cause each; arrays of one entry a piece."""
 
     streams: Int64s
     causes: Int64s
     """places in `Cause`"""
     awaited_stages: Int64s
+    """stages of the ops that engines waited for"""
     starts: Float64s
     ends: Float64s
 
@@ -187,20 +176,11 @@ class Bubbles:
         idle = self.idle_seconds(stage, Engine.COMPUTE)
         return sum(idle.get(cause, 0.0) for cause in _TAIL)
 
-    def pieces(self) -> list[IdlePiece]:
+    def piece_arrays(self) -> IdleArrays:
         """Return all idle pieces, stream by stream, in the order of time.
 
         SETTLING has no place in time and is not among them.
         """
-        return [
-            IdlePiece(stream // STREAMS, ENGINES[stream % STREAMS], start, end, _CAUSES[cause], other)
-            for stream, cause, other, start, end in zip(
-                *(column.tolist() for column in self.piece_arrays()), strict=True
-            )
-        ]
-
-    def piece_arrays(self) -> IdleArrays:
-        """Return `pieces` as arrays."""
         order = np.lexsort((self._times[:, 0], self._streams))
         starts, ends = self._times[order].T
         return IdleArrays(self._streams[order], self._causes[order], self._stages[order], starts, ends)

@@ -35,7 +35,7 @@ FLAT = (TRAINED, "g", FROZEN, PACKED)
 def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters: Iterable[Parameter]) -> str | None:
     """Explain why a routine cannot serve calls with these accesses of its formals; None if it can.
 
-    `parameters` are those of the blocks that it is called for.
+    `parameters` belong to the blocks that it is called for.
     """
     problems = chain(_name_problems(routine, accesses), _bound_problems(routine), _layout_problems(routine, parameters))
     problem = next(problems, None)

@@ -24,7 +24,7 @@ from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.data.data import Batches
 from ratrain.targets.runtime.weights.weight_files import write_weights
-from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of
+from ratrain.targets.runtime.weights.weights import named_parameters
 from tests.end_to_end.tiny_runs import (
     OPTIMIZER,
     losses,
@@ -36,6 +36,7 @@ from tests.end_to_end.tiny_runs import (
     train,
 )
 from tests.end_to_end.toys import GPT2
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

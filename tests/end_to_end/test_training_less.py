@@ -31,7 +31,7 @@ from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.kernels.reference.reference_nf4 import NESTED_LEVELS, NF4_LEVELS
 from ratrain.targets.runtime.weights.adapter_files import write_adapter
 from ratrain.targets.runtime.weights.weight_files import write_weights
-from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of, random_weights
+from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
 from tests.end_to_end.tiny_runs import (
     MODEL,
     losses,
@@ -43,6 +43,7 @@ from tests.end_to_end.tiny_runs import (
     train,
 )
 from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2, SHARED_EXPERT
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from pathlib import Path

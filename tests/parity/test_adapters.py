@@ -20,10 +20,10 @@ from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.weights.adapter_config import COMPARED, INERT
 from ratrain.targets.runtime.weights.adapter_config import PLAIN as PLAIN_KEYS
 from ratrain.targets.runtime.weights.adapter_files import adapter_layout
-from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import start, train
 from tests.parity import test_experts, test_families
-from tests.parity.test_families import BETA1, GRADIENT, HELD_OUT, LOSS, loss_of, program_of, sequences
+from tests.parity.test_families import BETA1, HELD_OUT, LOSS, loss_of, program_of, same_gradients, sequences
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,10 +211,7 @@ def test_loss_and_gradients_are_those_of_peft(name: str, training: Training, pee
         for key, each in network.named_parameters()
         if each.grad is not None
     }
-    assert found.keys() == wanted.keys()
-    for parameter, gradient in wanted.items():
-        scale = np.abs(gradient).max()
-        np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
+    same_gradients(found, wanted)
 
 
 @pytest.mark.parametrize(

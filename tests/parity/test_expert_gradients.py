@@ -11,10 +11,10 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.targets.runtime.checkpoint.state import training_state
-from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.test_experts import drawn, trained
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program
 from tests.parity.test_families import sequences
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,10 +14,12 @@ from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.data.data import Batches
-from ratrain.targets.runtime.weights.weights import named_parameters_of, stored_layout
+from ratrain.targets.runtime.weights.weights import stored_layout
 from tests.end_to_end.tiny_runs import make_program, make_stream, start, state, train
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import numpy.typing as npt
@@ -216,6 +218,14 @@ def reference(network: Any, program: Program) -> tuple[float, dict[str, npt.NDAr
     }
 
 
+def same_gradients(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:
+    """Check that gradients are of the same parameters, and as near as f32 has them."""
+    assert found.keys() == wanted.keys()
+    for parameter, gradient in wanted.items():
+        scale = np.abs(gradient).max()
+        np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
+
+
 @pytest.mark.parametrize("kernels", ["reference", "fast"])
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(name: str, kernels: str, tmp_path: Path) -> None:
@@ -228,10 +238,7 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, kernels: str, t
     loss, wanted = reference(network, program)
     assert step.report.loss == pytest.approx(loss, rel=LOSS)
     found = gradients(run, model)
-    assert found.keys() == wanted.keys()
-    for parameter, gradient in wanted.items():
-        scale = np.abs(gradient).max()
-        np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
+    same_gradients(found, wanted)
 
 
 @pytest.mark.parametrize(("name", "peers"), PEERS)
@@ -270,10 +277,7 @@ def test_loss_and_gradients_of_context_ranks_are_those_of_transformers(
     (step,) = run.steps()
     loss, wanted = reference(network, program)
     assert step.report.loss == pytest.approx(loss, rel=LOSS)
-    found = gradients(run, model)
-    for parameter, gradient in wanted.items():
-        scale = np.abs(gradient).max()
-        np.testing.assert_allclose(found[parameter], gradient, rtol=0, atol=GRADIENT * scale, err_msg=parameter)
+    same_gradients(gradients(run, model), wanted)
 
 
 @pytest.mark.parametrize("name", MODELS)

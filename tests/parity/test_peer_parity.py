@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.targets.runtime.checkpoint.state import training_state
-from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import OPTIMIZER, losses, make_program, make_stream, start
 from tests.parity.harness import show, tiny_config, worst_relative
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from pathlib import Path

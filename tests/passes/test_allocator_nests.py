@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from itertools import combinations
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.passes.memory.allocation import AllocationProblem, Effort, check_allocation
+from ratrain.passes.memory.allocation import AllocationProblem
 from ratrain.passes.memory.allocation import nests as nests_module
-from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.nests import nest_of, nests_in_slots, piled
 from ratrain.passes.memory.allocation.portfolio import large_portfolio
 from ratrain.passes.memory.allocation.problem import instance_of
@@ -24,6 +22,7 @@ from ratrain.passes.memory.allocation.stacks import two_stacks
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrainc.choices.strategies import strategy
+from tests.passes.placed_attempts import assert_placed, attempt_at
 
 ATTENTION, MLP = [64] * 6, [64, 64, 172, 172, 172]
 VIEWS = [513, 1030]
@@ -57,19 +56,6 @@ def sharded(micro_batches: int, in_flight: int, layers: int) -> AllocationProble
             born(VIEWS[op % 2], freed, backward + (layers if op >= layers else ops + 1) + 1)
             born(64, freed, freed + 2)
     return AllocationProblem(sizes, intervals, max(stop for ((_, stop),) in intervals))
-
-
-def attempt_at(problem: AllocationProblem, gap: float = 0.001) -> tuple[Attempt, list[int]]:
-    instance, kept = instance_of(problem)
-    return Attempt.of(instance, 0, None, Effort(gap=gap), perf_counter() + 60), kept.tolist()
-
-
-def assert_placed(problem: AllocationProblem, attempt: Attempt, kept: list[int]) -> None:
-    offsets = [0] * len(problem.sizes)
-    for buffer, offset in zip(kept, attempt.offsets.tolist(), strict=True):
-        offsets[buffer] = offset
-    assert check_allocation(problem, offsets) == []
-    assert attempt.height == int((attempt.offsets + attempt.instance.sizes).max()) >= attempt.instance.bound()
 
 
 @pytest.mark.parametrize(("in_flight", "layers"), [(1, 4), (3, 3), (5, 4), (8, 6)])

@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from itertools import chain, pairwise
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -14,14 +13,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.passes.memory.allocation import AllocationProblem, Effort, check_allocation
-from ratrain.passes.memory.allocation.attempt import Attempt
+from ratrain.passes.memory.allocation import AllocationProblem
 from ratrain.passes.memory.allocation.problem import Instance, instance_of
 from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
 from ratrain.passes.memory.allocation.slots import relays_in_slots
 from ratrain.passes.memory.allocation.sweep import latest_slots
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import parse_plan
+from tests.passes.placed_attempts import assert_placed, attempt_at
 
 MLP, ATTENTION, WEIGHTS = [43, 43, 16], [16] * 4, [43, 43] + [16] * 7
 
@@ -53,19 +52,6 @@ def split_backward(micro_batches: int, in_flight: int, layers: int) -> Allocatio
     sizes += [43, 16]
     intervals += map(tuple, spaces)
     return AllocationProblem(sizes, intervals, in_flight + (micro_batches + 1) * period)
-
-
-def attempt_at(problem: AllocationProblem, gap: float) -> tuple[Attempt, list[int]]:
-    instance, kept = instance_of(problem)
-    return Attempt.of(instance, 0, None, Effort(gap=gap), perf_counter() + 60), kept.tolist()
-
-
-def assert_placed(problem: AllocationProblem, attempt: Attempt, kept: list[int]) -> None:
-    offsets = [0] * len(problem.sizes)
-    for buffer, offset in zip(kept, attempt.offsets.tolist(), strict=True):
-        offsets[buffer] = offset
-    assert check_allocation(problem, offsets) == []
-    assert attempt.height == int((attempt.offsets + attempt.instance.sizes).max()) >= attempt.instance.bound()
 
 
 def holed(chance: random.Random, count: int) -> AllocationProblem:

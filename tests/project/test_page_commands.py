@@ -34,7 +34,7 @@ SET_ASIDE = {
     r"^ratrainc (?!plan |scale ).*(SmolLM2-135M/|0\.5b|llama-2-70b|qwen2\.5-|published/)": (
         "takes many minutes, or files that are not there; benchmarks/ has it"
     ),
-    r"^ratrainc compare ": "searches or compiles for minutes; tests/ratrainc/planner/test_planner.py has it smaller",
+    r"^ratrainc compare ": "searches or compiles for minutes; tests/ratrainc/planner/test_compared_and_scaled.py has it smaller",
     r"^ratrainc explain 7b.rtx$": "tries levers of a large model for a minute; start-here.md has it smaller",
     r"--model llama-2-7b --plan P.toml": "is for the plan that a search of minutes writes",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from attrs import evolve
 from hypothesis import assume, event, given, settings
@@ -34,6 +36,9 @@ from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule, verify_schedule
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, Stage
+
 PIPELINES = (
     "allocate-ddr",
     "place-gpipe,insert-prefetch,recompute{policy=full},allocate-ddr",
@@ -60,6 +65,12 @@ def frozen_below(draw: st.DrawFn) -> Case:
     return Case(case.model, evolve(case.plan, training=Training(freeze=", ".join(frozen)), optimizer=optimizer))
 
 
+def alone_forward(module: Module) -> list[Stage]:
+    """Stages of which no chunk has a backward."""
+    topology = module.topology
+    return [stage for stage in module.stages if topology.chunks_of(stage.index)[-1] < topology.forward_only]
+
+
 @settings(max_examples=25)
 @given(frozen_below(), st.sampled_from(PIPELINES))
 def test_stages_that_only_go_forward_do_nothing_else(case: Case, pipeline: str) -> None:
@@ -67,8 +78,7 @@ def test_stages_that_only_go_forward_do_nothing_else(case: Case, pipeline: str) 
     PassManager(FakeTarget(), verify_each=True).run(module, for_plan(pipeline, case.plan))
     invariants.check_everything(module, FakeTarget().capacity_bytes)
     assert invariants.mathematics(module) == invariants.mathematics(case.module())
-    topology = module.topology
-    alone = [stage for stage in module.stages if not topology.goes_back(stage.index)]
+    alone = alone_forward(module)
     event(f"{len(alone)} of {len(module.stages)} stages")
     for stage in alone:
         assert {type(op) for op in stage.ops} <= _ALONE
@@ -86,7 +96,7 @@ def test_bytes_of_a_stage_that_only_goes_forward_do_not_grow_with_micro_batches(
     def arenas(micro_batches: int) -> list[int]:
         plan = evolve(case.plan, micro_batches=micro_batches)
         module = PassManager(FakeTarget()).run(lower(case.model, plan), "allocate-ddr{overlap=ignore}")
-        return [stage.arena_bytes for stage in module.stages if not module.topology.goes_back(stage.index)]
+        return [stage.arena_bytes for stage in alone_forward(module)]
 
     # how the same few tensors are placed may differ a little
     assert all(more <= 1.5 * few for few, more in zip(arenas(3), arenas(12), strict=True))

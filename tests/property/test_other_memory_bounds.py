@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.strategies import strategy
-from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
-from ratrain.ratrainc.planner.bounds.cuts import best_cuts
+from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.other_memory import granted
-from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.space.plan_families import families
 from ratrain.ratrainc.planner.space.variants import storing
 from tests.property.test_planner_bounds import (
-    ROUNDING,
+    check_columns,
     columns_of,
     evaluated,
     planned,
@@ -85,10 +83,4 @@ def granted_columns(model, shape, family, machine):
 
 def check(model, shape, layers, family, machine, found):
     columns = granted_columns(model, shape, family, machine)
-    bounds = plan_bounds(columns, np.array([layers], float))
-    note = f"{shape} {layers} {family.name}: bound {bounds.seconds[0]}, found {found.step_seconds}"
-    assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), note
-    assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
-    assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)
-    assert shape_bounds(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING)
-    assert shape_bounds_with_bytes(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING), note
+    check_columns(columns, layers, found, f"{shape} {layers} {family.name}")

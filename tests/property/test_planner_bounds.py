@@ -352,8 +352,13 @@ def test_bounds_of_tensor_peers_are_near_what_is_found(pp, name, sharded):
 
 def check(model, shape, layers, named, machine, found, training=WHOLE):
     columns = columns_of(model, shape, named, machine, training)
+    check_columns(columns, layers, found, f"{shape} {layers} {named.name} {training.words}")
+
+
+def check_columns(columns, layers, found, what):
+    """Bounds of a plan, of its shape's best cuts and of the shape lie below each other and below what was found."""
     bounds = plan_bounds(columns, np.array([layers], float))
-    note = f"{shape} {layers} {named.name} {training.words}: bound {bounds.seconds[0]}, found {found.step_seconds}"
+    note = f"{what}: bound {bounds.seconds[0]}, found {found.step_seconds}"
     assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), note
     assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
     assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)

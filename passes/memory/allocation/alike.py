@@ -42,7 +42,7 @@ class BufferKinds:
     fixed: Int64s
     """The buffers that have their offsets."""
     offsets: Int64s
-    """Offsets of all buffers; only those of `fixed` count."""
+    """Offsets of all buffers; only `fixed` buffers' offsets count."""
     moved: Int64s
     """The other buffers."""
     kinds: Int64s

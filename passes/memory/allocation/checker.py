@@ -28,7 +28,7 @@ class Violation:
 
     first: int
     second: int
-    """The same as `first` where an offset is missing or negative."""
+    """Equals `first` where an offset is missing or negative."""
     position: int
 
 

@@ -157,7 +157,7 @@ def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
 
 
 def _merged(owners: Int64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Sort intervals by owner and start, and join those of one buffer that touch or overlap."""
+    """Sort intervals by owner and start, and join a buffer's intervals that touch or overlap."""
     lowest = int(starts.min())
     span = int(stops.max()) - lowest + 1  # owners are shifted so far apart that intervals of two never touch
     shift = owners * span - lowest

@@ -1,4 +1,4 @@
-"""Place buffers in slots: those of one size that live at different times share one; the slots of a size make a stack.
+"""Place buffers in slots: buffers of one size that live at different times share one; a size's slots make a stack.
 
 A schedule repeats a few tensors for every micro-batch, so most bytes are of a few sizes. Buffers of one size alone are
 placed perfectly, in as many slots as live at once. Where every size is at its most at the peak, the stacks on top of
@@ -57,7 +57,7 @@ def stacks_of_slots(attempt: Attempt) -> None:
 
 
 def relays_in_slots(attempt: Attempt) -> None:
-    """Offer placements with relays of one shape in slots, and with those of two, while there is work left."""
+    """Offer placements in slots with relays of one shape, then of two shapes, while there is work left."""
     instance = attempt.instance
     if instance.sides.any() or not attempt.afford(_FINDING * instance.count):
         return

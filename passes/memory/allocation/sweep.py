@@ -312,7 +312,7 @@ def beam_sweep(
 def follow_back(
     events: Int64s, cuts: Int64s, first_born: Int64s, came_from: Int64s, history: Int64s, offsets: Int64s
 ) -> None:
-    """Fill `offsets` with those of the sweep that ended best."""
+    """Fill `offsets` with the offsets of the sweep that ended best."""
     at = 0
     for g in range(len(cuts) - 2, -1, -1):
         place = first_born[g]

@@ -58,7 +58,6 @@ from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import Setting, SettingsReader
 
 _ENGINE = "deepspeedai/DeepSpeed: deepspeed/runtime/engine.py, DeepSpeedEngine"
-_INTEGRATION = "huggingface/transformers: src/transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig"
 _TRAINER = "huggingface/transformers: src/transformers/training_args.py, TrainingArguments"
 _A = "arguments."
 _OFFLOADED = ("offload_optimizer", "offload_param")

@@ -327,10 +327,10 @@ def put_checkpointing(reader: HfReader, key: str, kwargs: str, default: tuple[bo
     reader.ignore(f"{kwargs}.use_reentrant", "both kinds keep the input of each layer")
 
 
-def put_adapter(reader: HfReader, adapter: Adapter, key: str, method: str = "lora") -> None:
+def put_adapter(reader: HfReader, adapter: Adapter, key: str) -> None:
     """Set a low-rank adapter, and that it trains in place of the weights."""
     reader.put("adapter", adapter, key)
-    reader.put("method", method, key)
+    reader.put("method", "lora", key)
 
 
 def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:

@@ -146,13 +146,10 @@ def ignore_used(reader: JobReader, used: set[str]) -> None:
         reader.ignore(name, "other settings of the file take their value from it")
 
 
-def refuse_texts(reader: JobReader, title: str, sections: Collection[str], but: Collection[str] = ()) -> None:
-    """Report numbers that a file has as texts, such as YAML's `1e-4`, in sections whose types a framework checks.
-
-    `but` names settings that are texts there.
-    """
+def refuse_texts(reader: JobReader, title: str, sections: Collection[str]) -> None:
+    """Report numbers that a file has as texts, such as YAML's `1e-4`, in sections whose types a framework checks."""
     for name, setting in reader.settings.items():
-        checked = name.split(".")[0] in sections and name not in but
+        checked = name.split(".")[0] in sections
         if checked and isinstance(setting.value, str) and _NUMBER.fullmatch(setting.value):
             text = f"{name} is the text {shown(setting.value)}: {title} expects a number"
             reader.wrong(name, text, way_out=f"write it as a number: {_as_number(setting.value)}")

@@ -346,10 +346,7 @@ class Commands(Printing):
             or name in ("torchrun", "deepspeed", "accelerate")
             or re.fullmatch(r"python[\d.]*", name)
         ):
-            state.launches = (
-                *state.launches,
-                Launch(tuple(each.replaced(state.known) for each in words), state.copy(), (*self.runner.outer, *outer)),
-            )
+            self._launch(words, state, outer)
             return [state]
         # The command may be a wrapper (`srun --mpi=pmix python ...`): look for a program among its words, and run that.
         at = next((number for number, each in enumerate(words) if number and is_program(each)), None)
@@ -359,12 +356,7 @@ class Commands(Printing):
             )
         if at is None:
             if words[0].shown.startswith("--"):  # a file of arguments
-                state.launches = (
-                    *state.launches,
-                    Launch(
-                        tuple(each.replaced(state.known) for each in words), state.copy(), (*self.runner.outer, *outer)
-                    ),
-                )
+                self._launch(words, state, outer)
             return [state]
         inner = (
             [
@@ -376,6 +368,11 @@ class Commands(Printing):
             else []
         )
         return self._external(words[at:], state, stdin, [*prefix, *inner], (*outer, *words[:at]))
+
+    def _launch(self, words: list[Text], state: PathState, outer: tuple[Text, ...]) -> None:
+        """Note that a program is started, in the state so far."""
+        launch = Launch(tuple(each.replaced(state.known) for each in words), state.copy(), (*self.runner.outer, *outer))
+        state.launches = (*state.launches, launch)
 
     def _shell(
         self, name: str, words: list[Text], state: PathState, stdin: Text | None, prefix: list[tuple[str, Value]]

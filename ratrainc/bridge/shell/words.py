@@ -1,4 +1,4 @@
-"""Expansion of a shell's words: quotes, variables, arrays, sums and splitting, as bash does them."""
+"""Expansion of a shell's words: quotes, variables, arrays and sums, as bash does them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from attrs import define, evolve
+from attrs import evolve
 
 from ratrain.ratrainc.bridge.shell.arithmetic import ArithmeticError_, evaluate
 from ratrain.ratrainc.bridge.shell.patterns import changed_by
 from ratrain.ratrainc.bridge.shell.shell_syntax import source_of
 from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.splitting import MOST, WordPart, bounded, split
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -55,18 +56,6 @@ _LIST = re.compile(r"(?<![$\\])\{[^{}\s]*,[^{}\s]*\}")
 """A list in braces: `{a,b}`."""
 _RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?\}")
 """A range in braces: `{1..8}` or `{1..8..2}`."""
-_MOST = 1 << 16
-"""Most characters or words of one word: far above any command, and soon reached by a text that doubles in a loop."""
-
-
-@define
-class WordPart:
-    """A part of a word before it is split; `ends` ends the word after this part, quoted or not."""
-
-    text: Text
-    quoted: bool
-    ends: bool = False
-
 
 Output = Callable[["Node", Script, "PathState"], Text]
 """Function that returns the output of a command substitution."""
@@ -108,7 +97,7 @@ class Expander:
             texts.append(part.text)
             if part.ends:
                 texts.append(between)
-        return _bounded(joined(texts[:-1] if parts and parts[-1].ends else texts))
+        return bounded(joined(texts[:-1] if parts and parts[-1].ends else texts))
 
     def pattern(self, node: Node) -> tuple[Text, str] | None:
         """Return the text of a pattern, and the pattern with quoted characters escaped; None if a part is unknown."""
@@ -226,54 +215,11 @@ class Expander:
         first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
         numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
         origin = self._literal(node.start_byte, node.end_byte)
-        for number in numbers[:_MOST]:
+        for number in numbers[:MOST]:
             yield WordPart(literal(str(number), origin), quoted=True, ends=True)
 
-    # splitting
-
     def _split(self, parts: list[WordPart]) -> list[Text]:
-        # Field splitting: only parts that are not quoted are split, at characters of IFS. An unknown part stays in its
-        # word.
-        spaces = self._plain("IFS", " \t\n")
-        found: list[Text] = []
-        pieces: list[TextRun] = []
-        begun = False
-
-        def end() -> None:
-            nonlocal begun
-            if begun:
-                found.append(Text(tuple(pieces), quoted_empty=not pieces))
-                pieces.clear()
-            begun = False
-
-        for part in parts:
-            if part.quoted:
-                pieces += part.text.pieces
-                begun = True
-            else:
-                for piece in part.text.pieces:
-                    if piece.unknown is not None:
-                        pieces.append(piece)
-                        begun = True
-                        continue
-                    for is_word, start, stop in _runs(piece.text, spaces):
-                        if is_word:
-                            pieces.append(piece.part(start, stop))
-                            begun = True
-                        else:
-                            end()
-            if part.ends:
-                end()
-        end()
-        # A word that is one unknown expansion without quotes may be several words: `bare` tells so.
-        if len(found) == 1 and len(parts) == 1 and not parts[0].quoted and found[0].sole is not None:
-            found[0] = evolve(found[0], bare=True)
-        if len(found) > _MOST:
-            found = [self._too_long(found[0])]
-        return [_bounded(each) for each in found]
-
-    def _too_long(self, text: Text) -> Text:
-        return nothing_known("...", Unknown("", "it is longer than any command", text.place()))
+        return split(parts, self._plain("IFS", " \t\n"))
 
     # variables
 
@@ -585,25 +531,8 @@ def _expansions_within(node: Node) -> Iterator[Node]:
             yield from _expansions_within(child)
 
 
-def _runs(text: str, spaces: str) -> Iterator[tuple[bool, int, int]]:
-    """Yield the runs of a text: True if the characters are a word's, the start, and the exclusive end."""
-    start = 0
-    for at in range(1, len(text) + 1):
-        # A run ends where characters change between spaces and others.
-        if at == len(text) or (text[at] in spaces) != (text[start] in spaces):
-            yield text[start] not in spaces, start, at
-            start = at
-
-
 def _sliced(values: list[WordPart], words: str, number: Callable[[str], int | None]) -> Iterator[WordPart]:
     first, _, count = words.partition(":")
     start, length = number(first), number(count) if count else None
     if start is not None and (length is not None or not count):
         yield from values[start:] if length is None else values[start : start + length]
-
-
-def _bounded(text: Text) -> Text:
-    # A limit on pieces too: a text of many short pieces is slow to expand again and again.
-    if len(text.pieces) <= _MOST >> 6 and sum(len(piece.text) for piece in text.pieces) <= _MOST:
-        return text
-    return nothing_known("...", Unknown("", "it is longer than any command", text.place()))

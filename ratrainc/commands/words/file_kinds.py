@@ -167,7 +167,7 @@ def _content(path: str, ending: str) -> str | None:
 
 def _in_toml(text: str) -> str | None:
     from ratrain.ratrain_ir.config.plan import KEYS
-    from ratrain.targets.machine.machine import is_machine_key
+    from ratrain.targets.machine.constants import is_machine_key
 
     keys = parse_toml(text).keys()
     if {"parallelism", "training"} & keys:

@@ -254,7 +254,8 @@ def _saved_by_ops(part: Part) -> Iterator[Kept]:
     """Yield what torchtitan's per-op policy keeps of a layer in addition to its input.
 
     distributed/activation_checkpoint.py SelectiveAC: results of attention and of every second matrix product, which are
-    in order wq, wk, wv, wo, w1, w3, w2; with tensor parallelism those of the two reduce-scatters.
+    in order wq, wk, wv, wo, w1, w3, w2; with tensor parallelism also
+    the results of the two reduce-scatters.
     """
     item, tokens, hidden = part.item, part.tokens, part.model.hidden_size
     yield Kept(ATTENTION, "query", item * tokens * part.query)

@@ -157,7 +157,7 @@ def unmatched(part: Part) -> str:
 
 
 def layer_trained(part: Part) -> int:
-    """Return the elements of one layer that train: all, or those of its adapters."""
+    """Return the elements of one layer that train: all of them, or its adapters'."""
     adapter = part.job.adapter
     if adapter is None:
         return part.layer_parameters

@@ -138,7 +138,7 @@ def _kernels(job: Job) -> str:
 
 
 def _heads(job: Job) -> str:
-    """Return why heads do not share out over context ranks; Megatron-LM shares out those of a tensor-parallel rank."""
+    """Return why heads cannot be split over context ranks. Megatron-LM splits the heads of one tensor-parallel rank."""
     model, cp, tp = job.model, job.cp, job.tp
     assert model is not None
     heads, keys = model.heads // tp, max(1, model.kv_heads // tp)

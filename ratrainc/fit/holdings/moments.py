@@ -40,7 +40,7 @@ _OF_THE_HEAD = (Phase.LOSS, Phase.LOSS_BACK, Phase.HEAD, Phase.NORM)
 
 
 def moments_of(part: Part) -> tuple[Moment, ...]:
-    """Return the moments of a rank's step in their order; those of the head on the stage that has it alone."""
+    """Return the moments of a rank's step in order. The head's moments are on the last stage only."""
     phases = [phase for phase in Phase if part.last or phase not in _OF_THE_HEAD]
     return tuple(Moment(phase.value, owners_of(_account(part, phase))) for phase in phases)
 

@@ -19,8 +19,8 @@ from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.search.answer import Answer
 from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.targets.machine.constants import largest_value
 from ratrain.targets.machine.link_groups import GROUP_UNITS
-from ratrain.targets.machine.machine import largest_value
 from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:

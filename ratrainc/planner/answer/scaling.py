@@ -53,9 +53,9 @@ def fixed_points(
 ) -> list[Point]:
     """Time a plan's stages and micro-batches with as many replicas as each number of clusters has room for.
 
-    `sequences` are those of a cluster; None keeps the plan's own micro-batches. Raises `DiagnosticError` RT064 if the
-    plan does not suit the strategy, a number of clusters is not a multiple of a replica's, or sequences do not divide
-    evenly.
+    `sequences` is the number a cluster gets; None keeps the plan's own micro-batches. Raises `DiagnosticError`
+    RT064 if the plan does not suit the strategy, a number of clusters is not a multiple of a replica's, or sequences do
+    not divide evenly.
     """
     plan, pipeline = request.strategy.applied(plan, request.model, request.machine)
     timed = []

@@ -87,8 +87,8 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
 def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers:
     """Return the step seconds that stages imply with at least `before` layers before them; infinite if they cannot fit.
 
-    The bounds are those of `stage_bounds`, without round trips and waits, which get shorter with more layers before a
-    stage. Arguments as there.
+    They bound as `stage_bounds` does, whose arguments they take, but leave out round trips and waits: these get
+    shorter with more layers before a stage.
     """
     memory = _memory(c, layers)
     if isinstance(memory, PlacedMemory):

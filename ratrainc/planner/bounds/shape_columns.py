@@ -317,10 +317,11 @@ def least_recovery(c: Columns, share: Numbers) -> Numbers:
 
 
 def backward_bytes(c: Columns, of_mlp: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the bytes that a layer's backward works on, given those of its mlp: at most, and in a last micro-batch.
+    """Return the bytes that a layer's backward works on, given its mlp's bytes: at most, and in a last micro-batch.
 
-    They are those of the mlp or of the attention's scores below it, as the same passes are held then, unless one is
-    merged with this. A part of the layer's views may be dead by then and, in a last micro-batch, its gradients.
+    The larger of the mlp's bytes and of the bytes of the attention's scores below it counts: the same passes are held
+    then, unless one is merged with this. A part of the layer's views may be dead by then and, in a last micro-batch,
+    its gradients.
     """
     scores = np.where(c.merged > 0, 0.0, c.attention_scores - c.layer_part)
     return np.maximum(of_mlp, scores), np.maximum(of_mlp, scores - c.gradients[LAYER])

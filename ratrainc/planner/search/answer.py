@@ -159,7 +159,7 @@ class RejectedPlan:
     mechanisms: dict[str, float] = field(factory=dict)
     """extra seconds of a step by mechanism, with a remainder, compared with the best plan; empty if not asked for"""
     more_seconds: float | None = None
-    """sum of these: the seconds of `reason` less those of the best plan"""
+    """sum of these: the seconds of `reason` less the best plan's seconds"""
 
 
 @define

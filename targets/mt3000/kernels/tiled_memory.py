@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ratrain.targets.mt3000.kernels import tiled_compute
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS, PRODUCTS
+from ratrain.targets.mt3000.tiles.micro_kernels import PRODUCTS, arguments_of
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Memories,
@@ -143,13 +143,10 @@ class TiledMemory:
     def compute(self, core: int, event: Run) -> None:
         """Run a micro-kernel on its tiles."""
         compute = event.compute
-        arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
-        assert arguments is not None
-        names = (*compute.writes, *compute.reads)
-        for argument, name in zip(arguments, names, strict=True):
+        for argument, name in arguments_of(compute):
             if argument.mode == "=":
                 self.held[self.key(core, self.buffers[name], event.copies[name])] = event.ranges
-        tiles = [self.tile(core, name, event.copies[name], event.ranges) for name in names]
+        tiles = [self.tile(core, name, event.copies[name], event.ranges) for name in (*compute.writes, *compute.reads)]
         if compute.kernel in PRODUCTS:
             tiles = self.factors(compute.writes[0], compute.reads, tiles)
         keys_first = any(self.buffers[name].axes[0] == ("k",) for name in compute.reads[:1])

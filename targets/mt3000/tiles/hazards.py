@@ -18,7 +18,7 @@ from math import lcm, prod
 from attrs import define, field
 
 from ratrain.targets.mt3000.tiles.core_program import Await, Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.micro_kernels import arguments_of
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
@@ -206,9 +206,7 @@ class _Follower:
 
     def run(self, event: Run) -> None:
         compute = event.compute
-        arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
-        assert arguments is not None
-        for argument, name in zip(arguments, (*compute.writes, *compute.reads), strict=True):
+        for argument, name in arguments_of(compute):
             number = event.copies[name]
             if argument.mode == "=":
                 copy = self.copy(name, number)

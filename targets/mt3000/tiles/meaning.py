@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from attrs import define, evolve, field
 
-from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
+from ratrain.targets.mt3000.tiles.micro_kernels import arguments_of
 from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
@@ -160,9 +160,7 @@ class _Meaning:
 
     def accumulators(self, compute: Compute, loops: tuple[Loop, ...]) -> None:
         """Raise unless sums begin and end within the same loops; only loops that cut the sum may come in between."""
-        arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
-        assert arguments is not None
-        for argument, name in zip(arguments, (*compute.writes, *compute.reads), strict=True):
+        for argument, name in arguments_of(compute):
             # The loops around that cut no dimension of the buffer: those that a sum runs over, or that repeat it.
             around = {loop.dim for loop in loops} - {*flat(self.axes[name])}
             if argument.mode == "=":

@@ -9,10 +9,11 @@ keys].
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from attrs import frozen
 
-from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory
+from ratrain.targets.mt3000.tiles.tile_schedule import Compute, OnChipMemory
 
 _MEMORIES = {"a": OnChipMemory.AM, "s": OnChipMemory.SM}
 _TEXT = re.compile(r"(\w+):([as]+)([=~]?)([*?]?)")
@@ -77,3 +78,10 @@ ADD_RUN = "add_run"
 """Micro-kernel that sums its products in float16, as one run, and adds the run to float32 sums."""
 PRODUCTS = ("product", "add_product", ADD_RUN)
 """Micro-kernels that multiply scalars by vectors; all but `add_run` sum in float32 or float64."""
+
+
+def arguments_of(compute: Compute) -> Iterator[tuple[TileArgument, str]]:
+    """Pair the arguments of a micro-kernel with the names of its buffers, written first; their numbers must fit."""
+    arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
+    assert arguments is not None
+    return zip(arguments, (*compute.writes, *compute.reads), strict=True)

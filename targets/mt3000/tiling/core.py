@@ -76,7 +76,7 @@ class Cluster:
     """times that products of halves are faster with float16 sums than with float32 sums"""
 
     def sum_factor(self, dtype: Dtype, *, half_sums: bool) -> float:
-        """Return the factor of a product's cycles, which are those of vectors as wide as its operands of type `dtype`.
+        """Return the factor on a product's cycles, counted for vectors as wide as its operands of type `dtype`.
 
         Only float32 sums of halves have one: an instruction then multiplies a part of a vector.
         """

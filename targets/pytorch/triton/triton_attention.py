@@ -49,7 +49,7 @@ class Tile:
 def tiles_of(width: int, *, halves: bool) -> tuple[Tile, Tile, Tile]:
     """Return the tiles of `attend`, `gradients_of_keys` and `gradients_of_queries` for heads of a width.
 
-    They leave room for two programs on a multiprocessor of a data centre's GPU, and fit those of 99 KiB.
+    They leave room for two programs on a multiprocessor of a data centre's GPU, and fit multiprocessors of 99 KiB.
     """
     if not halves:
         return (

@@ -3,12 +3,10 @@
 A checkpoint is a directory of these files:
 
 - `state.safetensors`: the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, in
-  f32, by
-  Hugging Face name. A tied matrix is stored once.
+  f32, by Hugging Face name. A tied matrix is stored once (`state_file`).
 - companions of the model's weights (`companions`): its tokenizer and generation settings, if they are known;
 - `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block,
-  size and
-  SHA-256 of the other files, the caller's record of the run, and a SHA-256 of all this.
+  size and SHA-256 of the other files, the caller's record of the run, and a SHA-256 of all this.
 
 It is written in this order, so that a half-written directory is never taken for a checkpoint:
 
@@ -26,34 +24,24 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-from attrs import evolve, fields, frozen
+from attrs import evolve, fields
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_keys import table_of
 from ratrain.ratrain_ir.config.training import Training
-from ratrain.ratrain_ir.model.blocks import (
-    Block,
-    block,
-    block_chain,
-    parameters,
-    parameters_within,
-    tied_table_elements,
-    trained_blocks,
-    trained_parameters,
-)
+from ratrain.ratrain_ir.model.blocks import trained_blocks
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import made_directory, opened_regular
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.locks import Lock, hold, lock_path
-from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, cut, open_tensors, write_tensors
+from ratrain.targets.runtime.arena.tensor_file import StoredTensor, open_tensors, write_tensors
 from ratrain.targets.runtime.checkpoint.checkpoint_places import (
     Leftovers,
     aside_of,
@@ -62,25 +50,32 @@ from ratrain.targets.runtime.checkpoint.checkpoint_places import (
     sync_folder,
     temporary_directory,
 )
-from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
+from ratrain.targets.runtime.checkpoint.state_file import (
+    STATE_FILE,
+    StoredMasters,
+    StoredStates,
+    check_tensors,
+    state_shapes,
+    state_tensors,
+)
+from ratrain.targets.runtime.checkpoint.training_state import TrainingState
 from ratrain.targets.runtime.weights.companions import COMPANION_FILES
-from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource
 from ratrain.targets.runtime.weights.weights import named_parameters
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 FORMAT = "ratrain-checkpoint"
 VERSION = 1
-
-_STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
 TRAINING_KEYS = table_of(Training)
-_FILES = {_STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
+_FILES = {STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
 _COMPANIONS = "tokenizer"  # the manifest's key for all companions: the format fixes the name
 _TRAINING = "training"  # the manifest's key for what trains, where that is not everything
 _DIGEST = "manifest_sha256"
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
 _MOST_COUNTED = 1 << 53  # steps or updates; exact as a double
-_MOST_SHOWN = 24  # problems named one by one
 
 
 def save_checkpoint(
@@ -242,7 +237,7 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
     manifest = read_manifest(directory)
     step, scale, updates, run = read_counts(directory, manifest, model)
     stored = _open_state(directory, manifest, model)
-    return TrainingState(step, _StoredStates(model, stored, updates), scale), run
+    return TrainingState(step, StoredStates(model, stored, updates), scale), run
 
 
 def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
@@ -253,40 +248,7 @@ def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
     manifest = read_manifest(directory)
     model = saved_model(directory, manifest)
     stored = _open_state(directory, manifest, model)
-    return model, _StoredMasters(named_parameters(model), stored)
-
-
-@frozen(eq=False)
-class _StoredMasters(WeightSource):
-    """Master weights of a state file."""
-
-    stored: Mapping[str, StoredTensor]
-
-    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Yield elements [start, stop) of a parameter's flat values."""
-        return self.stored[f"p/{name}"].pieces(start, stop)
-
-
-@frozen(eq=False)
-class _StoredStates(BlockStates):
-    """Block states of a state file."""
-
-    stored: Mapping[str, StoredTensor]
-    updates_of: Mapping[str, int]
-
-    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
-        """Yield elements [start, stop) of a block's flat tensor of a kind, each piece with its first index."""
-        for parameter, low, high in parameters_within(self.model, block, start, stop - start):
-            at = start + low
-            for piece in self.stored[f"{kind}/{parameter.name}"].pieces(
-                at - parameter.offset, start + high - parameter.offset
-            ):
-                yield at, piece
-                at += piece.size
-
-    def updates(self, block: Block) -> int:
-        """Return the number of updates applied to a block."""
-        return self.updates_of[str(block)]
+    return model, StoredMasters(named_parameters(model), stored)
 
 
 # Writing
@@ -316,13 +278,13 @@ def _write_files(
     folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any], companions: Mapping[str, bytes]
 ) -> None:
     """Write the files of a checkpoint; all are on disk when this returns."""
-    with (folder / _STATE_FILE).open("xb") as stream:
+    with (folder / STATE_FILE).open("xb") as stream:
         hashing = HashingStream(stream)
         updates: dict[str, int] = {}
-        write_tensors(hashing, state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
+        write_tensors(hashing, state_shapes(model), state_tensors(model, state, updates), {"format": FORMAT})
         sync_file(stream)
-    # `updates` is filled as a side effect of `_state_tensors`, so it is complete only here.
-    files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
+    # `updates` is filled as a side effect of `state_tensors`, so it is complete only here.
+    files = {STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
     rest = {"updates": updates, "files": files, "run": dict(run)}
     write_manifest(folder, VERSION, model, state.step, state.scale, rest, companions)
 
@@ -369,47 +331,6 @@ def write_manifest(
     os.umask(umask)
     folder.chmod(0o777 & ~umask)  # a temporary directory lets only its owner in
     sync_folder(folder)
-
-
-def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
-    """Yield block, kind, and the names stored for them: a tied matrix with `embed`, not with `head`."""
-    seen: set[str] = set()
-    for owner in trained_blocks(model):
-        names = [parameter.name for parameter in trained_parameters(model, owner) if parameter.name not in seen]
-        seen.update(names)
-        for kind in STATE_KINDS:
-            yield owner, kind, names
-
-
-def state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of the state file in their order, by name, with their shapes."""
-    shapes = {parameter.name: parameter.shape for owner in block_chain(model) for parameter in parameters(model, owner)}
-    return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
-
-
-def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Iterator[Float32]]:
-    """Yield the tensors that `state_shapes` lists, each in pieces; note each block's update count in `updates`."""
-    for owner, kind, names in _state_names(model):
-        if str(owner) not in updates:
-            updates[str(owner)] = int(state.blocks.updates(owner))
-            if tied_table_elements(model) and owner is block("head"):
-                _check_tied(model, state.blocks)
-        for parameter in trained_parameters(model, owner):
-            if parameter.name in names:
-                pieces = state.blocks.pieces(owner, kind, parameter.offset, parameter.offset + parameter.elements)
-                yield (piece for _, piece in pieces)
-
-
-def _check_tied(model: ModelConfig, blocks: BlockStates) -> None:
-    """Refuse, with RT092, copies of a tied matrix that differ in any bit: only one of them is stored."""
-    table = parameters(model, block("embed"))[0]
-    for kind in STATE_KINDS:
-        for low, high in cut(0, table.elements):  # both blocks begin with it
-            one, other = (blocks.copied(block(end), kind, low, high) for end in ("embed", "head"))
-            if not np.array_equal(one.view(np.uint32), other.view(np.uint32)):
-                fail(
-                    "RT092", f"the two copies of {table.name} ({kind}) differ: a checkpoint would keep only one of them"
-                )
 
 
 def sync_file(stream: IO[bytes]) -> None:
@@ -553,16 +474,16 @@ def read_counts(
 
 def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[str, StoredTensor]:
     """Open the state file, after checking that it is the one written and has the model's tensors."""
-    state_file = str(Path(directory) / _STATE_FILE)
+    state_file = str(Path(directory) / STATE_FILE)
     _check_file(directory, state_file, manifest.get("files"))
     stored = open_tensors(state_file, "RT092")
-    _check_tensors(state_file, model, stored)
+    check_tensors(state_file, model, stored)
     return stored
 
 
 def _check_file(directory: str, path: str, files: object) -> None:
     """Check the state file's size and SHA-256 against the manifest."""
-    entry = files.get(_STATE_FILE) if isinstance(files, dict) else None
+    entry = files.get(STATE_FILE) if isinstance(files, dict) else None
     if not isinstance(entry, dict):
         contradicts(directory, "files")
     check_content(path, entry)
@@ -586,21 +507,3 @@ def check_content(path: str, entry: Mapping[str, Any]) -> None:
         fail("RT092", f"'{path}' has {size} bytes, but {shown(entry.get('bytes'))} were written")
     if sha256.hexdigest() != entry.get("sha256"):
         fail("RT092", f"'{path}' was changed or damaged after it was written: its SHA-256 does not match")
-
-
-def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
-    """Refuse, with RT092, a state file whose tensors are not exactly the model's, in f32."""
-    shapes = state_shapes(model)
-    wrong = [f"lacks {name}" for name in shapes if name not in stored]
-    wrong += [f"has {shown(name)}, which is not of this model" for name in stored if name not in shapes]
-    wrong += [
-        f"has {name} as {shown(stored[name].dtype)} {shown(list(stored[name].shape))}, not F32 {list(shape)}"
-        for name, shape in shapes.items()
-        if name in stored and (stored[name].dtype, stored[name].shape) != ("F32", shape)
-    ]
-    report = Diagnostics()
-    for what in wrong[:_MOST_SHOWN]:
-        report.error("RT092", f"'{path}' {what}")
-    if len(wrong) > _MOST_SHOWN:
-        report.error("RT092", f"'{path}': {len(wrong) - _MOST_SHOWN} more tensors do not fit")
-    report.check()

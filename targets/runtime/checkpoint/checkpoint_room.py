@@ -13,8 +13,8 @@ from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.quantities import size_text
-from ratrain.targets.runtime.checkpoint.checkpoint import state_shapes
 from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
+from ratrain.targets.runtime.checkpoint.state_file import state_shapes
 from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS
 from ratrain.targets.runtime.weights.weights import block_elements
 

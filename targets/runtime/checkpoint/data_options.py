@@ -34,7 +34,7 @@ class Said:
 
 
 def options_of_data(then: Mapping[str, Any], now: Mapping[str, Any], every: object = None) -> Said:
-    """Return the options that turn the data of a run (`now`) into those of an earlier one (`then`).
+    """Return the options that give a run (`now`) the data of an earlier run (`then`).
 
     `every` is the number of steps between evaluations of the earlier run, if known. Files whose content has changed
     are nothing that options could mend: then there may be no option at all.

@@ -57,7 +57,7 @@ def overrides_of(optimizer: Optimizer, told: OptimizerKeys) -> dict[str, Overrid
 def resumed_overrides(
     optimizer: Optimizer, told: OptimizerKeys, saved: Mapping[str, Any], checkpoint: str
 ) -> dict[str, Override]:
-    """Return the overrides of a resumed run: its own, and for other keys those of the checkpoint's run (`saved`).
+    """Return the overrides of a resumed run: its own, and for other keys the checkpoint's run's (`saved`).
 
     Raises `DiagnosticError` as `overrides_of` does, and RT092 if the plan's value of such a key has changed since, or
     if the record is malformed.

@@ -51,7 +51,7 @@ _FORMS = (
 
 @frozen(eq=False)
 class Chats:
-    """The way chats become documents."""
+    """Rules by which chats become documents."""
 
     template: ChatTemplate
     key: str | None = None

@@ -97,7 +97,7 @@ def in_sum_order(parts: Sequence[T], rank: RankExecutor) -> list[T]:
 
 
 def mean_divisor(rank: RankExecutor) -> float:
-    """Return the number of replicas that a gradient is the mean of; those of context ranks are summed."""
+    """Return the number of replicas that a gradient is the mean of. Gradients of context ranks are summed."""
     return float(rank.program.plan.dp)
 
 

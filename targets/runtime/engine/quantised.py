@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 _PIECE = 1 << 18
-"""Elements packed at a time where nothing is sent: whole quantisation blocks, so that bits equal those of one call."""
+"""Elements packed at a time where nothing is sent: whole quantisation blocks, so that bits equal one call's."""
 
 
 def view_bits(program: Program, name: str) -> int | None:

@@ -305,7 +305,7 @@ def config_of(model: ModelConfig, base: str | None, modules: list[str], stacks: 
 
 
 def _patterns(numbers: ModuleNumbers | None, usual: float, routers: Mapping[str, float]) -> dict[str, float]:
-    """Return numbers as PEFT finds them: first those of routers that it would not find by the path of the parameter."""
+    """Return numbers as PEFT finds them: first the routers' numbers, which it would not find by a parameter's path."""
     paths = {peft_path(module): number for module, number in routers.items()}
     missed = {
         path: number for path, number in paths.items() if (numbers.of(path, usual) if numbers else usual) != number

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def with_adapters(base: WeightSource, model: ModelConfig, seed: int, given: WeightSource | None = None) -> WeightSource:
     """Return a source of weights that has the adapters of `model` too; `base` itself if it has none.
 
-    Adapters are those of `given`, or new ones.
+    Adapters come from `given`, or are drawn anew.
     """
     if not model.training.adapts:
         return base
@@ -89,7 +89,7 @@ def merged(base: WeightSource, model: ModelConfig, adapters: WeightSource) -> We
 
 
 def _product_rows(b: Float32, a: Float32, start: int, stop: int) -> Float32:
-    """Return rows [start, stop) of B A; of stacks of matrices, those of all products one below the other."""
+    """Return rows [start, stop) of B A; of stacks of matrices, the rows of all products one below the other."""
     if b.ndim == 2:
         return b[start:stop] @ a
     outputs = b.shape[1]

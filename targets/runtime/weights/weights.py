@@ -79,7 +79,7 @@ class Stored:
     """groups of rows that each part is cut into; the tensor has the first group of every part, then the second ones,
     and so on"""
     expert: int | None = None
-    """number of the expert whose matrix it holds, out of a part that stacks those of all experts; None: whole parts"""
+    """number of the expert whose matrix it holds, out of a part that stacks all experts' matrices; None: whole parts"""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class Stored:
     def pieces(self, tensor: StoredTensor, number: int, start: int, stop: int) -> Iterator[Float32]:
         """Yield elements [start, stop) of part `number` from the tensor, at most `PIECE_ELEMENTS` at a time.
 
-        From a single expert's matrix come those of them that are its own.
+        If the tensor is a single expert's matrix, yield only the elements that lie in it.
         """
         if self.expert is not None:
             own = self.expert * tensor.elements
@@ -150,10 +150,10 @@ def _turned_pieces(tensor: StoredTensor, before: int, start: int, stop: int) -> 
 
 
 _PACKED_BY_HEAD = ("gpt_neox", "internlm2")
-"""Families that store query, key and value of one key-value head, then those of the next."""
+"""Families that store query, key and value together for each key-value head in turn."""
 
 _STACKED = ("granitemoe",)
-"""Families with experts whose files have stacks of all experts; those of others have a tensor per expert."""
+"""Families whose files have stacks of all experts; files of other families have a tensor per expert."""
 
 
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
@@ -378,14 +378,6 @@ def block_elements(model: ModelConfig, block: Block) -> int:
     Frozen parameters are not in that tensor; 0 if nothing of the block trains.
     """
     return max((each.offset + each.elements for each in trained_parameters(model, block)), default=0)
-
-
-def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
-    """Return the parameters of a block that train as views of its flat tensor, padded or not."""
-    return {
-        parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
-        for parameter in trained_parameters(model, block)
-    }
 
 
 _KINDS_OF_WEIGHTS = f"weights are a .safetensors file, or a folder with {WEIGHTS_FILE} or {INDEX_FILE}"

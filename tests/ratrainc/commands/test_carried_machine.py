@@ -22,7 +22,8 @@ from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import commands, main
 from ratrain.ratrainc.running.examples import example_path
-from ratrain.targets.machine.machine import Constant, Machine, is_whole, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.constants import Constant, is_whole
+from ratrain.targets.machine.machine import Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
 from ratrain.targets.machine.record import compiled_for, machine_digest, machine_info
 from ratrain.targets.mt3000.tiles.calls import tiles_of

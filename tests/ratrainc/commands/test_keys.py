@@ -22,16 +22,9 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_from_fields
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.targets.machine.constants import ALL_UNITS, WORDS, is_whole
 from ratrain.targets.machine.link_groups import GROUP_UNITS
-from ratrain.targets.machine.machine import (
-    _ALL_UNITS,
-    _CONSTANT_KEYS,
-    WORDS,
-    Machine,
-    is_whole,
-    load_machine,
-    parse_machine,
-)
+from ratrain.targets.machine.machine import _CONSTANT_KEYS, Machine, load_machine, parse_machine
 from ratrain.targets.simulator.figures import one_core_step_seconds
 from tests.end_to_end.tiny_runs import losses, state, train
 
@@ -130,10 +123,10 @@ def machine_text(changes: Values) -> str:
         entries = ['[[op]]\nkey = "scale_update"\nsize = 4\nseconds = 1e-3'] if changes["op"] else []
         lines += entries
     for key, value in changes.items():
-        if key in _ALL_UNITS:
+        if key in ALL_UNITS:
             number = int(value) if is_whole(key) else float(value)
             lines.append(
-                f'[{key}]\nvalue = {number}\nunit = "{_ALL_UNITS[key]}"\ncertainty = "assumed"\nsource = "test"'
+                f'[{key}]\nvalue = {number}\nunit = "{ALL_UNITS[key]}"\ncertainty = "assumed"\nsource = "test"'
             )
     return "\n".join(lines) + "\n" + (GROUPS if "link_group" in changes else "")
 
@@ -329,7 +322,7 @@ def test_groups_and_tables_of_a_machine_change_times() -> None:
 
 
 def test_every_key_of_a_machine_has_its_entry() -> None:
-    assert set(MACHINE) == set(_ALL_UNITS) | {*WORDS}
+    assert set(MACHINE) == set(ALL_UNITS) | {*WORDS}
     assert set(KEYS["GROUP"]) == {"name", *GROUP_UNITS}
     assert set(KEYS["CONSTANT"]) == set(_CONSTANT_KEYS)
     assert {"engine_gap", "head_efficiency"} <= set(MACHINE), load_machine(None).name

@@ -1,4 +1,4 @@
-"""Every option of every command changes what `docs/options.py` says, and is refused where it would change nothing."""
+"""Every option of every command changes what `docs/options/` says, and is refused where it would change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from ratrain.ratrainc.cli import _COMMANDS, commands, main
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-OPTIONS = runpy.run_path(str(DOCS / "options.py"))["OPTIONS"]
+OPTIONS = runpy.run_path(str(DOCS / "options"))["OPTIONS"]
 ALL = [(name, flag) for name, command in OPTIONS.items() for flag in command.options]
 IDLE = [(name, flag, words) for name, flag in ALL for words in OPTIONS[name].options[flag].idle]
 

@@ -15,18 +15,8 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.simulator.figures import one_core_step_seconds
+from tests.ratrainc.commands.tiny_llama import CONFIG, facts, printed
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 45,
-    "rms_norm_eps": 1e-5,
-}
 PLAN = """
 [parallel]
 pp = 2
@@ -62,22 +52,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    """Both outputs of a command."""
-    capsys.readouterr()
-    found = main([str(word) for word in words])
-    shown = capsys.readouterr()
-    assert found == code, shown.out + shown.err
-    return shown.out + shown.err
-
-
 def test_schedules_and_programs_are_proved_timed_explained_and_drawn(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert "sound" in printed(capsys, "verify", folder / "t2.rtir")
     assert "sound" in printed(capsys, "verify", folder / "t2.rtx")
-    figures = json.loads(printed(capsys, "simulate", folder / "t2.rtx", "--json"))
+    figures = facts(capsys, "simulate", folder / "t2.rtx", "--json")
     assert {"gather_rows", "reduce_rows", "combine_loss"} <= figures["collectives"].keys()
     assert "gather_rows" in printed(capsys, "explain", folder / "t2.rtx", "--time")
     assert "free less than 0.01 MiB" in printed(capsys, "explain", folder / "t2.rtir", "--stage", 1, "--seconds", 3)
@@ -173,7 +154,7 @@ def test_peers_that_no_plan_can_have_are_refused(
 def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Under the passes of its comments, or those that are usual: both hide what peers exchange."""
     search = ("--tp", "2", "--seconds", 0, "--jobs", 1, "-o", folder / "best.toml", "--json")
-    found = json.loads(printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, *search))
+    found = facts(capsys, "plan", "--model", folder / "m.json", *PLANNING, *search)
     first, text = found["plans"][0], (folder / "best.toml").read_text()
     assert first["tp"] == 2
     assert "tp = 2  # tensor-parallel ranks" in text
@@ -181,7 +162,7 @@ def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: 
     named = ("--passes", first["passes"]) if f'--passes "{first["passes"]}"' in text else ()
     assert any(loser["plan"].startswith("P") for loser in found["rejected"])
     words = ("--model", folder / "m.json", "--plan", folder / "best.toml", *named)
-    stages = json.loads(printed(capsys, "compile", *words, "-o", folder / "best.rtx", "--json"))["stages"]
+    stages = facts(capsys, "compile", *words, "-o", folder / "best.rtx", "--json")["stages"]
     assert max(stage["peak_live_bytes"] for stage in stages) == first["peak_bytes"]
 
 
@@ -192,8 +173,8 @@ def test_a_strategy_hides_what_peers_exchange(
     """`compile` and `compare` run the pipeline that the planner would; passes that are given are run as they are."""
     assert f'pipeline "place-1f1b,{passes}' in (folder / f"t{tp}.rtir").read_text()
     plan = ("--model", folder / "m.json", "--plan", folder / f"t{tp}.toml")
-    rows = json.loads(printed(capsys, "compare", *plan, "--strategies", "ratrain", "--json"))
-    step = json.loads(printed(capsys, "simulate", folder / f"t{tp}.rtx", "--json"))["step_seconds"]
+    rows = facts(capsys, "compare", *plan, "--strategies", "ratrain", "--json")
+    step = facts(capsys, "simulate", folder / f"t{tp}.rtx", "--json")["step_seconds"]
     assert [row["step_seconds"] for row in rows["strategies"]] == [step]
     own = folder / "own.rtir"
     printed(capsys, "compile", *plan, "--passes", "joint-order,allocate-ddr", "-o", own)
@@ -202,8 +183,8 @@ def test_a_strategy_hides_what_peers_exchange(
 
 def test_a_lever_leaves_exchanges_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for tp in (1, 2):
-        facts = json.loads(printed(capsys, "explain", folder / f"t{tp}.rtir", "--json"))
-        names = [lever["name"] for lever in facts["levers"]]
+        told = facts(capsys, "explain", folder / f"t{tp}.rtir", "--json")
+        names = [lever["name"] for lever in told["levers"]]
         assert ("without overlap-tensor" in names) == (tp == 2), names
 
 

@@ -32,7 +32,7 @@ from ratrain.ratrainc.planner.search.quick import estimated, quick_answer
 from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
-from tests.ratrainc.planner.test_planner import MODEL, SLOW, every_candidate
+from tests.ratrainc.planner.small_requests import MODEL, SLOW, every_candidate
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.answer import Answer

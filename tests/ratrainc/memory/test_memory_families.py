@@ -26,7 +26,7 @@ from ratrain.ratrainc.planner.search.quick import estimated
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space.plan_families import USUAL, families, with_memories
 from ratrain.targets.machine.machine import load_machine
-from tests.ratrainc.planner.test_planner import MODEL, SLOW, TINY, costs_of_every_plan, small_request
+from tests.ratrainc.planner.small_requests import MODEL, SLOW, TINY, costs_of_every_plan, small_request
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest

@@ -20,7 +20,6 @@ from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import LONG_SEQUENCE
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.choices.timed_plan import time_plan
-from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.cuts import cuts_of
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
@@ -32,22 +31,12 @@ from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import Shape, template
 from ratrain.ratrainc.planner.space.units import LAYER
 from ratrain.targets.machine.machine import load_machine
-from tests.ratrainc.planner.test_planner import MODEL, every_candidate, small_request
+from tests.ratrainc.commands.tiny_llama import CONFIG, facts, printed
+from tests.ratrainc.planner.small_requests import MODEL, every_candidate, small_request
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 45,
-    "rms_norm_eps": 1e-5,
-}
 PLAN = """
 [parallel]
 pp = 1
@@ -73,15 +62,6 @@ def folder(tmp_path: Path) -> Path:
         said = PLAN if layout != ZIGZAG else PLAN.replace('context_layout = "{layout}"\n', "")
         (tmp_path / f"{layout}.toml").write_text(said.format(layout=layout))
     return tmp_path
-
-
-def printed(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    """Both outputs of a command."""
-    capsys.readouterr()
-    found = main([str(word) for word in words])
-    shown = capsys.readouterr()
-    assert found == code, shown.out + shown.err
-    return shown.out + shown.err
 
 
 def of_contexts(request: PlanRequest) -> set[int]:
@@ -218,16 +198,16 @@ def test_a_plan_to_be_like_keeps_its_context_ranks(
     """They may be asked for anew; what is written is read back, compiled as it stands, and scaled."""
     model, like, best = folder / "m.json", folder / f"{layout}.toml", folder / "best.toml"
     search = ("plan", "--model", model, *SIZE, "--quick", "--like", like, "--json")
-    found = json.loads(printed(capsys, *search, "-o", best))["plans"]
+    found = facts(capsys, *search, "-o", best)["plans"]
     assert {plan["cp"] for plan in found} == {2}
     read = load_plan(best, load_model(str(model)))
     assert (read.cp, read.context_layout) == (2, layout)
     assert "cp = 2  # context ranks" in best.read_text()
     words = ("--model", model, "--plan", best)
-    stages = json.loads(printed(capsys, "compile", *words, "-o", folder / "best.rtx", "--json"))["stages"]
+    stages = facts(capsys, "compile", *words, "-o", folder / "best.rtx", "--json")["stages"]
     assert max(stage["peak_live_bytes"] for stage in stages) == found[0]["peak_bytes"]
     for asked, numbers in (("1", {1}), ("4", {4}), ("1,4", {1, 4})):
-        chosen = {plan["cp"] for plan in json.loads(printed(capsys, *search, "--cp", asked))["plans"]}
+        chosen = {plan["cp"] for plan in facts(capsys, *search, "--cp", asked)["plans"]}
         assert chosen
         assert chosen <= numbers
 
@@ -236,27 +216,25 @@ def test_other_questions_are_answered_for_context_ranks_too(folder: Path, capsys
     model, like = folder / "m.json", ("--like", folder / f"{ZIGZAG}.toml")
     search = ("plan", "--model", model, "--seq-len", 16)
     assert "C2" in printed(capsys, *search, "--clusters", 4, "--smallest", *like)
-    assert json.loads(printed(capsys, *search, "--clusters", 4, "--smallest", *like, "--json"))["clusters"] == 2
+    assert facts(capsys, *search, "--clusters", 4, "--smallest", *like, "--json")["clusters"] == 2
     few = ("--clusters", 4, "--global-batch", 2, "--quick")
-    front = json.loads(printed(capsys, *search, *few, *like, "--pareto", "clusters", "--json"))
+    front = facts(capsys, *search, *few, *like, "--pareto", "clusters", "--json")
     assert {each["cp"] for each in front["points"]} == {2}
-    scaled = json.loads(
-        printed(
-            capsys,
-            "scale",
-            "--model",
-            model,
-            "--clusters",
-            "2,4",
-            "--seq-len",
-            16,
-            "--sequences-per-cluster",
-            2,
-            "--seconds",
-            0,
-            *like,
-            "--json",
-        )
+    scaled = facts(
+        capsys,
+        "scale",
+        "--model",
+        model,
+        "--clusters",
+        "2,4",
+        "--seq-len",
+        16,
+        "--sequences-per-cluster",
+        2,
+        "--seconds",
+        0,
+        *like,
+        "--json",
     )
     assert {point["plan"]["cp"] for point in scaled["points"]} == {2}
 

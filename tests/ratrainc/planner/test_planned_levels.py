@@ -22,7 +22,7 @@ from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.space.plan_families import families
 from ratrain.ratrainc.planner.space.space import Shape
-from tests.ratrainc.planner.test_planner import MODEL, small_request
+from tests.ratrainc.planner.small_requests import MODEL, small_request
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest

@@ -21,7 +21,7 @@ from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
-from tests.ratrainc.planner.test_planner import MODEL, SLOW
+from tests.ratrainc.planner.small_requests import MODEL, SLOW
 
 CONFIG = {
     "model_type": "llama",

@@ -12,7 +12,7 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrainc.choices.strategies import strategy
-from ratrain.ratrainc.report.colours import APART, KIND_COLOURS, OTHER, kind_styles
+from ratrain.ratrainc.report.colours import KIND_COLOURS, kind_styles
 from ratrain.ratrainc.report.report_page import page_file, write_report
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
@@ -34,6 +34,11 @@ MADE = {
     "tensor ranks": lambda: api.compile(MODEL, make_plan(tp=2, dp=1), passes=JOINT),
     "kept by a donor": lambda: api.compile(DEEP, make_plan(DEEP, pp=3, dp=1, micro_batches=5), passes=LENT),
 }
+
+OTHER = "#8b939e"
+"""Grey, which no kind has."""
+APART = 20.0
+"""Least distance of two colours in CIELAB; 2.3 is the least that is seen side by side."""
 
 
 def lightness_and_hue(colour: str) -> tuple[float, float, float]:

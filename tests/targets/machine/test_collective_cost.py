@@ -28,8 +28,9 @@ from ratrain.targets.machine.collective_cost import (
     reduce_scatters,
     scalar_all_reduces,
 )
+from ratrain.targets.machine.constants import Constant
 from ratrain.targets.machine.link_groups import Link
-from ratrain.targets.machine.machine import COLLECTIVES, Constant, Machine, load_machine, parse_machine
+from ratrain.targets.machine.machine import COLLECTIVES, Machine, load_machine, parse_machine
 from ratrain.targets.machine.placement import Members, Placement
 from ratrain.targets.machine.record import machine_digest
 from ratrain.targets.machine.resource_work import Flow

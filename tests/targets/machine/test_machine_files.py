@@ -13,8 +13,9 @@ from ratrain.ratrain_ir.config.accumulation import HALF_RUN
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.commands.disasm import command
+from ratrain.targets.machine.constants import NO_SOURCE, TILE_UNITS
 from ratrain.targets.machine.cost import kernel_work
-from ratrain.targets.machine.machine import NO_SOURCE, TILE_UNITS, Machine, load_machine, machine_names, parse_machine
+from ratrain.targets.machine.machine import Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.record import machine_digest
 from ratrain.targets.machine.registry import machine_files
 from ratrain.targets.machine.writer import machine_lines

@@ -23,7 +23,8 @@ from ratrain.ratrainc.planner.answer.no_plan import no_plan
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.quick import estimated
 from ratrain.targets.machine.capacity import capacity_of, mesh_capacity
-from ratrain.targets.machine.machine import Constant, Machine, load_machine, parse_machine
+from ratrain.targets.machine.constants import Constant
+from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.record import check_carried
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 

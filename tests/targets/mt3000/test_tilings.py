@@ -29,7 +29,7 @@ from ratrain.ratrainc.planner.space.tilings import tilings
 from ratrain.targets.machine.link_groups import Link, LinkGroup
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.placement import overfull
-from tests.ratrainc.planner.test_planner import MODEL, SLOW
+from tests.ratrainc.planner.small_requests import MODEL, SLOW
 from tests.targets.machine.test_links import NODES, group, machine
 
 LINKS = (

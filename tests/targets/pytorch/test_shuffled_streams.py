@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 
 from ratrain.targets.pytorch.device_streams import StreamOrder  # noqa: E402
 from tests.targets.pytorch.shuffled import ShuffledRun  # noqa: E402
+from tests.targets.pytorch.test_streams import without_receipts  # noqa: E402
 
 PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "2x1": ("ratrain", {"dp": 1, "micro_batches": 3, "zero": 0}),
@@ -103,16 +104,7 @@ def _without_messages(device: Any) -> StreamOrder:
     return order
 
 
-def _without_receipts(device: Any) -> StreamOrder:
-    class Forgetful(dict[Any, Any]):
-        def __setitem__(self, _key: Any, _event: Any) -> None: ...
-
-    order = StreamOrder(device)
-    order._received = Forgetful()
-    return order
-
-
-@pytest.mark.parametrize("order", [_WithoutWaits, _without_messages, _without_receipts])
+@pytest.mark.parametrize("order", [_WithoutWaits, _without_messages, without_receipts])
 def test_an_order_that_drops_waits_leaves_other_bits(order: Any) -> None:
     run = ShuffledRun(program_of("2x1"), make_order=order)
     assert any(run.changes(program_of("2x1"), seed) for seed in range(4 * SEEDS))

@@ -180,7 +180,7 @@ def _without_messages(device: ClockDevice) -> StreamOrder:
     return order
 
 
-def _without_receipts(device: ClockDevice) -> StreamOrder:
+def without_receipts(device: ClockDevice) -> StreamOrder:
     class Forgetful(dict[Any, Any]):
         def __setitem__(self, _key: Any, _event: Any) -> None: ...
 
@@ -194,7 +194,7 @@ def _without_receipts(device: ClockDevice) -> StreamOrder:
     [
         (_WithoutWaits, "overtakes"),
         (_without_messages, "before it was sent"),
-        (_without_receipts, "written anew"),
+        (without_receipts, "written anew"),
     ],
 )
 def test_a_wait_that_is_dropped_is_seen(order: Any, seen: str) -> None:

@@ -39,7 +39,7 @@ from ratrain.targets.pytorch.triton import triton_experts, triton_head, triton_k
 from ratrain.targets.pytorch.triton.triton_norms import _Shape  # noqa: E402
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
-from tests.targets.pytorch.test_device_adamw import numbers, state  # noqa: E402
+from tests.targets.pytorch.test_device_adamw import TYPES, check_bits_of_the_host, check_nothing_but_the_view  # noqa: E402
 
 TorchTriton = triton_kernels.TorchTriton
 FUSED = [
@@ -317,19 +317,6 @@ def test_a_logit_that_is_not_finite_makes_its_loss_none(kernels: Any, bad: float
     np.testing.assert_allclose(lse[[0, 2]], 4 + np.log(5000), rtol=1e-6)
 
 
-def update(arrays: dict[str, Any], method: str, **options: Any) -> None:
-    made = TorchTriton()
-    scratch = TensorScratch(made.scratch_bytes("adamw", **arrays))
-    scratch.take(scratch.capacity, np.uint8).fill_(0xFF)
-    scratch.reset()
-    given = {name: as_tensors(value) for name, value in arrays.items()}
-    rest = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decay": [(100, 300), (600, 700)]}
-    getattr(made, method)(**given, **{**rest, **options}, scratch=scratch)
-
-
-TYPES = st.sampled_from((np.float16, ml_dtypes.bfloat16, np.float32))
-
-
 @settings(max_examples=30)
 @given(
     step=st.integers(1, 100_000),
@@ -342,26 +329,15 @@ TYPES = st.sampled_from((np.float16, ml_dtypes.bfloat16, np.float32))
 def test_an_update_by_numbers_of_the_device_has_the_bits_of_that_by_the_hosts(
     step, multiplier, lr, betas, types, scalar
 ):
-    one, other = state(0, *types), state(0, *types)
-    options = dict(zip(("beta1", "beta2"), betas, strict=True))
-    update(one, "adamw", step=step, grad_multiplier=multiplier, lr=lr, **options)
-    update(other, "adamw_on_device", **numbers(step, multiplier, lr, skip=False, scalar=scalar), **options)
-    for name in one:
-        same_bits(one[name], other[name])
+    check_bits_of_the_host(
+        TorchTriton(), step=step, multiplier=multiplier, lr=lr, betas=betas, types=types, scalar=scalar
+    )
 
 
 @pytest.mark.parametrize("skip", [True, 1, 2.0])
 @pytest.mark.parametrize("view", [None, np.float16, ml_dtypes.bfloat16, np.float32])
 def test_nothing_but_the_view_changes_where_an_update_is_skipped(skip: Any, view: Any) -> None:
-    arrays = state(1, np.float16, view)
-    arrays["grad"][5], arrays["grad"][6] = np.inf, np.nan
-    before = {name: value.copy() for name, value in arrays.items()}
-    update(arrays, "adamw_on_device", **numbers(3, 1.0, 1e-3, skip=skip, scalar=False))
-    for name, value in arrays.items():
-        same_bits(value, before["master"].astype(view) if name == "view" else before[name])
-    update(arrays, "adamw_on_device", **numbers(3, 1.0, 1e-3, skip=False, scalar=False))
-    assert np.isnan(arrays["master"][5:7]).all()
-    assert (arrays["master"][7:] != before["master"][7:]).any()
+    check_nothing_but_the_view(TorchTriton(), skip, view)
 
 
 @pytest.mark.parametrize(

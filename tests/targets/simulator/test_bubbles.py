@@ -21,6 +21,7 @@ from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import make_program
+from tests.targets.simulator.idle_pieces import idle_pieces
 from tests.targets.simulator.test_simulator import SHAPES, compiled, layers_only, pipeline
 
 if TYPE_CHECKING:
@@ -158,10 +159,10 @@ def test_the_figures_agree_with_the_accounting(case: Case, rendezvous: bool) -> 
 
 def test_what_finds_no_room_at_first_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     _, found = simulated(make_program(), load_machine(None))
-    wanted = Bubbles(found).pieces()
+    wanted = idle_pieces(Bubbles(found))
     assert len(wanted) > 8
     monkeypatch.setattr(bubbles, "PIECES", 0)
-    assert Bubbles(found).pieces() == wanted
+    assert idle_pieces(Bubbles(found)) == wanted
 
 
 def test_explain_time_says_where_the_time_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.figures import simulated
 from tests.end_to_end.tiny_runs import WITHOUT_PEERS
+from tests.targets.simulator.idle_pieces import idle_pieces
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -88,7 +89,7 @@ def test_what_stands_behind_another_is_named(tmp_path: Path, capsys: pytest.Capt
     plan = attrs.evolve(PLANS["one stage"], zero=3, reduce="each-micro-batch")
     timeline = timed(compiled(TINY, plan, "place-1f1b,bucket-grad-sync{bytes=1},insert-prefetch", machine), machine)
     bubbles = Bubbles(timeline)
-    pieces = [p for p in bubbles.pieces() if p.engine is Engine.COMPUTE and p.cause is Cause.QUEUE]
+    pieces = [p for p in idle_pieces(bubbles) if p.engine is Engine.COMPUTE and p.cause is Cause.QUEUE]
     kinds = set()
     spans = timeline.spans[0][Engine.COLLECTIVE]
     for piece in pieces:

@@ -25,6 +25,7 @@ from ratrain.targets.simulator.live_curve import live_curve
 from tests.end_to_end.tiny_runs import MODEL, make_program
 from tests.targets.simulator.fluid_oracle import Oracle, max_min
 from tests.targets.simulator.given_works import WorkOf, simulate_work
+from tests.targets.simulator.idle_pieces import idle_pieces
 from tests.targets.simulator.test_simulator import check_messages, check_order, compiled, pipeline
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def test_what_must_be_conserved_is(case: Case, seed: int, rendezvous: bool) -> N
 def check_pieces(found: Timeline, cold: bool) -> None:
     """Idle pieces of a stream lie between its instructions, one after the other; what is next done after the first step is not of it."""
     bubbles = Bubbles(found, cold=cold)
-    pieces = bubbles.pieces()
+    pieces = idle_pieces(bubbles)
     for one, other in pairwise(pieces):
         if (one.stage, one.engine) == (other.stage, other.engine):
             assert one.end <= other.start

@@ -38,7 +38,8 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest
 from ratrain.targets.runtime.checkpoint.training_state import BlockState, BlockStates, TrainingState
 from ratrain.targets.runtime.engine.processes import Processes
-from ratrain.targets.runtime.weights.weights import block_elements, named_parameters_of
+from ratrain.targets.runtime.weights.weights import block_elements
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.weights.weight_source import FlatPieces

@@ -11,9 +11,9 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.targets.runtime.checkpoint.state import training_state
-from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program, same_bits, train
 from tests.end_to_end.toys import GPT2
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -24,11 +24,11 @@ from ratrain.targets.runtime.weights.weight_source import flat_pieces
 from ratrain.targets.runtime.weights.weights import (
     block_elements,
     named_parameters,
-    named_parameters_of,
     random_weights,
     read_weights,
     stored_layout,
 )
+from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)
