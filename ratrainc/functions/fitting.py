@@ -54,7 +54,8 @@ def fit(
     bytes; without it, `machine` says it, which also prices ways out. The other numbers fill in what the file leaves
     open. With `exact` the answer also has a plan of ours for the same devices and batch: searched, compiled and placed
     on that machine, which takes seconds to a minute; adapters train as in the plan that `import_plan` makes of the
-    file. Raises `DiagnosticError` with everything that is wrong in the files, and RT061 if no formula is known for what they ask.
+    file. Raises `DiagnosticError` with everything that is wrong in the files, and RT061 if no formula is known for what
+    they ask.
     """
     if file is None and (beside or format or given):
         misuse("--beside, --format and --set are about a settings file, and there is none")

@@ -78,8 +78,11 @@ def check_adapter(made: JobPlan, plan: Plan) -> None:
             own = key[0] if key else ""
             part = {"base": "base_bits"}.get(own, own)
             name = part if part == "tp" else f"{ADAPTER}{part}" if f"{ADAPTER}{part}" in made.job.origins else "adapter"
-            rest = each.message.removeprefix(f"{own}: ")
-            made.wrong(name, f"{made.key(name)}: {rest}", each.help or "change it in the file", code=each.code)
+            about = (
+                re.match(rf"{own}(:| names)", each.message) is not None
+            )  # else it speaks of a key's value in the plan
+            rest = each.message.removeprefix(own) if about else f": {each.message}"
+            made.wrong(name, f"{made.key(name)}{rest}", each.help or "change it in the file", code=each.code)
         made.report.check()
 
 
@@ -204,12 +207,19 @@ def _are_linear(names: Iterable[str], model: ModelConfig | None) -> bool:
 
 
 def _in_layers(names: Iterable[str], adapter: Adapter) -> str:
-    """Return an expression for names in some layers, by the first number in a path, or that after a list's name."""
+    """Return an expression for names in some layers, by the first number in a path, or that after a list's name.
+
+    A whole path is taken in whatever layer.
+    """
     numbers = "|".join(map(str, adapter.layers))
-    before = (
-        rf"(?:.*\.)?(?:{'|'.join(adapter.layers_pattern)})" if adapter.layers_pattern else r"(?:[a-z_]\w*\.)*[a-z_]\w*"
+    lists = "|".join(adapter.layers_pattern)
+    before = rf"(?:.*\.)?(?:{lists})" if lists else r"(?:[a-z_]\w*\.)*[a-z_]\w*"
+    ends, paths = (
+        [re.escape(each) for each in names],
+        [re.escape(each) for each in names if re.search(r"\.\d+\.", each)],
     )
-    return rf"{EXPRESSION}{before}\.(?:{numbers})\.(?:.*\.)?(?:{'|'.join(map(re.escape, names))})"
+    within = rf"(?={before}\.(?:{numbers})\.)(?:.*\.)?(?:{'|'.join(ends)})"
+    return EXPRESSION + "|".join([within, *paths])
 
 
 # modules that train whole
