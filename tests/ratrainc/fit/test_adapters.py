@@ -193,7 +193,7 @@ def test_a_file_with_an_adapter_has_an_answer(tmp_path: Path) -> None:
     assert found.to_json()["job"]["adapter"]["value"]["rank"] == 16
 
 
-SMALL = {"base_model": "Qwen/Qwen2.5-0.5B", "sequence_len": 512, "attn_implementation": "flash_attention_2"}
+SMALL = {"base_model": "Qwen/Qwen2.5-0.5B", "sequence_len": 512}
 
 
 def test_a_plan_of_ours_trains_the_adapter_of_the_file(
@@ -224,7 +224,7 @@ def test_why_no_plan_of_ours_has_the_adapter_is_said(tmp_path: Path) -> None:
 
 
 def test_long_sequences_have_the_adapter_too() -> None:
-    job = job_of("axolotl", model_of("llama"), seq_len=4096, devices=4, cp=2, gradient_accumulation=1)
+    job = job_of("axolotl", evolve(LLAMA_3, layers=4), seq_len=4096, devices=4, cp=2, gradient_accumulation=1)
     machine = load_machine("h100-node")
     whole = long_sequence_plans(job, machine)
     adapted = long_sequence_plans(job, machine, Training(method="lora"))
