@@ -50,13 +50,13 @@ def put_adapter(made: JobPlan) -> None:
     assert adapter is not None
     _refuse(made, adapter)
     made.put("method", LORA, "adapter")
-    made.put("rank", adapter.rank, f"{ADAPTER}rank", "adapter")
-    made.put("alpha", adapter.alpha, f"{ADAPTER}alpha", "adapter")
+    made.put("rank", adapter.rank, f"{ADAPTER}rank")
+    made.put("alpha", adapter.alpha, f"{ADAPTER}alpha")
     if adapter.rslora:
-        made.put("rslora", True, f"{ADAPTER}rslora", "adapter")
+        made.put("rslora", True, f"{ADAPTER}rslora")
     targets = _targets(made, adapter)
     if targets:
-        made.put("targets", targets, f"{ADAPTER}targets", "adapter")
+        made.put("targets", targets, f"{ADAPTER}targets")
     for name in ("rank_pattern", "alpha_pattern"):
         if numbers := getattr(adapter, name):
             made.put(name, dict(numbers), f"{ADAPTER}{name}")
@@ -77,7 +77,7 @@ def check_adapter(made: JobPlan, plan: Plan) -> None:
             key = re.match(r"\w*", each.message)
             own = key[0] if key else ""
             part = {"base": "base_bits"}.get(own, own)
-            name = part if part == "tp" else f"{ADAPTER}{part}" if f"{ADAPTER}{part}" in made.job.origins else "adapter"
+            name = part if part == "tp" else f"{ADAPTER}{part}"
             about = (
                 re.match(rf"{own}(:| names)", each.message) is not None
             )  # else it speaks of a key's value in the plan
@@ -119,7 +119,7 @@ def _refuse(made: JobPlan, adapter: Adapter) -> None:
 
 
 def _put_base(made: JobPlan, adapter: Adapter) -> None:
-    made.put("base", NF4, f"{ADAPTER}base_bits", "adapter")
+    made.put("base", NF4, f"{ADAPTER}base_bits")
     if not adapter.double_quantised:
         why = "the base's scales stay in f32 there; those of a plan's nf4 have 8 bits"
         made.leave(f"{ADAPTER}double_quantised", False, why, trains=True)

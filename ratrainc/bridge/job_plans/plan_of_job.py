@@ -37,7 +37,7 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
     stays_level,
 )
 from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Origin, Sharding, location_of
 from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
@@ -124,13 +124,17 @@ class JobPlan:
 
     def key(self, name: str) -> str:
         """Return the file's own word for a field of the job; the field's name without one."""
-        origin = self.job.origins.get(name)
+        origin = self._origin(name)
         return name if origin is None or not origin.key else origin.key
 
     def place(self, name: str) -> Place:
         """Return the place of a field's setting; the file as a whole for a default, an option or an open field."""
-        origin = self.job.origins.get(name)
+        origin = self._origin(name)
         return self.top if origin is None or origin.default else self._place_of(origin.place)
+
+    def _origin(self, name: str) -> Origin | None:
+        """Return the origin of a field; of what an adapter has without one, that of the adapter."""
+        return self.job.origins.get(name) or self.job.origins.get(name.partition(".")[0])
 
     def put(self, key: str, value: Any, *names: str) -> None:
         """Set a key of the plan; its place is that of the first of the job's fields `names` that the file says."""

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modu
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.job_plans.adapter_keys import put_adapter
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import JobPlan
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Job
@@ -426,3 +427,19 @@ def test_targets_match_what_peft_matches(names: list[str], layers: set[int], pat
     theirs = peft.LoraConfig(target_modules=names, layers_to_transform=sorted(layers) or None, layers_pattern=pattern)
     for module in layers_by_part(TINY).values():
         assert is_target(training, module) == bool(utils.check_target_module_exists(theirs, module))
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_an_export_names_each_key_of_adapters(framework: str, tmp_path: Path) -> None:
+    plan = parse_plan(imported(tmp_path, QLORA, "axolotl").text(), file="P.toml", model=TINY)
+    missing = {each.key: each.why for each in export_plan(framework, plan, TINY).missing}
+    assert {missing[key] for key in ("method", "rank", "alpha", "targets", "base")} == {"the whole model trains there"}
+
+
+SHARDED = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+
+
+def test_a_packed_base_under_fsdp_is_shared_out(tmp_path: Path) -> None:
+    made = imported(tmp_path, QLORA + SHARDED, "axolotl", f32_state=True)
+    assert (made.plan.zero, made.plan.training.base) == (3, "nf4")
+    compiles(made, TINY)
