@@ -12,7 +12,7 @@ huggingface/peft 0.21.2, peft/tuners/tuners_utils.py (`check_target_module_exist
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, LORA
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-    from ratrain.ratrainc.bridge.job_plans.plan_of_job import JobPlan
-    from ratrain.ratrainc.bridge.jobs.job import Adapter
+    from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+    from ratrain.ratrainc.bridge.jobs.job import Adapter, Job
 
 _BY_NAMES = ("axolotl", "llama-factory")
 """Frameworks that list the linear layers of a model by the last parts of their names: axolotl
@@ -44,7 +44,26 @@ _TABLES = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe")
 """Embeddings and heads, which have no adapters in a plan."""
 
 
-def put_adapter(made: JobPlan) -> None:
+class Made(Protocol):
+    """Keys of a plan from a job, as `plan_of_job.py` makes them."""
+
+    job: Job
+    report: Diagnostics
+
+    def key(self, name: str) -> str:
+        """Return the file's own word for a field of the job."""
+
+    def put(self, key: str, value: Any, *names: str) -> None:
+        """Set a key of the plan, from fields of the job."""
+
+    def wrong(self, name: str, message: str, way_out: str, *, code: str = "RT064") -> None:
+        """Report an error at a field's setting."""
+
+    def leave(self, name: str, value: Any, why: str, *, trains: bool = False) -> None:
+        """List a field of the job that is not carried over."""
+
+
+def put_adapter(made: Made) -> None:
     """Put the keys of a job's adapter; report what no plan trains."""
     adapter = made.job.adapter
     assert adapter is not None
@@ -66,7 +85,7 @@ def put_adapter(made: JobPlan) -> None:
         _put_base(made, adapter)
 
 
-def check_adapter(made: JobPlan, plan: Plan) -> None:
+def check_adapter(made: Made, plan: Plan) -> None:
     """Report, with the file's words and places, where the keys of an adapter do not fit the model, if it is known."""
     if made.job.adapter is None or made.job.model is None:
         return
@@ -86,13 +105,13 @@ def check_adapter(made: JobPlan, plan: Plan) -> None:
         made.report.check()
 
 
-def is_carried(made: JobPlan, key: str) -> bool:
+def is_carried(made: Made, key: str) -> bool:
     """Tell whether a setting, or the table that it stands in, is part of the adapter that the plan has."""
     own = (origin.key for name, origin in made.job.origins.items() if name.startswith(ADAPTER))
     return any(key == each or key.startswith(f"{each}.") for each in own)
 
 
-def _refuse(made: JobPlan, adapter: Adapter) -> None:
+def _refuse(made: Made, adapter: Adapter) -> None:
     """Report other kinds of adapters, starts and bases, and dropout."""
     if adapter.kind:
         text = f"{adapter.kind} is another training than low-rank products beside the weights, which a plan has"
@@ -118,7 +137,7 @@ def _refuse(made: JobPlan, adapter: Adapter) -> None:
         made.wrong(name, f"{text}, not {adapter.quantisation}", "say nf4")
 
 
-def _put_base(made: JobPlan, adapter: Adapter) -> None:
+def _put_base(made: Made, adapter: Adapter) -> None:
     made.put("base", NF4, f"{ADAPTER}base_bits")
     if not adapter.double_quantised:
         why = "the base's scales stay in f32 there; those of a plan's nf4 have 8 bits"
@@ -131,7 +150,7 @@ def _put_base(made: JobPlan, adapter: Adapter) -> None:
 # targets
 
 
-def _targets(made: JobPlan, adapter: Adapter) -> str | None:
+def _targets(made: Made, adapter: Adapter) -> str | None:
     """Return the targets in a plan's words; None if they are refused, which is reported."""
     name = f"{ADAPTER}targets"
     names = _names(made, adapter)
@@ -168,7 +187,7 @@ def _targets(made: JobPlan, adapter: Adapter) -> str | None:
     return ", ".join(dict.fromkeys([*names, *(each.removesuffix(".weight") for each in adapter.target_parameters)]))
 
 
-def _names(made: JobPlan, adapter: Adapter) -> list[str] | None:
+def _names(made: Made, adapter: Adapter) -> list[str] | None:
     """Return the names of targets; all linear layers by their own names if the file restricts them, or adds others."""
     job, model = made.job, made.job.model
     if ALL_LINEAR not in adapter.targets:
@@ -225,7 +244,7 @@ def _in_layers(names: Iterable[str], adapter: Adapter) -> str:
 # modules that train whole
 
 
-def _saved(made: JobPlan, adapter: Adapter) -> list[str]:
+def _saved(made: Made, adapter: Adapter) -> list[str]:
     """Return the modules that train whole, by ends of names after a dot: PEFT takes ends of names wherever they begin.
 
     A table that is tied is named twice, as both of its modules.

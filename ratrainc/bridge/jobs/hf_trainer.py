@@ -157,7 +157,7 @@ _PARTS = {
 }
 """Settings of what an adapter has."""
 _OF_DEFAULTS, _OF_4_BITS = ("lora_r", "lora_alpha", "lora_dropout"), ("use_bnb_nested_quant",)
-"""Those whose default TRL says: of every adapter, and of one beside a base in 4 bits."""
+"""Settings whose default TRL says: of every adapter, and of one beside a base in 4 bits."""
 
 
 def _put_peft(reader: HfReader) -> Said:
