@@ -84,8 +84,7 @@ def fit(
     if not exact:
         return found
     assert found.job.model is not None
-    own = found.job.model.name
-    named = model if isinstance(model, str) else own if own in preset_names() else found.job.model_name or own
+    named = model if isinstance(model, str) else _model_words(found.job.model, found.job.model_name)
     from ratrain.ratrainc.functions.long_sequences import long_sequence_plans
 
     on = chosen_machine(machine or PRICED_ON, found.capacity)
@@ -98,6 +97,15 @@ def fit(
         return evolve(found, ours=OurPlan("", 0, 0.0, error.words, f"{REFUSED}: {error.why}"))
     ours = _our_plan(found, machine, named, like, words)
     return evolve(found, ours=ours, long=long_sequence_plans(found.job, on, like.training))
+
+
+def _model_words(model: ModelConfig, said: str | None) -> str:
+    """Return a model's name as commands take it: of a preset that is like it, else as the file has it (`said`)."""
+    presets = preset_names()
+    if model.name in presets:
+        return model.name
+    like = (name for name in presets if evolve(load_model(name), name=model.name, inert=model.inert) == model)
+    return next(like, said or model.name)
 
 
 _ADDED: Mapping[str, tuple[str, Any]] = {"--steps": ("steps", 1000), "--f32-state": ("f32_state", True)}

@@ -164,8 +164,9 @@ class JobPlan:
         if job.adapter is None and job.method == "lora":
             self.wrong("method", f"{self.key('method')}: rank and targets of the adapter are not said", "say them")
         elif job.adapter is None and job.method not in ("full", "pretrain"):
-            text = f"{self.key('method')}: parts of the model are frozen; a plan trains every weight"
-            self.wrong("method", text, "give the settings of a full fine-tuning")
+            text = f"{self.key('method')}: parts of the model are frozen, and which is not read here"
+            way_out = "give the settings of a full fine-tuning, and say freeze in [train] of its plan"
+            self.wrong("method", text, way_out)
         if job.ep > 1:
             text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each replica has all"
             self.wrong("ep", text, "say 1: zero = 1 to 3 shares out the state of experts")

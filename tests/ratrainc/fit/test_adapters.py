@@ -214,6 +214,30 @@ def test_a_plan_of_ours_trains_the_adapter_of_the_file(
     assert (found.training.rank, found.global_batch, found.summary) == (4, 4, ours.plan)
 
 
+TUNE = """model:
+  _component_: torchtune.models.llama3_2.qlora_llama3_2_1b
+  lora_attn_modules: [q_proj, output_proj]
+  lora_rank: 4
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: t, max_seq_len: 256}
+dataset: {_component_: torchtune.datasets.alpaca_dataset, packed: true}
+optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 2e-5}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+batch_size: 1
+epochs: 1
+gradient_accumulation_steps: 1
+dtype: bf16
+"""
+
+
+def test_a_command_names_a_model_as_commands_take_it(tmp_path: Path) -> None:
+    (tmp_path / "tune.yaml").write_text(TUNE)
+    ours = api.fit(tmp_path / "tune.yaml", memory=23 * GIB, exact=True).ours
+    assert ours is not None
+    assert "lora rank 4" in ours.plan
+    assert "--model llama-3.2-1b" in ours.command  # qlora_llama3_2_1b is a name of torchtune's own
+    assert "--f32-state" in ours.command
+
+
 def test_why_no_plan_of_ours_has_the_adapter_is_said(tmp_path: Path) -> None:
     found = fit(tmp_path, {**AXOLOTL, **LORA, **SMALL, "lora_dropout": 0.1}, exact=True)
     assert found.ours is not None
