@@ -94,8 +94,13 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
   is refused.
 - Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
   refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
-- Refused by name: adapters, frozen parts, ranks of experts, float8, dropout, optimizers other than AdamW,
+- Refused by name: frozen parts, ranks of experts, float8, dropout, of adapters too, optimizers other than AdamW,
   a setting that no reader knows, and the settings below.
+- Adapters (LoRA, rsLoRA, QLoRA in nf4) become `[train]` ([adapters](adapters.md)). Targets are names as PEFT has them for the
+  model: torchtune's `output_proj` is `o_proj`. A regular expression, or layers chosen by number, is `re:...`. Where the model is
+  known, names are checked against it. Refused: DoRA, LoftQ, PiSSA and other starts, a rate of its own for one matrix (LoRA+), a base in
+  fp4 or in 8 bits, adapters of embedding and head, and Megatron-Bridge's joint layers (`linear_qkv`, `linear_fc1`). What trains are
+  adapters: only their masters and moments ask for `--f32-state`.
 - A file of Megatron-Bridge changes a recipe, which says most of a run: the recipe must be one that `fit` knows (Llama 3). Its
   launch script is given as FILE, or with `--beside`; `--set` gives variables of it.
 - Passes that store on the host (`store=host`, `offload-state`) need a machine file with a host's memory.
@@ -110,6 +115,10 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 | hybrid sharding, hpZ | shard_group, view_group | the replicas that share one copy, context ranks among them |
 | mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
+| rank, alpha, `use_rslora`, ranks and alphas of some layers | method, rank, alpha, rslora, rank_pattern, alpha_pattern | unchanged; the framework's defaults are named |
+| targets, target parameters, `layers_to_transform` | targets | names of linear layers, of experts and routers, or `re:` |
+| modules_to_save, `additional_target` | modules_to_save | by ends of names after a dot; a tied table stays one, which is named where PEFT would train two |
+| a base in 4 bits, nf4 | base | nf4; scales in f32 (no double quantisation), or torchao's, are named |
 | LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |
 | constant, cosine, linear; late decay (warmup_stable_decay, WSD, lr_decay_starting_step); warm-up | decay, total_steps, decay_steps, min_lr, warmup_steps | a rate that comes down needs its end; other shapes (1-sqrt, exponential, polynomial) are named, and the rate stays at lr |
 | recomputation of layers | passes | recompute{policy=full}; with activations on the host store=host |

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXPRESSION = "re:"
 """Start of targets that are one regular expression, which matches paths as a whole."""
 
+_SIGNS = re.compile(r"[\\*+?()\[\]{}|^$]")
 _END = r"(.*\.)?({})$"
 """PEFT's expression for the key of a pattern."""
 
@@ -34,6 +35,11 @@ def is_named(module: str, name: str) -> bool:
 def expression_of(targets: str) -> str | None:
     """Return the regular expression of a plan's targets; None if they are names."""
     return targets.removeprefix(EXPRESSION) if targets.startswith(EXPRESSION) else None
+
+
+def is_expression(name: str) -> bool:
+    """Tell whether a name has characters of a regular expression, which no module's path has."""
+    return _SIGNS.search(name) is not None
 
 
 @cache

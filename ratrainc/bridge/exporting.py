@@ -7,11 +7,12 @@ from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import plan_words
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.toml_text import toml_comment
@@ -33,6 +34,7 @@ _WHY = {
     "head_chunk": "the head computes as its kernels do there",
     "mlp_chunk": "an mlp computes all rows at a time there",
     "logits": "the head computes as its kernels do there",
+    **dict.fromkeys(fields_dict(Training), "the whole model trains there"),
 }
 _WHY_TYPE = "its types are bfloat16 and float32"
 

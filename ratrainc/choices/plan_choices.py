@@ -6,6 +6,8 @@ from typing import Literal
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.config.plan import Plan
+
 LONG_SEQUENCE = 1 << 15
 """Tokens of a sequence from which on a search has context ranks that nobody asked for."""
 LEAST_TOKENS = LONG_SEQUENCE // 8
@@ -38,9 +40,9 @@ class PlanChoice:
     """numbers of tensor-parallel ranks; None: `tp` of `like` if above 1, else 1 and all that divide the model"""
     contexts: tuple[int, ...] | None = None
     """numbers of context ranks; None: `cp` of `like` if above 1, else 1, and for long sequences all possible ones"""
-    like: str | None = None
-    """plan file whose types, sums, chunks, optimizer and keys of [compute] and [train] all plans take, and `tp` and
-    `cp` if they are above 1
+    like: str | Plan | None = None
+    """plan, or its file, whose types, sums, chunks, optimizer and keys of [compute] and [train] all plans take, and
+    `tp` and `cp` if they are above 1
     """
     dtype: str | None = None
     """type of views and gradients of all plans: `bf16`, `f16` or `f32`; None: as in `like`, else that of the machine's

@@ -156,8 +156,8 @@ def command(
     """Convert a settings file of another framework to a plan.
 
     FILE holds settings of Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune,
-    nanotron, accelerate, TRL, transformers or LLM Foundry. What no plan trains or holds is refused by name: adapters,
-    ranks of experts, frozen parts, float8.
+    nanotron, accelerate, TRL, transformers or LLM Foundry. Adapters (LoRA, rsLoRA, QLoRA) become [train]. What no plan
+    trains or holds is refused by name: other adapters, dropout, ranks of experts, frozen parts, float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr

@@ -37,6 +37,8 @@ from ratrain.ratrainc.report.memory_snapshot import write_snapshot
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
+REFUSED = "'import-plan' refuses the file"
+"""Beginning of the reason why there is no plan of ours where none can be made of the settings."""
 _MOST_WAYS = 10
 """Ways out that the text shows; `--json` has all."""
 
@@ -65,9 +67,9 @@ class OurPlan:
     step_seconds: float
     """simulated"""
     command: str
-    """command that makes the plan's file"""
+    """command that makes the plan's file; of a job with adapters one that makes a plan of its settings stands before"""
     why_none: str = ""
-    """reason, if none fits"""
+    """reason, if none fits, or none can be made of the settings"""
 
 
 @frozen(repr=False)
@@ -206,12 +208,11 @@ class Fit(Shown):
 
     def _our_plan(self) -> str:
         ours, which = self.ours, "our own plan for the same devices and batch"
-        if self.job.adapter is not None:
-            how = "'ratrainc plan --like P.toml', where P.toml has [train] method = 'lora', searches one"
-            return f"{which}: none is searched with adapters here: {how}"
         if ours is None:
             return f"{which}: --exact searches, compiles and places it, in seconds to a minute"
         if not ours.plan:
+            if ours.why_none.startswith(REFUSED):
+                return f"{which}: none, as {ours.why_none}; {ours.command}"
             return f"{which}: none was found that fits: {ours.why_none}"
         placed, seconds = size_text(ours.peak_bytes), seconds_text(ours.step_seconds)
         return f"{which}: {ours.plan}, {placed} placed, {seconds} a step simulated on {self.machine}; {ours.command}"

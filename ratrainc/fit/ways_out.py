@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
@@ -202,16 +203,18 @@ def _adapters(job: Job) -> Iterator[Change]:
     if adapter is None:
         if job.method == "full":
             yield Change((("adapter", PROPOSED),), INSTEAD)
-            yield Change(
-                (("adapter", evolve(PROPOSED, base_bits=4, double_quantised=True)),), f"{INSTEAD}, {quantised}"
-            )
+            yield Change((("adapter", _in_4_bits(PROPOSED)),), f"{INSTEAD}, {quantised}")
         return
     if adapter.base_bits != 4:
-        yield Change((("adapter", evolve(adapter, base_bits=4, double_quantised=True)),), quantised)
+        yield Change((("adapter", _in_4_bits(adapter)),), quantised)
     if adapter.rank > PROPOSED.rank:
         lower = Change((("adapter", evolve(adapter, rank=PROPOSED.rank)),), f"adapters of rank {PROPOSED.rank}")
         if most_bytes(lower.made(job)) < _WORTH * most_bytes(job):
             yield lower
+
+
+def _in_4_bits(adapter: Adapter) -> Adapter:
+    return evolve(adapter, base_bits=4, double_quantised=True, quantisation=NF4)
 
 
 PROPOSED = Adapter(rank=16, alpha=32.0, targets=(ALL_LINEAR,))

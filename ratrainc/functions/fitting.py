@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
+from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
 from ratrain.ratrainc.bridge.jobs.job_limits import check_counts
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
 from ratrain.ratrainc.bridge.jobs.option_job import option_job, option_phrase
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.compiling.building import chosen_machine
 from ratrain.ratrainc.fit import answer
-from ratrain.ratrainc.fit.answer import OurPlan
+from ratrain.ratrainc.fit.answer import REFUSED, OurPlan
 from ratrain.targets.machine.machine import Machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.fit.answer import Fit
 
 PRICED_ON = "a100-node"
@@ -48,8 +53,9 @@ def fit(
     `beside` are further files of the same run: an accelerate file, a ds_config.json. `memory` is what a device has, in
     bytes; without it, `machine` says it, which also prices ways out. The other numbers fill in what the file leaves
     open. With `exact` the answer also has a plan of ours for the same devices and batch: searched, compiled and placed
-    on that machine, which takes seconds to a minute. Raises `DiagnosticError` with everything that is wrong in the
-    files, and RT061 if no formula is known for what they ask.
+    on that machine, which takes seconds to a minute; adapters train as in the plan that `import_plan` makes of the
+    file. Raises `DiagnosticError` with everything that is wrong in the files, and RT061 if no formula is known for what
+    they ask.
     """
     if file is None and (beside or format or given):
         misuse("--beside, --format and --set are about a settings file, and there is none")
@@ -75,21 +81,99 @@ def fit(
         if given and not known.reads_script:
             misuse(f"--set is about the variables of a launch script, and {known.title}'s settings have none")
         found = answer.answer(str(file), known.title, job, capacity, chosen, known.phrase)
-    if not exact or found.job.adapter is not None:
-        return found  # the answer says that no plan of ours trains adapters
+    if not exact:
+        return found
     assert found.job.model is not None
-    own = found.job.model.name
-    named = model if isinstance(model, str) else own if own in preset_names() else found.job.model_name or own
+    named = model if isinstance(model, str) else _model_words(found.job.model, found.job.model_name)
     from ratrain.ratrainc.functions.long_sequences import long_sequence_plans
 
     on = chosen_machine(machine or PRICED_ON, found.capacity)
-    return evolve(found, ours=_our_plan(found, machine, named), long=long_sequence_plans(found.job, on))
+    if found.job.adapter is None:
+        return evolve(found, ours=_our_plan(found, machine, named), long=long_sequence_plans(found.job, on))
+    assert file is not None
+    try:
+        like, words = _imported(found.job.model, file, asked, format)
+    except _NoPlanError as error:
+        return evolve(found, ours=OurPlan("", 0, 0.0, error.words, f"{REFUSED}: {error.why}"))
+    ours = _our_plan(found, machine, named, like, words)
+    return evolve(found, ours=ours, long=long_sequence_plans(found.job, on, like.training))
 
 
-def _our_plan(found: Fit, machine: str | Machine | None, named: str) -> OurPlan:
+def _model_words(model: ModelConfig, said: str | None) -> str:
+    """Return a model's name as commands take it: of a preset that is like it, else as the file has it (`said`)."""
+    presets = preset_names()
+    if model.name in presets:
+        return model.name
+    like = (name for name in presets if evolve(load_model(name), name=model.name, inert=model.inert) == model)
+    return next(like, said or model.name)
+
+
+_ADDED: Mapping[str, tuple[str, Any]] = {"--steps": ("steps", 1000), "--f32-state": ("f32_state", True)}
+"""Options that `import-plan` may ask for and that no answer depends on: the length of a run, by which a learning rate
+comes down, and state in f32, which all plans have."""
+
+
+class _NoPlanError(Exception):
+    """No plan can be made of the settings."""
+
+    def __init__(self, words: str, why: str) -> None:
+        super().__init__(why)
+        self.words, self.why = words, why
+
+
+def _imported(model: ModelConfig, file: str | Path, asked: Asked, form: str | None) -> tuple[Plan, str]:
+    """Return the plan of the settings as `import-plan` makes it, and the command that writes it to P.toml.
+
+    Raises `_NoPlanError` with the reason if no plan can be made of them.
+    """
+    from ratrain.ratrainc.functions.planning import import_plan
+
+    options: dict[str, Any] = {
+        "clusters": asked.devices,
+        "seq_len": asked.seq_len,
+        "micro_batch_size": asked.micro_batch_size,
+        "beside": asked.beside,
+        "given": asked.given,
+    }
+    while True:
+        words = _import_words(file, form, options)
+        try:
+            made = import_plan(form, file, **options)
+        except DiagnosticError as error:
+            helps = " ".join(each.help or "" for each in error.diagnostics)
+            wanted = dict(added for option, added in _ADDED.items() if re.search(rf"{option}\b", helps))
+            if wanted.keys() <= options.keys():
+                first = error.diagnostics[0]
+                why = f"{first.message}; {first.help}" if first.help else first.message
+                raise _NoPlanError(words, why) from error
+            options |= wanted
+        else:
+            return parse_plan(made.text(), file=_PLAN_FILE, model=model), words
+
+
+_PLAN_FILE = "P.toml"
+
+
+def _import_words(file: str | Path, form: str | None, options: Mapping[str, Any]) -> str:
+    """Return the command that makes a plan of a settings file."""
+    words = ["ratrainc", "import-plan", str(file)]
+    words += ["--from", form] if form else []
+    for option, name in (("--devices", "clusters"), ("--seq-len", "seq_len"), ("--steps", "steps")):
+        words += [option, str(options[name])] if options.get(name) is not None else []
+    if options["micro_batch_size"] is not None:
+        words += ["--micro-batch-size", str(options["micro_batch_size"])]
+    words += [word for path in options["beside"] for word in ("--beside", str(path))]
+    words += [word for name, value in options["given"].items() for word in ("--set", f"{name}={value}")]
+    words += ["--f32-state"] if options.get("f32_state") else []
+    return shlex.join([*words, "-o", _PLAN_FILE])
+
+
+def _our_plan(
+    found: Fit, machine: str | Machine | None, named: str, like: Plan | None = None, first: str = ""
+) -> OurPlan:
     """Plan the same batch on the same devices, quickly: closed forms choose, the winner is placed and simulated.
 
-    `named` is the model's name in commands.
+    `named` is the model's name in commands. `like` says what trains, and `first` is the command that writes it.
     """
     from ratrain.ratrainc.functions.planning import plan
 
@@ -104,8 +188,11 @@ def _our_plan(found: Fit, machine: str | Machine | None, named: str) -> OurPlan:
     choice = MachineChoice(name, found.capacity) if not isinstance(machine, Machine) else machine
     words = f"ratrainc plan --model {named} --clusters {devices} --global-batch {batch} --seq-len {job.seq_len}"
     words += f" --machine {name}" + (f" --capacity {found.capacity}" if found.capacity is not None else "") + " --quick"
+    if like is not None:
+        words = f"{first} && {words} --like {_PLAN_FILE}"
+    choices = None if like is None else PlanChoice(like=like)
     try:
-        planned = plan(job.model, devices, batch, seq_len=job.seq_len, machine=choice, quick=True)
+        planned = plan(job.model, devices, batch, seq_len=job.seq_len, machine=choice, plans=choices, quick=True)
     except DiagnosticError as error:
         return OurPlan("", 0, 0.0, words, error.diagnostics[0].message)
     best = planned.best

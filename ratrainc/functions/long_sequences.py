@@ -14,6 +14,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.cuts import balance_cuts, even_work_lengths
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS, ZIGZAG
+from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import zero_level
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
@@ -23,6 +24,7 @@ from ratrain.ratrainc.planner.answer.strategy_comparison import compare_on_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.training import Training
     from ratrain.ratrainc.bridge.jobs.job import Job
     from ratrain.targets.machine.machine import Machine
 
@@ -32,16 +34,18 @@ _MLP_CHUNK = 2048
 """Rows of an MLP at a time, in both plans: next to no time (docs/long-sequences.md)."""
 
 
-def long_sequence_plans(job: Job, machine: Machine) -> tuple[OurPlan, ...]:
+def long_sequence_plans(job: Job, machine: Machine, training: Training = WHOLE) -> tuple[OurPlan, ...]:
     """Compile, place and simulate both plans of a job; neither if its sequences are short and it has no context ranks.
 
-    A plan that cannot be is returned with its reason.
+    `training` says what trains. A plan that cannot be is returned with its reason.
     """
     assert job.model is not None
     assert job.seq_len is not None
     if job.cp == 1 and job.seq_len < LONG:
         return ()
-    return tuple(_placed(job.model, *made, machine) for made in (_with_ranks(job), _with_slices(job)))
+    both = (_with_ranks(job), _with_slices(job))
+    trained = [(name, plan and evolve(plan, training=training)) for name, plan in both]
+    return tuple(_placed(job.model, *made, machine) for made in trained)
 
 
 def _base(job: Job, *, dp: int, micro_batches: int, pp: int, cp: int) -> Plan:

@@ -302,7 +302,7 @@ def _machine(machine: MachineLike, plan: str | Plan | None = None) -> tuple[Mach
     return chosen_machine(chosen.machine, chosen.capacity), chosen
 
 
-def _like(plans: PlanChoice | None) -> str | None:
+def _like(plans: PlanChoice | None) -> str | Plan | None:
     return None if plans is None else plans.like
 
 

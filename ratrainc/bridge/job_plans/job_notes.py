@@ -96,8 +96,15 @@ IGNORED: Mapping[str, NoteRule] = {
     ),
     r"lr_.*|cosine_.*|jagged_restart_.*": NoteRule(_SHAPE, trains=True),
     r"model\.model_config\._use_doc_masking": NoteRule("which tokens it hides was not read", refused=True),
+    r"model\.peft_config\.bias": NoteRule("a plan trains no biases beside adapters", refused=True, agrees=("none",)),
     r"overrides_of_model_config.*|model\..*": NoteRule(_MODEL),
-    r"adam_(beta3|epsilon2)|dion_.*|loraplus_.*|galore_.*|apollo_.*|badam_.*": NoteRule("of another optimizer"),
+    r"loraplus_lr_ratio": NoteRule("a plan has one learning rate for both matrices of an adapter", refused=True),
+    r"loraplus_.*": NoteRule("read with loraplus_lr_ratio alone"),
+    r"create_new_adapter": NoteRule("a plan goes on from one adapter: 'export-weights' merges others", refused=True),
+    r"lora_model_dir|adapter_name_or_path": NoteRule("'run --init-adapter' goes on from adapters"),
+    r"pissa_.*": NoteRule("read with pissa_init alone"),
+    r"lora_fan_in_fan_out": NoteRule("the layout of the base's matrices, which their class says"),
+    r"adam_(beta3|epsilon2)|dion_.*|galore_.*|apollo_.*|badam_.*": NoteRule("of another optimizer"),
 }
 """Rules for settings that change no byte of a device, by a regular expression that the name matches whole."""
 
@@ -108,6 +115,13 @@ OPEN: Mapping[str, NoteRule] = {
         refused=True,
         way_out="name a known recipe in the file or its launch script, such as llama3_8b_sft_2gpu_h100_bf16_config",
     ),
+    r"(model\.peft_config\.|lora_)target_modules": NoteRule(
+        "which linear layers have adapters without it is not known here for this model",
+        refused=True,
+        way_out="name them: [q_proj, v_proj]",
+    ),
+    r"lora_(mlp|qkv|o|embedding)_kernel": NoteRule(_KERNELS),
+    r"bnb_4bit_quant_storage": NoteRule("the type that codes are stored in changes no number"),
     r"fp32_norms": NoteRule("parameters that blocks compute with have one type", trains=True),
     r"flash_attn.*|.*attn_implementation|flash_attention.*": NoteRule(_KERNELS),
     r"layer_offloading.*": NoteRule(_HOMES),

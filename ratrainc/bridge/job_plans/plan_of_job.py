@@ -5,7 +5,8 @@ batch, types and sharded state. Each field of the job takes one of three ways:
 
     tp, micro_batch_size, sharding, ...   keys of the plan
     checkpointing, offload                passes, which the command prints for --passes
-    adapter, experts, fp8, ...            refused by name: without them another model or other state is trained
+    adapter                               keys of [train] (adapter_keys.py)
+    experts, fp8, ...                     refused by name: without them another model or other state is trained
 
 The third way has one exit: state in fewer bits than a plan's (weights without f32 masters, moments in 8 bits) becomes
 f32 if `Asked.f32_state` says so, and is named then. A learning rate of another shape than a plan's
@@ -25,6 +26,7 @@ from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
+from ratrain.ratrainc.bridge.job_plans.adapter_keys import is_carried, put_adapter
 from ratrain.ratrainc.bridge.job_plans.job_notes import bare, left_of, rule_of_ignored, rule_of_open
 from ratrain.ratrainc.bridge.job_plans.job_rates import (
     OTHER_SHAPE,
@@ -35,7 +37,7 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
     stays_level,
 )
 from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Sharding, location_of
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Origin, Sharding, location_of
 from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
@@ -106,6 +108,8 @@ class JobPlan:
         """Put all keys and passes; list what is left out."""
         self._refuse_methods()
         self._state_bits()
+        if self.job.adapter is not None:
+            put_adapter(self)
         self._ranks()
         self._batch()
         if "dp" in self.values:
@@ -120,13 +124,17 @@ class JobPlan:
 
     def key(self, name: str) -> str:
         """Return the file's own word for a field of the job; the field's name without one."""
-        origin = self.job.origins.get(name)
+        origin = self._origin(name)
         return name if origin is None or not origin.key else origin.key
 
     def place(self, name: str) -> Place:
         """Return the place of a field's setting; the file as a whole for a default, an option or an open field."""
-        origin = self.job.origins.get(name)
+        origin = self._origin(name)
         return self.top if origin is None or origin.default else self._place_of(origin.place)
+
+    def _origin(self, name: str) -> Origin | None:
+        """Return the origin of a field; of what an adapter has without one, that of the adapter."""
+        return self.job.origins.get(name) or self.job.origins.get(name.partition(".")[0])
 
     def put(self, key: str, value: Any, *names: str) -> None:
         """Set a key of the plan; its place is that of the first of the job's fields `names` that the file says."""
@@ -153,12 +161,12 @@ class JobPlan:
     def _refuse_methods(self) -> None:
         """Refuse what trains another model, or other parts of it, than a plan does."""
         job = self.job
-        if job.adapter is not None or job.method == "lora":
-            text = "a low-rank adapter trains in place of the weights; a plan trains every weight"
-            self.wrong("adapter", f"{self.key('adapter')}: {text}", "give the settings of a full fine-tuning")
-        elif job.method not in ("full", "pretrain"):
-            text = f"{self.key('method')}: parts of the model are frozen; a plan trains every weight"
-            self.wrong("method", text, "give the settings of a full fine-tuning")
+        if job.adapter is None and job.method == "lora":
+            self.wrong("method", f"{self.key('method')}: rank and targets of the adapter are not said", "say them")
+        elif job.adapter is None and job.method not in ("full", "pretrain"):
+            text = f"{self.key('method')}: parts of the model are frozen, and which is not read here"
+            way_out = "give the settings of a full fine-tuning, and say freeze in [train] of its plan"
+            self.wrong("method", text, way_out)
         if job.ep > 1:
             text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each replica has all"
             self.wrong("ep", text, "say 1: zero = 1 to 3 shares out the state of experts")
@@ -175,11 +183,12 @@ class JobPlan:
     def _state_bits(self) -> None:
         """Refuse state in fewer bits than a plan's, or list it if f32 was asked for in its place."""
         job, found = self.job, []
-        if job.adapter is not None:
-            return  # refused already, and its base is not the state that trains
-        if job.master_dtype is None and job.weight_dtype != "f32":
-            text = f"weights and moments are held in {job.weight_dtype}, without f32 masters"
-            found.append(("weight_dtype", text, job.weight_dtype))
+        if job.master_dtype is None and job.trained_dtype != "f32":
+            what, name = ("weights", "weight_dtype") if job.adapter is None else ("adapters", "gradient_dtype")
+            origin = job.origins.get(name)
+            name = "adapter" if job.adapter is not None and (origin is None or origin.default) else name
+            text = f"{what} and moments are held in {job.trained_dtype}, without f32 masters"
+            found.append((name, text, job.trained_dtype))
         elif job.master_dtype not in (None, "f32"):
             found.append(("master_dtype", f"masters are held in {job.master_dtype}", job.master_dtype))
         if job.optimizer in _NARROW_MOMENTS:
@@ -351,6 +360,7 @@ class JobPlan:
             self.passes.append("offload-state{home=host}")
         elif job.offload_parameters:
             why = "views of zero = 3 are made of masters for each use: 'offload-state' keeps these elsewhere"
+            why = why if job.adapter is None else "'offload-state{what=views}' keeps frozen parameters elsewhere"
             self.leave("offload_parameters", True, why)
         if job.checkpointing is Checkpointing.FULL:
             self.passes.append(f"recompute{{policy=full{store}}}")
@@ -518,7 +528,8 @@ class JobPlan:
     def _elsewhere(self) -> None:
         """List settings whose fields no key of a plan has, and that change neither training nor the plan's state."""
         job = self.job
-        if job.training.weight_decay and job.framework in _DECAYS_ALL:
+        whole = job.adapter is None or job.adapter.modules_to_save  # adapters are matrices
+        if job.training.weight_decay and job.framework in _DECAYS_ALL and whole:
             why = "norms and biases are decayed there too; a plan decays matrices alone"
             self.leave("weight_decay", job.training.weight_decay, why, trains=True)
         for name, value, why in (
@@ -539,7 +550,7 @@ class JobPlan:
     def _notes(self) -> None:
         """Carry seed and view groups; refuse or list the other settings that no field of the job carries."""
         for note in self.job.ignored:
-            if note.key.endswith("nvme_path") and self.job.offload_optimizer:
+            if (note.key.endswith("nvme_path") and self.job.offload_optimizer) or is_carried(self, note.key):
                 continue
             rule = rule_of_ignored(note)
             seed = as_integer(note.value) if note.key in _SEEDS else None
@@ -555,6 +566,8 @@ class JobPlan:
         for note in self.job.not_understood:
             if note.key.endswith("zero_hpz_partition_size"):
                 self._views(note.key, note.value, note.place)
+                continue
+            if is_carried(self, note.key):
                 continue
             rule = rule_of_open(note, self.title)
             if rule.unknown:

@@ -47,7 +47,7 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Loss,
     Sharding,
 )
-from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, put_context
+from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, layers_of, names_of, numbers_of, put_context
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -106,6 +106,7 @@ _INERT: Mapping[str, str] = {
     r"|heads_k_stride|fp8_enable_fsdp_float8_all_gather|use_kernels)": "it holds no bytes of a step",
     r"(lr_.*|embedding_lr.*|cosine_.*|adam_(beta3|epsilon2)|optim_args.*|jagged_restart_.*|dion_.*|loraplus_.*"
     r"|label_smoothing_factor|peft_use_rslora|peft_init_lora_weights|lora_fan_in_fan_out|torchdistx_path"
+    r"|lora_alpha_pattern.*"
     r"|bnb_config_kwargs.*|qlora_sharded_model_loading|relora_.*|lisa_.*_attribute|liger_use_token_scaling"
     r"|eaft_.*)": OF_TRAINING,
     r"fsdp_(final_state_dict_type)": "of saving",
@@ -305,19 +306,79 @@ def _put_adapter(reader: HfReader) -> None:
         return
     rank = reader.size("lora_r") or 8  # peft src/peft/tuners/lora/config.py, LoraConfig.r
     alpha = reader.take("lora_alpha", float) or 8.0
-    targets = targets_of(reader, "lora_target_modules")
-    if reader.truth("lora_target_linear"):
-        targets = (ALL_LINEAR,)
-    targets = targets or usual_targets(reader, "lora_target_modules")
+    named = targets_of(reader, "lora_target_modules")
+    every = reader.truth("lora_target_linear")
+    targets = (ALL_LINEAR,) if every else named or usual_targets(reader, "lora_target_modules")
     reader.taken |= {*names}
     bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
-    drop = reader.take("lora_dropout", float) or 0.0
-    double = bits == 4  # loaders/model.py, ModelLoader._set_quantization_config
-    put_adapter(reader, Adapter(rank, alpha, targets, drop, bits, double, _other_kind(reader)), "adapter")
+    double = reader.take(_DOUBLE, bool) if bits == 4 else False
+    adapter = Adapter(
+        rank,
+        alpha,
+        targets,
+        reader.take("lora_dropout", float) or 0.0,
+        bits,
+        double is not False,  # loaders/model.py, ModelLoader._set_quantization_config
+        _other_kind(reader),
+        rslora=bool(reader.glance("peft_use_rslora", bool)),
+        quantisation=reader.glance(_QUANTISATION, str) or "nf4" if bits == 4 else "",
+        start=_other_start(reader),
+        further_targets=tuple(each for each in named if each != ALL_LINEAR) if every else (),
+        target_parameters=names_of(reader, "lora_target_parameters"),
+        layers=layers_of(reader, "peft_layers_to_transform"),
+        layers_pattern=names_of(reader, "peft_layers_pattern"),
+        rank_pattern=numbers_of(reader, "lora_rank_pattern"),
+        alpha_pattern=numbers_of(reader, "lora_alpha_pattern"),
+        modules_to_save=names_of(reader, "lora_modules_to_save"),
+        ensure_weight_tying=bool(reader.glance("peft_ensure_weight_tying", bool)),
+    )
+    put_adapter(reader, adapter, "adapter")
+    _trace_adapter(reader)
+    reader.taken -= {"peft_layers_pattern", *reader.under("lora_alpha_pattern")}
     for name in ("lora_modules_to_save", "lora_target_parameters"):
         if reader.has(name) and reader.settings[name].value:
             reader.unknown(name, "further trained modules are not counted")
         reader.taken.add(name)
+    if reader.has("lora_model_dir"):
+        reader.ignore("lora_model_dir", "of loading and the launch")
+
+
+_QUANTISATION = "bnb_config_kwargs.bnb_4bit_quant_type"
+_DOUBLE = "bnb_config_kwargs.bnb_4bit_use_double_quant"
+
+
+def _trace_adapter(reader: HfReader) -> None:
+    """Note the settings of the adapter."""
+    peft = "peft src/peft/tuners/lora/config.py, LoraConfig"
+    reader.trace("rank", "lora_r", f"{peft}.r")
+    reader.trace("alpha", "lora_alpha", f"{peft}.lora_alpha")
+    reader.trace("targets", "lora_target_linear" if reader.truth("lora_target_linear") else "lora_target_modules")
+    bits = "load_in_4bit" if reader.truth("load_in_4bit") else "load_in_8bit"
+    for part, key in (
+        ("dropout", "lora_dropout"),
+        ("base_bits", bits),
+        ("double_quantised", _DOUBLE),
+        ("quantisation", _QUANTISATION),
+        ("kind", "peft_use_dora"),
+        ("rslora", "peft_use_rslora"),
+        ("start", "peft_init_lora_weights"),
+        ("further_targets", "lora_target_modules"),
+        ("target_parameters", "lora_target_parameters"),
+        ("layers", "peft_layers_to_transform"),
+        ("layers_pattern", "peft_layers_pattern"),
+        ("rank_pattern", "lora_rank_pattern"),
+        ("alpha_pattern", "lora_alpha_pattern"),
+        ("modules_to_save", "lora_modules_to_save"),
+        ("ensure_weight_tying", "peft_ensure_weight_tying"),
+    ):
+        reader.trace(part, key)
+
+
+def _other_start(reader: HfReader) -> str:
+    """Return the setting by which adapters start otherwise than as PEFT's usual ones; empty without one."""
+    key = "peft_init_lora_weights"
+    said = reader.settings[key].value if reader.has(key) else True
+    return "" if str(said).lower() == "true" else f"{key}: {shown(said)}"
 
 
 def _other_kind(reader: HfReader) -> str:

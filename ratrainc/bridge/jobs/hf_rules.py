@@ -32,10 +32,12 @@ from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Experts, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job_common import names_of
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrainc.bridge.jobs.job_reader import JobReader
 
 ARGUMENTS = "transformers src/transformers/training_args.py, TrainingArguments"
 LOADING = "transformers src/transformers/modeling_utils.py, PreTrainedModel.from_pretrained"
@@ -333,21 +335,16 @@ def put_adapter(reader: HfReader, adapter: Adapter, key: str) -> None:
     reader.put("method", "lora", key)
 
 
-def targets_of(reader: HfReader, key: str) -> tuple[str, ...]:
+def targets_of(reader: JobReader, key: str) -> tuple[str, ...]:
     """Take names of linears from a list or a text with commas; all, all_linear and all-linear are `all-linear`.
 
     Return none without the setting. Report another value.
     """
-    reader.taken.add(key)
-    said = reader.settings[key].value if reader.has(key) else []
-    names = [each.strip() for each in said.split(",")] if isinstance(said, str) else said
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        reader.wrong(key, f"{key} is {shown(said)}: names of linears are expected", way_out=f"{key}: all-linear")
-        return ()
-    return (ALL_LINEAR,) if names in (["all"], ["all_linear"], ["all-linear"]) else tuple(names)
+    names = names_of(reader, key)
+    return (ALL_LINEAR,) if names in (("all",), ("all_linear",), ("all-linear",)) else names
 
 
-def usual_targets(reader: HfReader, key: str) -> tuple[str, ...]:
+def usual_targets(reader: JobReader, key: str) -> tuple[str, ...]:
     """Return PEFT's targets for a model without any in the file: queries and values in LLaMA-like families."""
     model = reader.values.get("model")
     packed = {"gpt2": ("c_attn",), "gpt_neox": ("query_key_value",)}

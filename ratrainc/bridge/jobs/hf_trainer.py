@@ -31,6 +31,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
+from ratrain.ratrainc.bridge.jobs.job_common import names_of
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"
@@ -142,6 +143,23 @@ def _refuse_others(reader: HfReader) -> None:
         reader.wrong(key, text, way_out="give the settings of an SFT run")
 
 
+_PARTS = {
+    "rank": "lora_r",
+    "alpha": "lora_alpha",
+    "targets": "lora_target_modules",
+    "dropout": "lora_dropout",
+    "double_quantised": "use_bnb_nested_quant",
+    "kind": "use_dora",
+    "rslora": "use_rslora",
+    "quantisation": "bnb_4bit_quant_type",
+    "target_parameters": "lora_target_parameters",
+    "modules_to_save": "lora_modules_to_save",
+}
+"""Settings of what an adapter has."""
+_OF_DEFAULTS, _OF_4_BITS = ("lora_r", "lora_alpha", "lora_dropout"), ("use_bnb_nested_quant",)
+"""Settings whose default TRL says: of every adapter, and of one beside a base in 4 bits."""
+
+
 def _put_peft(reader: HfReader) -> Said:
     """Set TRL's low-rank adapter, if there is one; return the type that its weights have."""
     names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
@@ -164,8 +182,15 @@ def _put_peft(reader: HfReader) -> Said:
         4 if four else 8 if eight else None,
         reader.truth("use_bnb_nested_quant"),
         "DoRA (use_dora)" if reader.truth("use_dora") else "",
+        rslora=bool(reader.glance("use_rslora", bool)),
+        quantisation=reader.glance("bnb_4bit_quant_type", str) or "nf4" if four else "",
+        target_parameters=names_of(reader, "lora_target_parameters"),
+        modules_to_save=names_of(reader, "lora_modules_to_save"),
     )
     put_adapter(reader, adapter, "use_peft")
+    for part, name in _PARTS.items():
+        reader.trace(part, name, f"{MODEL_CONFIG}.{name}" if name in (*_OF_DEFAULTS, *_OF_4_BITS[: int(four)]) else "")
+    reader.trace("base_bits", "load_in_4bit" if four else "load_in_8bit")
     for name in ("lora_target_parameters", "lora_modules_to_save", "bnb_4bit_quant_storage"):
         if reader.has(name):
             reader.unknown(name, "further trained or stored parameters are not counted")

@@ -118,6 +118,8 @@ def location_of(place: str) -> Location | None:
 OF_TRAINING = "of training, which memory does not depend on"
 OF_RATE = "of the learning rate: no byte of a device"
 """Reasons of settings that change no byte of a device, and what is trained; other readers of a job look for them."""
+ADAPTER = "adapter."
+"""Beginning of the names under which a job has the origins of what its adapter has."""
 NOT_KNOWN = "not known here"
 """Beginning of the reason of a setting whose name a framework is not known to have."""
 
@@ -148,6 +150,28 @@ class Adapter:
     double_quantised: bool = False
     kind: str = ""
     """another kind than plain low-rank products, by the file's word: `use_dora: true`; empty for LoRA and rsLoRA"""
+    rslora: bool = False
+    """true if products are scaled by alpha / sqrt(rank)"""
+    quantisation: str = ""
+    """type of a base in 4 bits, by bitsandbytes' name: `nf4`, `fp4`; empty for others"""
+    start: str = ""
+    """setting by which the matrices start otherwise than PEFT's do, in the file's words; empty: they start so"""
+    further_targets: tuple[str, ...] = ()
+    """names of linears that the file has beside `ALL_LINEAR`"""
+    target_parameters: tuple[str, ...] = ()
+    """names of parameters that take one, such as stacks of experts"""
+    layers: tuple[int, ...] = ()
+    """layers whose linears take one; empty: all"""
+    layers_pattern: tuple[str, ...] = ()
+    """names of the list that `layers` counts in; empty: of any"""
+    rank_pattern: tuple[tuple[str, float], ...] = ()
+    """ranks of linears that have others than `rank`, by ends of their names or expressions for them"""
+    alpha_pattern: tuple[tuple[str, float], ...] = ()
+    """as `rank_pattern` has ranks"""
+    modules_to_save: tuple[str, ...] = ()
+    """modules that train whole beside adapters, by ends of their names"""
+    ensure_weight_tying: bool = False
+    """true if a table that is tied stays so where it trains whole"""
 
 
 @frozen
@@ -265,11 +289,20 @@ class Job:
 
     training: Training = Training()
     origins: Mapping[str, Origin] = field(factory=dict)
-    """origin of each field above that the file or a default of the framework decides, by its name"""
+    """origin of each field above that the file or a default of the framework decides, by its name; of what an adapter
+    has by `adapter.` and the name of it"""
     not_understood: tuple[Note, ...] = ()
     """settings that may change memory, and that no field carries: the answer says "at least" """
     ignored: tuple[Note, ...] = ()
     """settings that change no byte of a device, with the reason"""
+
+    @property
+    def trained_dtype(self) -> str:
+        """Type of what trains, as held between steps.
+
+        Adapters have that of their gradients; an engine with master weights holds one type for all.
+        """
+        return self.weight_dtype if self.adapter is None or self.master_dtype else self.gradient_dtype
 
     @property
     def model_ranks(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from ast import literal_eval
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -11,8 +12,10 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import model_of_hub_name
+from ratrain.ratrain_ir.support.module_patterns import expression_error
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Context, Job, Note, Origin
+from ratrain.ratrainc.bridge.settings import as_integer, as_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -205,6 +208,56 @@ def in_own_words(job: Job, own: Callable[[str], str]) -> Job:
 
     origins = {name: evolve(each, key=own(each.key)) for name, each in job.origins.items()}
     return evolve(job, origins=origins, not_understood=named(job.not_understood), ignored=named(job.ignored))
+
+
+# adapters
+
+
+def names_of(reader: JobReader, key: str) -> tuple[str, ...]:
+    """Take names of modules from a list, or from a text with commas; report another value.
+
+    A text that is a regular expression with a comma, which its parts are not, is one name.
+    """
+    reader.taken.add(key)
+    said = reader.settings[key].value if reader.has(key) else []
+    names = [each.strip() for each in said.split(",")] if isinstance(said, str) else said
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        reader.wrong(key, f"{key} is {shown(said)}: names of modules are expected", way_out=f"{key}: [q_proj, v_proj]")
+        return ()
+    whole = isinstance(said, str) and expression_error(said) is None
+    cut = any(expression_error(each) is not None or each.count("{") != each.count("}") for each in names)
+    return (str(said),) if whole and cut else tuple(names)
+
+
+def layers_of(reader: JobReader, key: str) -> tuple[int, ...]:
+    """Take numbers of layers, or one; report another value."""
+    reader.taken.add(key)
+    said = reader.settings[key].value if reader.has(key) else []
+    numbers = [as_integer(each) for each in (said if isinstance(said, list) else [said])]
+    known = tuple(each for each in numbers if each is not None and each >= 0)
+    if len(known) < len(numbers):
+        reader.wrong(key, f"{key} is {shown(said)}: numbers of layers are expected", way_out=f"{key}: [0, 1]")
+    return known
+
+
+def numbers_of(reader: JobReader, key: str) -> tuple[tuple[str, float], ...]:
+    """Take numbers by ends of names of modules, from a table; report another value."""
+    names = [name for name in reader.settings if name.startswith(f"{key}.")]
+    reader.taken.update((key, *names))
+    found = []
+    for name in names:
+        pattern, number = name.removeprefix(f"{key}."), as_number(reader.settings[name].value)
+        if number is None:
+            text = f"{name} is {shown(reader.settings[name].value)}: a number is expected"
+            reader.wrong(name, text, way_out=f"{name}: 8")
+        elif pattern[:1] in ("'", '"'):  # a name with dots in YAML
+            found.append((str(literal_eval(pattern)), number))
+        else:
+            found.append((pattern, number))
+    if reader.has(key):
+        said = shown(reader.settings[key].value)
+        reader.wrong(key, f"{key} is {said}: a table of numbers is expected", way_out=f"{key}: {{q_proj: 8}}")
+    return tuple(found)
 
 
 # phrases

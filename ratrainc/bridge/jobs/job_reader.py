@@ -22,7 +22,7 @@ from attrs import define, field, fields_dict, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
-from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, Job, Note, Origin, Training
+from ratrain.ratrainc.bridge.jobs.job import ADAPTER, NOT_KNOWN, Job, Note, Origin, Training
 from ratrain.ratrainc.bridge.settings import EXPECTED, MOST, Setting, as_flag, as_integer, as_number
 
 T = TypeVar("T")
@@ -112,6 +112,12 @@ class JobReader:
             return None
         return value
 
+    def glance(self, name: str, kind: type[T]) -> T | None:
+        """Return a setting as `take` does; it counts as not taken: it changes no byte, and `finish` says why."""
+        value = self.take(name, kind)
+        self.taken.discard(name)
+        return value
+
     def size(self, name: str) -> int | None:
         """Take a whole number of at least 1; report another value, and return None."""
         value = self.take(name, int)
@@ -138,6 +144,17 @@ class JobReader:
             self.put(name, value, key)
         else:
             self.assume(name, value, key, source)
+
+    def trace(self, part: str, key: str, source: str = "") -> None:
+        """Note the setting, or table, that a part of the job's adapter comes from, for messages.
+
+        Without the setting it is a default: `source` is its place in the framework, and without one nothing is noted.
+        """
+        said = next((name for name in self.settings if name == key or name.startswith(f"{key}.")), None)
+        if said is not None and (said != key or self.has(key)):
+            self.origins[f"{ADAPTER}{part}"] = Origin(key, self.where(said))
+        elif source:
+            self.origins[f"{ADAPTER}{part}"] = Origin(key, source, default=True)
 
     def choose(self, name: str, key: str, kind: type[T], default: T, source: str) -> T:
         """Set a field from a setting, or to the framework's default without it; return the value."""

@@ -29,6 +29,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job_common import names_of
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 _HPARAMS = "llama-factory src/llamafactory/hparams"
@@ -134,6 +135,27 @@ def _put_method(reader: HfReader) -> None:
         reader.wrong("quantization_bit", "quantised weights train with low-rank adapters alone", way_out="lora")
 
 
+_PARTS = {
+    "rank": "lora_rank",
+    "alpha": "lora_alpha",
+    "targets": "lora_target",
+    "dropout": "lora_dropout",
+    "base_bits": "quantization_bit",
+    "double_quantised": "double_quantization",
+    "kind": "use_dora",
+    "rslora": "use_rslora",
+    "quantisation": "quantization_type",
+    "start": "pissa_init",
+    "modules_to_save": "additional_target",
+}
+"""Settings of what an adapter has."""
+_DEFAULTS = {
+    "lora_rank": f"{_HPARAMS}/finetuning_args.py, LoraArguments.lora_rank",
+    "lora_alpha": f"{_HPARAMS}/finetuning_args.py, FinetuningArguments.__post_init__",
+    "lora_target": f"{_HPARAMS}/finetuning_args.py, LoraArguments.lora_target",
+}
+
+
 def _put_lora(reader: HfReader, kind: Said) -> None:
     rank = reader.size("lora_rank") or 8
     alpha = reader.take("lora_alpha", float) or 2.0 * rank  # FinetuningArguments.__post_init__
@@ -146,8 +168,21 @@ def _put_lora(reader: HfReader, kind: Said) -> None:
     method = reader.take("quantization_method", str) or "bnb"
     if bits is not None and method.lower() not in ("bnb", "bitsandbytes"):
         other = f"{method} (quantization_method)"
-    drop = reader.take("lora_dropout", float) or 0.0
-    adapter = Adapter(rank, alpha, targets, drop, bits, bits == 4 and double is not False, other)
+    adapter = Adapter(
+        rank,
+        alpha,
+        targets,
+        reader.take("lora_dropout", float) or 0.0,
+        bits,
+        bits == 4 and double is not False,
+        other,
+        rslora=bool(reader.glance("use_rslora", bool)),
+        quantisation=reader.glance("quantization_type", str) or "nf4" if bits == 4 else "",
+        start="PiSSA (pissa_init)" if reader.glance("pissa_init", bool) else "",
+        modules_to_save=names_of(reader, "additional_target"),
+    )
+    for part, key in _PARTS.items():
+        reader.trace(part, key, _DEFAULTS.get(key, ""))
     if kind.source:
         reader.values |= {"adapter": adapter, "method": "lora"}
         reader.assume("adapter", adapter, kind.key, kind.source)

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.hf_fsdp import AHEAD
+from ratrain.ratrainc.bridge.jobs.hf_rules import targets_of, usual_targets
 from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
     ignore_used,
+    layers_of,
+    names_of,
+    numbers_of,
     one_word,
     put_accumulation,
     put_model,
@@ -45,7 +49,19 @@ _OPTIMIZERS = {
 }
 """Optimizers of llmfoundry/optim/__init__.py; Composer's DecoupledAdamW goes parameter by parameter."""
 _DEFAULTS = {"d_model": 2048, "n_heads": 16, "n_layers": 24, "vocab_size": 50368}
-_LORA_TARGETS = ("all-linear",)
+_PARTS = {
+    "rank": "r",
+    "alpha": "lora_alpha",
+    "targets": "target_modules",
+    "dropout": "lora_dropout",
+    "kind": "use_dora",
+    "rslora": "use_rslora",
+    "start": "init_lora_weights",
+    **{name: name for name in ("target_parameters", "layers_pattern", "rank_pattern", "alpha_pattern")},
+    "layers": "layers_to_transform",
+    **{name: name for name in ("modules_to_save", "ensure_weight_tying")},
+}
+"""Settings of what an adapter has, by the names of `peft_config`."""
 
 _FILES = "of files and logs: no byte of a device"
 _DATA = "of the data, whose batches are counted by max_seq_len"
@@ -226,12 +242,28 @@ def _adapter(reader: JobReader) -> None:
     kind = reader.take(f"{prefix}peft_type", str)
     if kind is not None and kind.upper() != "LORA":
         reader.unknown(f"{prefix}peft_type", "adapters of this kind are not counted")
-    targets = reader.take(f"{prefix}target_modules", list)
     rank, alpha = reader.size(f"{prefix}r"), reader.take(f"{prefix}lora_alpha", float)
-    dropout = reader.take(f"{prefix}lora_dropout", float)
-    names = _LORA_TARGETS if targets is None else tuple(map(str, targets))
-    adapter = Adapter(rank or 8, 8.0 if alpha is None else alpha, names, dropout or 0.0)  # huggingface/peft: LoraConfig
+    start = reader.settings[name].value if reader.has(name := f"{prefix}init_lora_weights") else True
+    reader.taken.add(name)
+    adapter = Adapter(  # defaults are those of huggingface/peft: LoraConfig
+        rank or 8,
+        8.0 if alpha is None else alpha,
+        targets_of(reader, f"{prefix}target_modules") or usual_targets(reader, f"{prefix}target_modules"),
+        reader.take(f"{prefix}lora_dropout", float) or 0.0,
+        kind="DoRA (model.peft_config.use_dora)" if reader.take(f"{prefix}use_dora", bool) else "",
+        rslora=bool(reader.take(f"{prefix}use_rslora", bool)),
+        start="" if str(start).lower() == "true" else f"{name}: {shown(start)}",
+        target_parameters=names_of(reader, f"{prefix}target_parameters"),
+        layers=layers_of(reader, f"{prefix}layers_to_transform"),
+        layers_pattern=names_of(reader, f"{prefix}layers_pattern"),
+        rank_pattern=numbers_of(reader, f"{prefix}rank_pattern"),
+        alpha_pattern=numbers_of(reader, f"{prefix}alpha_pattern"),
+        modules_to_save=names_of(reader, f"{prefix}modules_to_save"),
+        ensure_weight_tying=bool(reader.take(f"{prefix}ensure_weight_tying", bool)),
+    )
     reader.put("adapter", adapter, f"{prefix}r")
+    for part, key in _PARTS.items():
+        reader.trace(part, f"{prefix}{key}", "huggingface/peft: LoraConfig" if key in ("r", "lora_alpha") else "")
     reader.put("method", "lora", f"{prefix}r")
     for name in ("task_type", "bias"):
         reader.ignore(f"{prefix}{name}", "changes no size")

@@ -462,6 +462,8 @@ def _method(reader: JobReader, base: Recipe | None) -> None:
             targets if targets_said is None else tuple(map(str, targets_said)),
             dropout or 0.0,
         )
+        for part, name in (("rank", "dim"), ("alpha", "alpha"), ("targets", "target_modules"), ("dropout", "dropout")):
+            reader.trace(part, f"peft.{name}")
         reader.put("method", "lora", keys[0] if keys else "recipe")
         if keys:
             reader.put("adapter", adapter, keys[0])

@@ -224,8 +224,17 @@ def _adapter(reader: JobReader, *, quantised: bool) -> None:
         base_bits=4 if quantised else None,
         double_quantised=quantised,  # pytorch/ao: torchao/dtypes/nf4tensor.py, NF4Tensor.double_quantize_scalers
         kind="DoRA (model.use_dora)" if reader.take("model.use_dora", bool) else "",
+        quantisation="nf4" if quantised else "",
     )
     reader.put("adapter", adapter, "model.lora_rank")
+    builder = f"{REPO}: torchtune/models/llama3_1/_model_builders.py, lora_llama3_1_8b"
+    reader.trace("rank", "model.lora_rank", builder)
+    reader.trace("alpha", "model.lora_alpha", builder)
+    reader.trace("targets", "model.lora_attn_modules")
+    reader.trace("further_targets", "model.apply_lora_to_output")
+    reader.trace("dropout", "model.lora_dropout")
+    reader.trace("base_bits", "model.quantize_base" if reader.has("model.quantize_base") else "model._component_")
+    reader.trace("kind", "model.use_dora")
     if reader.has("model.use_dora"):
         reader.ignore("model.use_dora", "the adapter's kind says it")
 

@@ -24,6 +24,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.quantised import nf4_sizes
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrain_ir.support.module_patterns import expression_error, is_expression
 from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
@@ -38,8 +39,6 @@ ADAPTERS = "adapters"
 FROZEN = "frozen weights"
 _HEAD = "lm_head"
 _F32 = 4
-_EXPRESSION = re.compile(r"[\\*+?()\[\]{}|^$]")
-"""Characters of a regular expression, which PEFT matches against the whole path of a module."""
 READ = frozenset({*TRANSFORMERS, "torchtune"})
 """Frameworks whose adapters were read: peft tuners/lora/layer.py, torchtune modules/peft/lora.py."""
 _SEPARATE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
@@ -115,7 +114,7 @@ def _matches(target: str, part: Part, linear: Linear) -> bool:
     """
     if target == ALL_LINEAR:
         return True
-    if not _EXPRESSION.search(target):
+    if not is_expression(target):
         return f".{linear.path}".endswith(f".{target}")
     paths = (f"{_root(part)}.{layer}.{linear.path}" for layer in range(part.model.layers))
     return all(re.fullmatch(target, path) for path in paths)
@@ -123,9 +122,9 @@ def _matches(target: str, part: Part, linear: Linear) -> bool:
 
 def names_path(target: str, path: str) -> bool:
     """Tell whether a target names a path of a LLaMA-like model's first layer, by the same rules."""
-    if not _EXPRESSION.search(target):
+    if not is_expression(target):
         return f".{path}".endswith(f".{target}")
-    return _compiles(target) and re.fullmatch(target, f"model.layers.0.{path}") is not None
+    return expression_error(target) is None and re.fullmatch(target, f"model.layers.0.{path}") is not None
 
 
 def _root(part: Part) -> str:
@@ -189,11 +188,6 @@ def largest_trained(part: Part) -> int:
         return part.largest_matrix
     widths = [max(each.inputs, each.outputs) for each in adapted(part)]
     return adapter.rank * max([*widths, part.vocabulary if adapts_head(part) else 0])
-
-
-def adapter_dtype(job: Job) -> str:
-    """Return the type of adapters: that of their gradients; an engine with master weights holds one type for all."""
-    return job.weight_dtype if job.master_dtype else job.gradient_dtype
 
 
 # Frozen weights
@@ -261,7 +255,7 @@ def keeps_base_input(part: Part) -> bool:
 def _adapter_item(part: Part) -> int:
     """Return the bytes of an element of what A reads: the compute type where something casts, else that of A."""
     casts = part.job.autocast or part.sharded or part.job.master_dtype is not None
-    return part.item if casts else itemsize(adapter_dtype(part.job))
+    return part.item if casts else itemsize(part.job.trained_dtype)
 
 
 def _copies(part: Part) -> bool:
@@ -272,7 +266,7 @@ def _copies(part: Part) -> bool:
     """
     adapter = part.job.adapter
     assert adapter is not None
-    wider = itemsize(adapter_dtype(part.job)) > part.item
+    wider = itemsize(part.job.trained_dtype) > part.item
     if part.casts:
         return True
     if part.job.autocast:
@@ -329,7 +323,7 @@ def adapter_refusal(part: Part) -> str:
         return f"adapter: names of the linears of {part.model.family} are not known"
     if adapter.rank < 1:
         return "adapter: its rank must be at least 1"
-    wrong = next((each for each in adapter.targets if _EXPRESSION.search(each) and not _compiles(each)), "")
+    wrong = next((each for each in adapter.targets if is_expression(each) and expression_error(each)), "")
     if wrong:
         return f"adapter: the target {wrong!r} is no regular expression"
     if odd := unmatched(part):
@@ -341,14 +335,6 @@ def adapter_refusal(part: Part) -> str:
 
 def _names(known: Iterable[Linear]) -> str:
     return ", ".join(each.path.rpartition(".")[2] for each in known)
-
-
-def _compiles(target: str) -> bool:
-    try:
-        re.compile(target)
-    except re.error:
-        return False
-    return True
 
 
 def _adapter_combinations(job: Job) -> str:

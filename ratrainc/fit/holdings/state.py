@@ -18,7 +18,6 @@ from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.adapters import (
     ADAPTERS,
     FROZEN,
-    adapter_dtype,
     frozen_bytes,
     largest_trained,
     layer_trained,
@@ -73,7 +72,7 @@ def state(part: Part) -> Bytes:
     job = part.job
     own = trained(part)
     held = share(own, part.shards)
-    weights = itemsize(adapter_dtype(job) if job.adapter else job.weight_dtype) * (held if part.sharded else own)
+    weights = itemsize(job.trained_dtype) * (held if part.sharded else own)
     masters = itemsize(job.master_dtype) * held if job.master_dtype else 0
     on_host = job.offload_optimizer or (job.offload_parameters and part.sharded)
     whole = {
@@ -126,7 +125,7 @@ def moments(part: Part, elements: int, *, embeds: bool = True) -> int:
 def moment_item(part: Part) -> int:
     """Return the bytes of one moment's element: that of the weights that the optimizer updates, unless it is given."""
     job = part.job
-    held = adapter_dtype(job) if job.adapter else job.weight_dtype
+    held = job.trained_dtype
     return itemsize(job.state_dtype or job.master_dtype or held)
 
 

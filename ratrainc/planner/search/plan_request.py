@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
@@ -212,7 +213,7 @@ def planning_request(
     # a plan file gives dtypes, chunks and optimizer; its shape is what the search is for
     template = None
     if plans.like is not None:
-        template = load_plan(plans.like, model)
+        template = plans.like if isinstance(plans.like, Plan) else load_plan(plans.like, model)
         template = _without_schedule(template, chosen, plans.like, searched)
         template = evolve(template, seq_len=seq_len)
     template = _computing(template, plans, seq_len, target_of(machine).usual_dtype)
@@ -278,20 +279,20 @@ def _with_attention(searched: tuple[PlanFamily, ...], template: Plan | None, *, 
     return left
 
 
-def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[PlanFamily, ...]) -> Plan:
+def _without_schedule(plan: Plan, chosen: Strategy, like: str | Plan, searched: tuple[PlanFamily, ...]) -> Plan:
     """Return a plan without schedule, chunks and slices, which the families or the strategy choose.
 
     Raises `DiagnosticError` RT064 if its own are not among their choices, or if it has keys that no search chooses.
     """
     known = {family.schedule for family in searched}
     if plan.schedule is not None and known and plan.schedule not in known:
-        at = place_in_plan(path, "schedule")
+        at = _place_in(like, "schedule")
         text = f'the plan says schedule = "{plan.schedule}", which is not among the schedules that are searched'
         fail("RT064", text, at.location, source=at.source, help=f"add it: --schedules {plan.schedule},...")
     by = f"the planner, for the strategy '{chosen.name}',"
-    _refuse_not_chosen(plan, by, path)
+    _refuse_not_chosen(plan, by, like)
     if not searched:
-        _refuse_other_shape(plan, chosen, by, path)
+        _refuse_other_shape(plan, chosen, by, like)
     return without_schedule(plan)
 
 
@@ -305,23 +306,28 @@ def without_schedule(plan: Plan) -> Plan:
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 
 
-def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, path: str) -> None:
+def _place_in(like: str | Plan, key: str) -> Place:
+    """Return the place of a key in a plan's file; none for a plan without one."""
+    return Place() if isinstance(like, Plan) else place_in_plan(like, key)
+
+
+def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, like: str | Plan) -> None:
     """Raise `DiagnosticError` RT064 if a plan has another schedule, chunks or slices than a strategy."""
     wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
-    refuse_contradiction(plan, wanted, by, partial(place_in_plan, path, "schedule"))
+    refuse_contradiction(plan, wanted, by, partial(_place_in, like, "schedule"))
     problem = SCHEDULES[wanted].problem(plan.shape)
     if problem is not None and (plan.chunks > 1 or plan.slices):
-        at = place_in_plan(path, "chunks" if plan.chunks > 1 else "slices")
+        at = _place_in(like, "chunks" if plan.chunks > 1 else "slices")
         text = f"{by} places {wanted}, which this plan cannot have: {problem}"
         help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
         fail("RT064", text, at.location, source=at.source, help=help_text)
 
 
-def _refuse_not_chosen(plan: Plan, by: str, path: str) -> None:
+def _refuse_not_chosen(plan: Plan, by: str, like: str | Plan) -> None:
     """Raise `DiagnosticError` RT064 if a plan has keys that no search chooses."""
     for key in _NOT_CHOSEN:
         if getattr(plan, key) is not None:
-            at = place_in_plan(path, key)
+            at = _place_in(like, key)
             text = (
                 f"{by} shards all blocks alike over all replicas, and packs nothing: it cannot keep {key} of this plan"
             )

@@ -350,7 +350,6 @@ def test_a_setting_becomes_the_key_that_it_is(name: str, tmp_path: Path) -> None
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "adapters": (f"{SMALL}adapter: lora\nlora_r: 8\n", {}, "adapter: a low-rank adapter", "full fine-tuning"),
     "float8": (f"{SMALL}{FSDP}fp8: true\n", {}, "fp8: float8", "switch it off"),
     "another optimizer": (
         (SMALL + FSDP).replace("adamw_torch_fused", "lion_8bit"),
@@ -420,7 +419,7 @@ def test_what_llm_foundry_trains_otherwise_is_refused(old: str, new: str, messag
     [
         (BRIDGE.replace("llama31", "other"), 'recipe "other_8b_sft', "name a known recipe"),
         (BRIDGE.replace("llama31_8b_sft_2gpu_h100_bf16_config", "nothing"), "recipe is not", "name a known recipe"),
-        (f"{BRIDGE}peft: {{dim: 8}}\n", "peft.dim: a low-rank adapter", "full fine-tuning"),
+        (f"{BRIDGE}peft: {{dim: 8}}\n", "peft.dim: linear_qkv has one adapter for q_proj", "[linear_proj, linear_fc2]"),
         (f"{BRIDGE}dataset: {{reset_position_ids: true}}\n", "dataset.reset_position_ids", "take it out"),
         (
             f"{BRIDGE}scheduler: {{lr_warmup_fraction: 0.1}}\n",

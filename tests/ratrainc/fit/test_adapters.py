@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,18 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Checkpointing, Sharding
+from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.fit.bands import HELD, band_of
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.adapters import adapted, frozen_bytes, layer_trained, linears, trained
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.part import Part
 from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.functions.long_sequences import long_sequence_plans
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.fit.jobs import gpt, job_of, model_of
 
@@ -183,13 +188,72 @@ def test_a_file_with_an_adapter_has_an_answer(tmp_path: Path) -> None:
     assert "weights" not in names
     text = "\n".join(map(str, found.parts()))
     assert "41,943,040 or 0.52 % train" in text
-    assert "none is searched with adapters" in text
+    assert "--exact searches, compiles and places it" in text
     assert found.to_json()["trained_parameters"] == 41_943_040
     assert found.to_json()["job"]["adapter"]["value"]["rank"] == 16
 
 
-def test_no_plan_of_ours_stands_for_an_adapter(tmp_path: Path) -> None:
-    assert fit(tmp_path, {**AXOLOTL, **LORA}, exact=True).ours is None
+SMALL = {"base_model": "Qwen/Qwen2.5-0.5B", "sequence_len": 512}
+
+
+def test_a_plan_of_ours_trains_the_adapter_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {**AXOLOTL, **LORA, **SMALL, "lr_scheduler": "cosine", "optimizer": "adamw_bnb_8bit"}
+    ours = fit(tmp_path, {**settings, "lora_r": 4}, exact=True).ours
+    assert ours is not None
+    assert "lora rank 4" in ours.plan
+    first, second = ours.command.split(" && ")
+    assert "--steps 1000 --f32-state" in first
+    assert main(shlex.split(first)[1:]) == 0  # as a user follows it
+    assert load_plan("P.toml", load_model("qwen2.5-0.5b")).training == Training(method="lora", rank=4, alpha=32.0)
+    capsys.readouterr()
+    assert main([*shlex.split(second)[1:], "-o", "found.toml"]) == 0
+    found = load_plan("found.toml", load_model("qwen2.5-0.5b"))
+    assert (found.training.rank, found.global_batch, found.summary) == (4, 4, ours.plan)
+
+
+TUNE = """model:
+  _component_: torchtune.models.llama3_2.qlora_llama3_2_1b
+  lora_attn_modules: [q_proj, output_proj]
+  lora_rank: 4
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: t, max_seq_len: 256}
+dataset: {_component_: torchtune.datasets.alpaca_dataset, packed: true}
+optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 2e-5}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+batch_size: 1
+epochs: 1
+gradient_accumulation_steps: 1
+dtype: bf16
+"""
+
+
+def test_a_command_names_a_model_as_commands_take_it(tmp_path: Path) -> None:
+    (tmp_path / "tune.yaml").write_text(TUNE)
+    ours = api.fit(tmp_path / "tune.yaml", memory=23 * GIB, exact=True).ours
+    assert ours is not None
+    assert "lora rank 4" in ours.plan
+    assert "--model llama-3.2-1b" in ours.command  # qlora_llama3_2_1b is a name of torchtune's own
+    assert "--f32-state" in ours.command
+
+
+def test_why_no_plan_of_ours_has_the_adapter_is_said(tmp_path: Path) -> None:
+    found = fit(tmp_path, {**AXOLOTL, **LORA, **SMALL, "lora_dropout": 0.1}, exact=True)
+    assert found.ours is not None
+    assert not found.ours.plan
+    text = "\n".join(map(str, found.parts()))
+    assert "none, as 'import-plan' refuses the file: lora_dropout: adapters drop 0.1 of their inputs" in text
+    assert "ratrainc import-plan" in found.ours.command
+
+
+def test_long_sequences_have_the_adapter_too() -> None:
+    job = job_of("axolotl", evolve(LLAMA_3, layers=4), seq_len=4096, devices=4, cp=2, gradient_accumulation=1)
+    machine = load_machine("h100-node")
+    whole = long_sequence_plans(job, machine)
+    adapted = long_sequence_plans(job, machine, Training(method="lora"))
+    assert all(each.plan for each in (*whole, *adapted))
+    assert all(less.peak_bytes < more.peak_bytes for less, more in zip(adapted, whole, strict=True))
 
 
 @pytest.mark.parametrize(
