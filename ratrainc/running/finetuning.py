@@ -237,7 +237,7 @@ def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> Run
         fail("RT092", text, help="name more --epochs or --steps in the first place: the learning rate depends on them")
     weights = None if choice.adapting.whole else settings.start.weights
     return evolve(
-        settings, steps=settings.steps - done, start=Start(weights=weights, checkpoint=str(last), same_data=True)
+        settings, steps=settings.steps - done, start=Start(weights=weights, checkpoint=str(last), new_data=None)
     )
 
 

@@ -24,10 +24,8 @@ class Start:
     """folder of PEFT with the adapters to start from; None: new ones, where the program trains adapters"""
     checkpoint: str | None = None
     """directory of one checkpoint, or of a series, to resume from"""
-    new_data: bool = False
-    """resume although the checkpoint's run had other data"""
-    same_data: bool = False
-    """the command has no way to go on with other data"""
+    new_data: bool | None = False
+    """resume although the checkpoint's run had other data; None: no, and the command has no option for it"""
 
 
 @frozen

@@ -105,7 +105,7 @@ def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, A
         said = str(options_of_data(facts, now["stream"], saved.get("eval_every"))) if facts else ""
         same = said or "give the same data, tokenizer and held-out part as then"
         seen = ", which trains on what was held out" if facts.get("part") and not now["stream"]["part"] else ""
-        other = "tune on these into another folder" if start.same_data else f"use them with --new-data{seen}"
+        other = "tune on these into another folder" if start.new_data is None else f"use them with --new-data{seen}"
         fail("RT092", text, notes=notes, help=f"{same}; or {other}")
     return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
 
