@@ -64,6 +64,8 @@ class PassContext:
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
     statistics: dict[str, int | float | str] = field(factory=dict)
+    arenas: dict[object, int] = field(factory=dict, init=False, repr=False)
+    """Bytes of the arenas that trials placed, by lives and capacity."""
     _known_of: tuple[ModelConfig, Plan] | None = field(default=None, init=False, repr=False)
     _seconds_of_like: dict[object, float] = field(factory=dict, init=False, repr=False)
     _workspace_of_like: dict[object, WorkspaceRequest | None] = field(factory=dict, init=False, repr=False)

@@ -184,9 +184,7 @@ PLANNING = {
                 _REQUEST,
                 (f"{_SEARCH} --quick", f"{_SEARCH} --exhaustive", "--model m.json --clusters 2 --smallest"),
             ),
-            "--jobs": Option(
-                _JOBS, "--jobs 3", _SEARCH, _REQUEST, (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest")
-            ),
+            "--jobs": Option(_JOBS, "--jobs 3", _SEARCH, _REQUEST, ("--model m.json --clusters 2 --smallest",)),
             "--tokens": Option(
                 "the time of a whole training", "--tokens 1e9", idle=("--model m.json --clusters 2 --smallest",)
             ),
@@ -195,12 +193,12 @@ PLANNING = {
                 "--robust",
                 _SEARCH,
                 _REQUEST,
-                (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
+                ("--model m.json --clusters 2 --smallest",),
             ),
             "--robust-links": Option(
                 "says what other links do to the plan",
                 "--robust-links",
-                idle=(f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
+                idle=("--model m.json --clusters 2 --smallest",),
             ),
             "--what-if": Option(
                 "plans again for another machine",

@@ -111,7 +111,7 @@ class Prospects:
 
     def excess(self, draft: Stage) -> int:
         """Return the bytes by which a draft's arena exceeds the capacity."""
-        return self.trials.excess_bytes(draft, self.lag, self.capacity)
+        return self.trials.excess_bytes(self.trials.occupancy(draft), self.lag, self.capacity)
 
     def fits(self, draft: Stage) -> bool:
         """Tell whether a draft's arena fits the capacity without room for lag."""
@@ -157,7 +157,7 @@ class DonorChoice:
         full = as_chosen(rewriting, donor.trials, chosen)
         # Live bytes above the capacity are a cheap first answer; only if they fit is a placement tried.
         live = donor.trials.occupancy(full).peak_bytes(0) - donor.capacity
-        missing = live if live > 0 else donor.trials.excess_bytes(full, 0.0, donor.capacity)
+        missing = live if live > 0 else donor.trials.excess_bytes(donor.trials.occupancy(full), 0.0, donor.capacity)
         period, fits = donor.trials.period(full), not missing
         if fits and period > limit * (1 + WORTH):
             missing = max(0, donor.front.sizes[donor.choice_for(limit)] - donor.front.sizes[index])

@@ -50,7 +50,6 @@ from ratrain.passes.recovery.rewriting import (
     whole_keys_of,
 )
 from ratrain.passes.recovery.storing import store_kept
-from ratrain.passes.trial.trial import excess_bytes
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.plan import slice_plan
@@ -327,7 +326,7 @@ class Front:
         sizes = self.sizes
         best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
         for _ in range(_MAX_TRIALS):
-            excess = excess_bytes(occupied(best), lag, capacity) if best else 0
+            excess = trials.excess_bytes(occupied(best), lag, capacity) if best else 0
             if not excess:
                 break
             # The arena exceeds the live bytes by fragmentation: go down at least that far, then check again.

@@ -106,9 +106,20 @@ class Trials:
         """Return the occupancy that a stage will have once its ops have their workspace."""
         return occupancy(self.with_workspace(stage), self.op_seconds, timed=self._timed)
 
-    def excess_bytes(self, stage: Stage, lag: float, capacity: int) -> int:
-        """Return the bytes by which a stage's arena would exceed the capacity, with room for a lag of `lag` seconds."""
-        return excess_bytes(self.occupancy(stage), lag, capacity)
+    def excess_bytes(self, occupied: Occupancy, lag: float, capacity: int) -> int:
+        """Return the bytes by which an arena would exceed the capacity, with room for ops that lag by `lag` seconds.
+
+        0 if it fits. Heuristics only, no exact search: the true minimum may be lower. The same lives are placed once
+        for a pipeline: a pass asks for them again when it has chosen between orders.
+        """
+        lives = occupied.within(lag)
+        key = lives.digest, capacity
+        known = self.context.arenas
+        if key not in known:
+            enough = Effort(gap=max(0.0, capacity / max(1, lives.peak_bytes) - 1))
+            placed = allocate(allocation_problem(lives), effort=enough, search=False, trial=True)
+            known[key] = placed.arena_bytes
+        return max(0, known[key] - capacity)
 
     def fits(self, stage: Stage, lag: float, capacity: int) -> bool:
         """Tell whether a stage's arena would stay within the capacity, with room for ops that lag by `lag` seconds.
@@ -138,16 +149,6 @@ def workspace_of(stage: Stage, request: WorkspaceRequest | None, made: dict[str,
         name, type_ = stage.free_name(f"ws.{request.key}"), tensor_type(Dtype.U8, (request.nbytes,))
         made[request.key] = Tensor(name, StateKind.WORKSPACE, type_)
     return (made[request.key],)
-
-
-def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
-    """Return the bytes by which an arena for `occupied` would exceed the capacity, with room for ops that lag by `lag`.
-
-    0 if it fits. Heuristics only, no exact search: the true minimum may be lower.
-    """
-    enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
-    placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
-    return max(0, placement.arena_bytes - capacity)
 
 
 def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:

@@ -14,6 +14,7 @@ Cost: one visit of each op and operand, then array operations over the intervals
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from functools import cached_property
 from itertools import repeat
@@ -81,6 +82,14 @@ class Lifetimes:
     def peak_position(self) -> int:
         """Position of the first op at the peak; 0 without ops."""
         return int(self.live_bytes.argmax()) if len(self.live_bytes) else 0
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the sizes and intervals, which are all that a placement depends on."""
+        found = hashlib.blake2b(len(self.stage.ops).to_bytes(8, "little"), digest_size=16)
+        for array in (self.counts, self.starts, self.stops, self.sizes):
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.digest()
 
     def live_at(self, position: int) -> list[Tensor]:
         """Return the tensors live at an op, largest first."""

@@ -223,7 +223,6 @@ def command(
         refuse_idle(
             "is for a search: it does not go with --quick",
             "effort_seconds",
-            "effort_jobs",
             "questions_robust",
             "questions_robust_links",
         )

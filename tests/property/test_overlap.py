@@ -148,3 +148,24 @@ def test_a_tensor_lives_from_where_it_is_made_to_its_last_access(case: Case, pip
                     wanted[:1] = [(0, *(wanted[0][1:] if wanted else (0, 0.0)))]
                 wanted[-1] = (wanted[-1][0], len(stage.ops), 0.0)
             assert [(*span, next(completed)) for span in spans] == wanted
+
+
+@settings(max_examples=40)
+@given(
+    cases(max_layers=3, max_micro_batches=3), st.lists(st.sampled_from(PIPELINES), min_size=2, max_size=3), st.data()
+)
+def test_an_arena_that_a_pipeline_has_placed_before_is_the_one_it_would_place_anew(
+    case: Case, pipelines: list[str], data: st.DataObject
+) -> None:
+    """However many lives, lags and capacities came between."""
+    target = FakeTarget()
+    kept = PassContext(target)
+    for pipeline in (*pipelines, pipelines[0]):
+        module = case.module()
+        PassManager(target).run(module, for_plan(pipeline, case.plan))
+        stage = data.draw(st.sampled_from(module.stages))
+        occupied = Trials(module, kept).occupancy(stage)
+        lag = data.draw(st.sampled_from([0.0, 1e-3, inf]))
+        capacity = int(occupied.peak_bytes(lag) * data.draw(st.sampled_from([0.5, 0.99, 1.0, 2.0])))
+        found = Trials(module, kept).excess_bytes(occupied, lag, capacity)
+        assert found == Trials(module, PassContext(target)).excess_bytes(occupied, lag, capacity)

@@ -102,14 +102,17 @@ def allocate(
 def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     """Run the methods for the instance's size until one is good enough.
 
-    A trial with a capacity also ends once the placement fits.
+    A trial also ends once the placement fits its capacity, or without one is within `_NEAR` of the bound: what dearer
+    methods can still gain is less than a choice by its result can use.
     """
     if attempt.height == attempt.bound:
         return
     small = attempt.instance.count < COMPILED_FROM
     (small_portfolio if small else large_portfolio)(attempt)
     for method in _dearer(attempt, small=small, trial=trial):
-        if attempt.good() or (trial and attempt.room is not None and attempt.fits()):
+        if attempt.good():
+            break
+        if trial and (attempt.close(attempt.height, _NEAR) if attempt.room is None else attempt.fits()):
             break
         method(attempt)
     if attempt.enough() or not searching:
@@ -117,6 +120,10 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     if small:
         small_promotions(attempt)
     search_exactly(attempt)
+
+
+_NEAR = 5e-4
+"""Gap over the bound that is good enough for a trial."""
 
 
 def _dearer(attempt: Attempt, *, small: bool, trial: bool) -> Iterator[Callable[[Attempt], None]]:

@@ -73,10 +73,10 @@ class Attempt:
             return self.height
         return min(self.height, self.room + 1)
 
-    def close(self, height: int) -> bool:
-        """Tell whether a height is as near the bound as the effort asks."""
-        whole = self.base + self.bound
-        return (self.base + height - whole) * _PARTS <= whole * round(self.effort.gap * _PARTS)
+    def close(self, height: int, gap: float | None = None) -> bool:
+        """Tell whether a height is as near the bound as a gap says, or without one as the effort asks."""
+        whole, gap = self.base + self.bound, self.effort.gap if gap is None else gap
+        return (self.base + height - whole) * _PARTS <= whole * round(gap * _PARTS)
 
     def target(self) -> int:
         """Return the largest height that is as near the bound as the effort asks, and fits."""

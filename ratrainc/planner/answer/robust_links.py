@@ -17,8 +17,10 @@ from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.answer.planned import Planned
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer
 from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.ratrainc.planner.search.workers import workers
 from ratrain.targets.machine.constants import largest_value
 from ratrain.targets.machine.link_groups import GROUP_UNITS
 from ratrain.targets.simulator.figures import simulated
@@ -113,7 +115,9 @@ def robust_links(planned: Planned, tick: Steps) -> RobustLinks:
     if port is None:
         return RobustLinks(planned, tuple(changes), ())
     transports = dict.fromkeys((machine.collectives, _IN_RANK_ORDER))
-    return RobustLinks(planned, tuple(changes), tuple(_ports(answer, program, port, each, tick) for each in transports))
+    with workers(answer.request.jobs):  # one pool for both searches
+        ports = tuple(_ports(answer, program, port, each, tick) for each in transports)
+    return RobustLinks(planned, tuple(changes), ports)
 
 
 def _ports(
@@ -123,7 +127,8 @@ def _ports(
     machine = evolve(answer.request.machine, collectives=collectives)
     there = changed_machine(machine, dict([port]))
     tick.prefix = f"ports shared, {'/'.join(collectives)}: "
-    anew = Search(evolve(answer.request, machine=there), tick).run()
+    profiles = answer.profiles or Profiles(answer.request.setting)
+    anew = Search(evolve(answer.request, machine=there), tick, profiles=profiles.under_links(there)).run()
     tick.prefix = ""
     kept = _step_seconds(program, there)
     _keep(answer, anew, kept)

@@ -16,6 +16,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.pictures import new_figure, write_figure
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.ratrainc.planner.search.workers import workers
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.console.progress import Steps
@@ -39,12 +40,13 @@ class Point:
 def planned_points(request: PlanRequest, counts: Sequence[int], sequences: int, tick: Steps) -> list[Point]:
     """Find the best plan at each number of clusters, with `sequences` sequences a cluster."""
     timed = []
-    for clusters in counts:
-        tick.prefix = f"{clusters} clusters: "
-        answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
-        best = answer.best
-        seconds = best.seconds if best else None
-        timed.append((clusters, clusters * sequences, seconds, answer.bound_seconds, best.plan if best else None))
+    with workers(request.jobs):  # one pool for all searches
+        for clusters in counts:
+            tick.prefix = f"{clusters} clusters: "
+            answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
+            best = answer.best
+            seconds = best.seconds if best else None
+            timed.append((clusters, clusters * sequences, seconds, answer.bound_seconds, best.plan if best else None))
     return _points(timed, request.seq_len)
 
 

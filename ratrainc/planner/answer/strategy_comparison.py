@@ -17,8 +17,9 @@ from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, St
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.bounds.profiles import rank_capacity
-from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.ratrainc.planner.search.workers import evaluate_all, workers
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: 
     common = {
         "best_for": request.strategy.name,
         "plan": best.best.to_json(request.clusters),
-        "strategies": rows_on_one_plan(request.model, plan, possible, machine, tick),
+        "strategies": rows_on_one_plan(request.model, plan, possible, machine, tick, request.jobs),
     }
     return Comparison(
         *(rows, machine.name, tuple(left)),
@@ -182,9 +183,9 @@ def _where(
 
 
 def rows_on_one_plan(
-    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Steps
+    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Steps, jobs: int = 1
 ) -> list[dict[str, Any]]:
-    """Return a row for each strategy on one plan, which was checked; speed-ups are over the first.
+    """Return a row for each strategy on one plan, which was checked, by `jobs` processes; speed-ups are over the first.
 
     If a strategy adds chunks or slices to the plan, its row has them as `changes`. Raises `DiagnosticError` RT064 for a
     strategy that cannot have the plan.
@@ -192,12 +193,16 @@ def rows_on_one_plan(
     capacity = capacity_of(machine, topology_of(model, plan)).left
     rows: list[dict[str, Any]] = []
     reference: float | None = None
-    for item in strategies:
-        if is_ended():
-            break
-        adapted, pipeline = item.applied(plan, model, machine)
-        tick.begin(item.name)
-        found = evaluate(Task(model, adapted, pipeline, machine))
+    applied = [item.applied(plan, model, machine) for item in strategies]
+    evaluations = evaluate_all(
+        [Task(model, adapted, pipeline, machine) for adapted, pipeline in applied],
+        jobs,
+        lambda number, _found: tick(strategies[number].name),
+        lambda number: tick.begin(strategies[number].name),
+    )
+    for item, (adapted, _), found in zip(strategies, applied, evaluations, strict=True):
+        if isinstance(found, DiagnosticError):
+            raise found
         if found.stopped:
             break
         reference = reference if rows else found.step_seconds
@@ -205,7 +210,6 @@ def rows_on_one_plan(
         row = _row(item.name, *figures, reference, plan.tokens_per_step, capacity)
         text = changes_text(plan, adapted) if adapted.shape != plan.shape else ""
         rows.append(row | ({"changes": text} if text else {}))
-        tick(item.name)
     return rows
 
 
@@ -237,11 +241,12 @@ def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Ste
     None stands for searches that were interrupted before they found anything.
     """
     known: dict[tuple[str, int | None], Answer | None] = {}
-    for item in strategies:
-        key = (item.passes, item.zero)
-        if key not in known:
-            tick.prefix = f"{item.name}: "
-            known[key] = _searched(evolve(request, strategy=item), tick)
+    with workers(request.jobs):  # one pool for all searches
+        for item in strategies:
+            key = (item.passes, item.zero)
+            if key not in known:
+                tick.prefix = f"{item.name}: "
+                known[key] = _searched(evolve(request, strategy=item), tick)
     tick.prefix = ""
     return [known[item.passes, item.zero] for item in strategies]
 

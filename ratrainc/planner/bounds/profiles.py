@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -45,6 +45,10 @@ class Profiles:
     not their seconds"""
     ranks_near: dict[tuple[int, int, int, Tiles], tuple[Members, Members]] = field(factory=dict)
     capacities: dict[tuple[int, int, int, int], int] = field(factory=dict)
+
+    def under_links(self, machine: Machine) -> Profiles:
+        """Return profiles under a machine that differs in links and collectives alone: `works` know none of them."""
+        return Profiles(evolve(self.setting, machine=machine), works=self.works)
 
     def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1) -> WorkProfile:
         """Return the profile of one micro-batch of a size, cut into slices, on one of its ranks.

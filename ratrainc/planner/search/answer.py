@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from math import isinf
 from typing import Any
 
@@ -9,6 +11,7 @@ from attrs import asdict, define, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.space.objective import Cost, Objective
@@ -184,9 +187,17 @@ class Answer:
     seconds: float
     proven: bool
     """True if no plan was left that could be better than the best"""
-    rejected_plans: list[RejectedPlan] = field(factory=list)
+    reject: Callable[[], list[RejectedPlan]] = list
+    """finds `rejected_plans`, which takes about as long as the bounds of a family"""
     interrupted: bool = False
     """True if it was asked to end early"""
+    profiles: Profiles | None = None
+    """those of the search, for others that ask for the same ones"""
+
+    @cached_property
+    def rejected_plans(self) -> list[RejectedPlan]:
+        """The kinds of plans that lost to the best one; found when they are first asked for."""
+        return self.reject()
 
     @property
     def best(self) -> Candidate | None:

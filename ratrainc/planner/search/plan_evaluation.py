@@ -97,6 +97,10 @@ class PlanEvaluation:
     """seconds of computing time of the evaluation itself"""
 
 
+STOPPED = PlanEvaluation(None, (), refusal="stopped: it takes longer than the search has time for it", stopped=True)
+"""The outcome of a task whose time passed."""
+
+
 def folded_micro_batches(plan: Plan) -> int:
     """Return the micro-batches of the folded plan; all if folding saves nothing."""
     if plan.chunks > 1:
@@ -143,9 +147,7 @@ def evaluate(task: Task) -> PlanEvaluation:
         with time_limit(task.seconds):
             found = _evaluated(task)
     except OutOfTime:
-        found = PlanEvaluation(
-            None, (), refusal="stopped: it takes longer than the search has time for it", stopped=True
-        )
+        found = STOPPED
     return attrs.evolve(found, taken=time.thread_time() - begin)
 
 

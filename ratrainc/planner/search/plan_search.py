@@ -64,6 +64,8 @@ from ratrain.ratrainc.planner.space.variants import storing, trials_of, variants
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from ratrain.ratrainc.planner.search.answer import RejectedPlan
+
 _WORTH_TRYING = 1.03
 """Factor over the best cost beyond which a plan is left to an exhaustive search."""
 _WHOLE = 2
@@ -119,7 +121,8 @@ class Search:
     """hears of each evaluation that begins or ends"""
     best_text: str = ""
     """the best cost so far, in words behind what is tried"""
-    profiles: Profiles = field(init=False)
+    profiles: Profiles = field()
+    """shared with searches that ask for the same profiles"""
     spaces: list[FamilySpace] = field(factory=list)
     fitting: list[Candidate] = field(factory=list)
     refused: list[Candidate] = field(factory=list)
@@ -142,15 +145,18 @@ class Search:
     least: dict[tuple[str, Plan], Cost] = field(factory=dict)
     """cost of each evaluated plan that fits, under its best pipeline"""
 
+    @profiles.default
+    def _profiles(self) -> Profiles:
+        return Profiles(self.request.setting)
+
     def __attrs_post_init__(self) -> None:
-        self.profiles = Profiles(self.request.setting)
         self.effort = TimeBudget(self.request.seconds)
 
     def run(self) -> Answer:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
         self.effort.begin()
-        self.spaces = family_spaces(self.request, self.profiles, self.tick)
-        with workers(self.request.jobs) as run:
+        with workers(self.request.jobs) as run:  # open before the bounds, beside which workers import
+            self.spaces = family_spaces(self.request, self.profiles, self.tick)
             self.explore(run)
             self.choose_levels(run)
             self.simulate_whole(run)
@@ -172,11 +178,15 @@ class Search:
             self.evaluations,
             self.effort.elapsed,
             bool(ranked) and bound >= best,
-            rejected_plans(self.request, self.spaces, ranked[0], self.fitting, self.refused)
-            if ranked and not is_ended()
-            else [],
+            self.rejected if ranked and not is_ended() else list,
             is_ended(),
+            self.profiles,
         )
+
+    def rejected(self) -> list[RejectedPlan]:
+        """Return the kinds of plans that lost to the best one, and why."""
+        best = min(self.fitting, key=lambda candidate: candidate.rank(self.request.objective))
+        return rejected_plans(self.request, self.spaces, best, self.fitting, self.refused)
 
     def next_leaf(self, *, of_whole: bool = False) -> _Leaf | None:
         """Return the next plan worth evaluating, without tensor-parallel and context ranks if asked; None if none is.

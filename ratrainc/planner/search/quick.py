@@ -8,11 +8,15 @@ estimates and come after it.
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
+from ratrain.ratrain_ir.process_pool import each as each_of
+from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
@@ -26,7 +30,7 @@ from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
-SECONDS = 3.0
+SECONDS = 2.0
 """Computing time for the cuts of shapes, once one fits; shapes left then are covered by their bound.
 
 It is time of this process, so that other work on the machine changes no answer."""
@@ -44,6 +48,8 @@ _SECONDS_A_UNIT = 0.01
 """Guess before anything was simulated: 0.002 to 0.02 s of computing on a slow core."""
 _FIRST_UNITS = 200.0
 """Units of work that the guess counts for."""
+_WORTH_A_PROCESS = 200
+"""Work of plans for which processes are forked: about a second."""
 _TRIED = 5
 """Most plans that fit to simulate, or the number that is wanted if that is more."""
 _REFUSED = 8
@@ -62,8 +68,8 @@ def quick_answer(request: PlanRequest, tick: Steps | None = None) -> Answer:
     tried(answer, tick)
     answer.interrupted = is_ended()
     if request.explain and answer.candidates and not answer.interrupted:
-        rows = rejected_plans(request, spaces, answer.candidates[0], answer.evaluated, answer.refused)
-        answer.rejected_plans = rows
+        best, evaluated, refused = answer.candidates[0], answer.evaluated, answer.refused
+        answer.reject = lambda: rejected_plans(request, spaces, best, evaluated, refused)
     answer.seconds = time.monotonic() - begin
     return answer
 
@@ -77,39 +83,53 @@ def estimated(request: PlanRequest) -> Answer:
 def tried(answer: Answer, tick: Steps, seconds: float = inf) -> None:
     """Compile and simulate the first plans of an answer of estimates, long steps folded; put what fits first.
 
-    Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better. One that
-    is expected to take too long is passed over, and one that does is given up: cheaper ones after it are tried. Those
-    that stay estimates say why. None is begun after `seconds`.
+    Plans are tried until enough of them fit, their time is up, or the bounds rule out that another is better; as many
+    at once as the request has jobs, if they are long enough for a process each. One that is expected to take too long
+    is passed over, and one that does is given up: cheaper ones after it are tried. Those that stay estimates say why.
+    None is begun after `seconds`.
     """
     until = time.monotonic() + seconds
     request, objective = answer.request, answer.request.objective
     fitting: list[Candidate] = []
     left: list[Candidate] = []
     effort = _Effort(max(_TRIED, request.keep), request.keep)
-    for candidate in answer.best_plans:
+    waiting = deque(answer.best_plans)
+    while waiting:
         best = min((each.cost(objective) for each in fitting), default=WORST)
-        units = compiled_units(candidate.plan, request.model.layers, folded=True, in_halves=False)
-        why = effort.reason_against(candidate, units, len(fitting))
-        if not fitting and len(answer.refused) >= _REFUSED:
-            why = NOT_REACHED
-        if is_ended() or time.monotonic() > until:
-            why = INTERRUPTED if is_ended() else NOT_REACHED
-        if candidate.bound(objective) >= best:
-            why = NO_BETTER
-        if why is not None:
-            left.append(evolve(candidate, why_estimated=why))
-            continue
-        tick.begin(f"{candidate.plan.summary}, {candidate.family}")
-        task = request.task(candidate.plan, candidate.pipeline)
-        evaluation = evaluate(evolve(task, seconds=min(effort.allowed, max(until - time.monotonic(), 1.0))))
-        tick(f"{candidate.plan.summary}, {candidate.family}")
-        effort.learn(candidate, units, evaluation)
-        answer.evaluations += not evaluation.stopped
-        if evaluation.stopped:
-            left.append(evolve(candidate, why_estimated=INTERRUPTED if is_ended() else GIVEN_UP))
-            continue
-        found = evolve(candidate, evaluation=evaluation)
-        (fitting if evaluation.step_seconds is not None else answer.refused).append(found)
+        begun: list[tuple[Candidate, float]] = []
+        while waiting and len(begun) < request.jobs:
+            candidate = waiting[0]
+            units = compiled_units(candidate.plan, request.model.layers, folded=True, in_halves=False)
+            why = effort.reason_against(candidate, units, len(fitting), [each for _, each in begun])
+            if not fitting and len(answer.refused) + len(begun) >= _REFUSED:
+                why = NOT_REACHED
+            if is_ended() or time.monotonic() > until:
+                why = INTERRUPTED if is_ended() else NOT_REACHED
+            if candidate.bound(objective) >= best:
+                why = NO_BETTER
+            if why is None:
+                begun.append((candidate, units))
+            elif begun:  # those before it may change the reason
+                break
+            else:
+                left.append(evolve(candidate, why_estimated=why))
+            waiting.popleft()
+        allowed = min(effort.allowed, max(until - time.monotonic(), 1.0))
+        names = [f"{candidate.plan.summary}, {candidate.family}" for candidate, _ in begun]
+        if begun:
+            tick.begin(" beside ".join(names))
+        tasks = [evolve(request.task(each.plan, each.pipeline), seconds=allowed) for each, _ in begun]
+        with processes(request.jobs, least_work=_WORTH_A_PROCESS):
+            found = each_of(evaluate, tasks, work=int(sum(units for _, units in begun)))
+        for (candidate, units), name, evaluation in zip(begun, names, found, strict=True):
+            tick(name)
+            effort.learn(candidate, units, evaluation)
+            answer.evaluations += not evaluation.stopped
+            if evaluation.stopped:
+                left.append(evolve(candidate, why_estimated=INTERRUPTED if is_ended() else GIVEN_UP))
+                continue
+            known = evolve(candidate, evaluation=evaluation)
+            (fitting if evaluation.step_seconds is not None else answer.refused).append(known)
     fitting.sort(key=lambda each: each.rank(objective))
     answer.candidates = fitting + left
 
@@ -135,9 +155,15 @@ class _Effort:
     _cheaper_than: tuple[float, int] = (inf, 0)
     """work and chunks of the cheapest plan that was given up"""
 
-    def reason_against(self, candidate: Candidate, units: float, fitting: int) -> str | None:
-        """Return why a plan is not tried, after `fitting` that fit; None if it is."""
-        used_up = self._units >= TRIAL_UNITS or self._taken - self._given_up >= _TRIAL_SECONDS
+    def reason_against(
+        self, candidate: Candidate, units: float, fitting: int, beside: Sequence[float] = ()
+    ) -> str | None:
+        """Return why a plan is not tried, after `fitting` that fit; None if it is.
+
+        `beside`: the work of each plan that is tried beside it, and may fit too.
+        """
+        fitting += len(beside)
+        used_up = self._units + sum(beside) >= TRIAL_UNITS or self._taken - self._given_up >= _TRIAL_SECONDS
         if fitting >= self.most or (fitting >= self.least and used_up) or self._given_up >= _GIVEN_UP_SECONDS:
             return NOT_REACHED
         if (units, candidate.plan.chunks) >= self._cheaper_than or self.expected(units) > LIMIT_SECONDS:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,8 +19,8 @@ from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate
 from ratrain.ratrainc.planner.search.plan_search import Search
-from ratrain.ratrainc.planner.search.workers import WorkerPool
-from tests.ratrainc.planner.small_requests import QUICK, SMALL, TINY, TINY_PLAN, small_request
+from ratrain.ratrainc.planner.search.workers import WorkerPool, workers
+from tests.ratrainc.planner.small_requests import QUICK, ROOT, SMALL, TINY, TINY_PLAN, small_request
 
 
 def test_workers_start_with_interruptions_held_back():
@@ -60,11 +64,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, modules: Sequence[str], *, aft
 FEW = (*QUICK, "--schedules", "1f1b", "--tp", "1")
 INTERRUPTED_COMMANDS = {
     "plan": (("plan", *FEW, "--jobs", "1"), "search.workers", 1),
-    "quick": (("plan", *FEW, "--quick"), "search.quick", 1),
+    "quick": (("plan", *FEW, "--quick", "--jobs", "1"), "search.quick", 1),
     "clusters": (("plan", *FEW, "--pareto", "clusters"), "search.quick", 4),
     "memory": (("plan", *FEW, "--pareto", "memory"), "answer.pareto_front", 4),
     "what-if": (("plan", *FEW, "--jobs", "1", "--what-if", "link=37GB/s"), "search.workers", 2),
-    "compare": (("compare", *TINY, "--plan", TINY_PLAN), "answer.strategy_comparison", 2),
+    "compare": (("compare", *TINY, "--plan", TINY_PLAN), "search.workers", 2),
     "compare auto": (("compare", *SMALL, "--plan", "auto"), "search.workers", 1),
 }
 
@@ -136,3 +140,50 @@ def test_a_search_keeps_to_its_time_once_a_plan_fits(monkeypatch: pytest.MonkeyP
     for begin, task in tasks[2:]:
         assert task.seconds is not None
         assert task.seconds <= max(seconds - begin, 20.0)
+
+
+# -- Workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_searches_of_a_command_share_their_workers() -> None:
+    """A pool within a pool of as many jobs is the same; another number gets its own, one job this process."""
+    with workers(2) as pool:
+        with workers(2) as again, workers(1) as alone, workers(3) as more:
+            assert again is pool
+            assert alone.executor is None
+            assert more.executor is not pool.executor
+        with workers(2) as after:
+            assert after is pool, "a block within does not end it"
+    with workers(2) as later:
+        assert later is not pool
+
+
+@pytest.mark.full
+def test_workers_end_with_a_command_that_is_killed() -> None:
+    """Neither they nor the server that they are forks of outlive it."""
+    command = [sys.executable, "-m", "ratrain", "plan", *QUICK, "--jobs", "2", "--exhaustive"]
+    started = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT
+    )
+    _wait_for(lambda: len(_of_session(started.pid)) >= 5)  # the command, the server, its tracker and two workers
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    _wait_for(lambda: not _of_session(started.pid))
+
+
+def _of_session(session: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
+            if int(own) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60.0
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -110,9 +110,14 @@ def test_the_quick_answer_brackets_the_full_one():
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
 @pytest.mark.parametrize("capacity", [8e6, 2.6e6])
-def test_the_quick_answer_is_the_best_of_the_plans_that_it_simulates(monkeypatch, objective, capacity):
-    """No estimate comes before a simulated plan, however little time there is; what is refused is passed over."""
-    request = evolve(small_request(capacity=capacity), exhaustive=False, objective=OBJECTIVES[objective])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_quick_answer_is_the_best_of_the_plans_that_it_simulates(monkeypatch, objective, capacity, jobs):
+    """No estimate comes before a simulated plan, however little time there is; what is refused is passed over.
+
+    So it is with a process for each of two plans.
+    """
+    request = evolve(small_request(capacity=capacity), exhaustive=False, objective=OBJECTIVES[objective], jobs=jobs)
+    monkeypatch.setattr(quick, "_WORTH_A_PROCESS", 0)
     for units in (1e9, 0.0):
         monkeypatch.setattr(quick, "TRIAL_UNITS", units)
         heard = []
