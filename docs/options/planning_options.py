@@ -193,12 +193,12 @@ PLANNING = {
                 "--robust",
                 _SEARCH,
                 _REQUEST,
-                ("--model m.json --clusters 2 --smallest",),
+                (f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
             ),
             "--robust-links": Option(
                 "says what other links do to the plan",
                 "--robust-links",
-                idle=("--model m.json --clusters 2 --smallest",),
+                idle=(f"{_SEARCH} --quick", "--model m.json --clusters 2 --smallest"),
             ),
             "--what-if": Option(
                 "plans again for another machine",
