@@ -63,7 +63,10 @@ def two_stacks(attempt: Attempt) -> None:
         if attempt.good() or not attempt.afford(TREE_WORK * per_threshold):
             return
         large = instance.sizes >= threshold
-        upper, lower = list(_stacks(instance, large)), list(_stacks(instance, ~large))
+        # of use only below the best height, which no pair is below that has a higher stack
+        upper, lower = (list(_stacks(instance, chosen, attempt.height)) for chosen in (large, ~large))
+        if not upper or not lower:
+            continue
         pairs = [(int((one.reached + other.reached).max()), one, other) for one in upper for other in lower]
         # The upper stack is mirrored, so the two touch where their sum is largest.
         height, one, other = min(pairs, key=lambda pair: pair[0])
@@ -86,8 +89,10 @@ def _thresholds(instance: Instance, most: int) -> Int64s:
     return sizes[heaviest[heaviest > 0]]
 
 
-def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Iterator[_Stack]:
-    """Place the chosen buffers by first fit in each of some orders."""
+def _stacks(
+    instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], below: int
+) -> Iterator[_Stack]:
+    """Place the chosen buffers by first fit in each of some orders; yield the stacks that stay `below` a height."""
     chosen = np.flatnonzero(is_chosen)
     if not len(chosen):
         yield _Stack(chosen, chosen, np.zeros(instance.sections, np.int64))
@@ -95,8 +100,9 @@ def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[
     part = instance.kept(chosen)
     named = islice(orders.costly_orders(part), _ORDERS - 2)
     for order in (orders.by_size(part), orders.by_start(part), *(order for _, order in named)):
-        offsets, _ = placed_in_order(part, order)
-        yield _Stack(chosen, offsets, reached(part, offsets))
+        offsets, height = placed_in_order(part, order, limit=below)
+        if height < below:
+            yield _Stack(chosen, offsets, reached(part, offsets))
 
 
 def reached(part: Instance, offsets: Int64s) -> Int64s:

@@ -204,7 +204,7 @@ def pareto_front(
     spaces = family_spaces(request, Profiles(request.setting), tick)
     of_clusters = against == "clusters"
     points: list[FrontPoint] = []
-    for each in _thinned(list(_of_clusters(request, spaces) if of_clusters else _of_bytes(request, spaces))):
+    for each in _thinned(list((_of_clusters if of_clusters else _of_bytes)(request, spaces, tick))):
         left_of_time = request.seconds - (time.monotonic() - begin)
         late = is_ended() or (bool(points) and left_of_time < 0)
         if quick or late:
@@ -244,7 +244,7 @@ def _limit_text(against: str, limit: float) -> str:
     return f"{limit:.0f}" if against == "clusters" else size_text(int(limit))
 
 
-def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_Limit]:
+def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps) -> Iterator[_Limit]:
     """Yield the numbers of clusters on the front of estimates, ascending."""
     least = bound = inf
     counts = sorted({count for space in spaces for count in np.unique(space.clusters)})
@@ -252,6 +252,7 @@ def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterato
     for clusters in counts:
         if is_ended():
             break
+        tick.begin(f"estimates on {_limit_text('clusters', clusters)} clusters")
         own = [space.of_clusters(int(clusters)) for space in spaces]
         answer = estimated_answer(request, own, time.monotonic(), least, each)
         bound = min(bound, answer.bound_seconds)
@@ -260,11 +261,12 @@ def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterato
             yield _Limit(float(clusters), answer, min(bound, least))
 
 
-def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace]) -> Iterator[_Limit]:
+def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps) -> Iterator[_Limit]:
     """Yield the numbers of bytes on the front of estimates, ascending."""
     capacity = max(float(space.columns.capacity.max()) for space in spaces)
     choices = []
     while not is_ended():
+        tick.begin(f"estimates within {_limit_text('memory', capacity)}")
         answer = estimated_answer(
             request, [space.within(capacity) for space in spaces], time.monotonic(), seconds=_SECONDS
         )
