@@ -160,7 +160,7 @@ class Search:
             self.explore(run)
             self.choose_levels(run)
             self.simulate_whole(run)
-        if not self.fitting:
+        if not self.fitting and not is_ended():
             self.oversized += nearest_to_fit(self.spaces, self.oversized)
         objective = self.request.objective
         ranked = sorted(self.fitting, key=lambda candidate: candidate.rank(objective))
