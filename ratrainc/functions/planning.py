@@ -214,6 +214,7 @@ def compare_best(
     *,
     seq_len: int = 2048,
     strategies: Sequence[str] | None = None,
+    like: str | Plan | None = None,
     machine: MachineLike = None,
     effort: SearchEffort | None = None,
     progress: OnProgress | None = None,
@@ -221,13 +222,23 @@ def compare_best(
     """Compare strategies on the best plan of the default strategy, and each on its own best plan.
 
     Plans are for at most `clusters` clusters and `global_batch` sequences of `seq_len` tokens a step. `strategies` are
-    names; None means all that have a shape to search. `effort` is for each search: by default 20 seconds. If no plan
+    names; None means all that have a shape to search. All plans take from `like` what `PlanChoice.like` names, what
+    trains among it. `effort` is for each search: by default 20 seconds. If no plan
     fits the default strategy, a note replaces the first comparison. Raises `DiagnosticError` for an unknown name or
-    machine, and for a named strategy without any shape to search.
+    machine, and for a named strategy without any shape to search, or named after another schedule than `like` has.
     """
-    chosen, effort = _machine(machine)[0], effort or SearchEffort(seconds=20.0)
-    request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
-    return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress))
+    chosen, effort = _machine(machine, like)[0], effort or SearchEffort(seconds=20.0)
+    config = _model(model)
+    known = load_plan(like, config) if isinstance(like, str) else like
+    request = planning_request(
+        *(config, clusters, global_batch, seq_len),
+        machine=chosen,
+        plans=PlanChoice(like=like),
+        effort=effort,
+    )
+    return strategy_comparison.compare_on_best(
+        request, strategies, chosen, counting(progress), known, _place(like)
+    )
 
 
 def import_plan(
@@ -306,6 +317,6 @@ def _like(plans: PlanChoice | None) -> str | Plan | None:
     return None if plans is None else plans.like
 
 
-def _place(plan: str | Plan) -> Callable[[], Place]:
+def _place(plan: str | Plan | None) -> Callable[[], Place]:
     """Return a function that finds the key `schedule` in the plan's file; without a file it returns no place."""
     return partial(place_in_plan, plan, "schedule") if isinstance(plan, str) else Place

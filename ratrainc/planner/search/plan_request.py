@@ -113,6 +113,13 @@ class PlanRequest:
             return "backwards in halves, of a model with frozen parameters or adapters, are not built"
         return None
 
+    def check_attention(self) -> None:
+        """Raise RT064 if every plan of the strategy has slices, and the template holds scores of whole sequences."""
+        held = self.setting.template.attention
+        if held != "fused" and all(slices > 1 for *_, slices in divisions(self.schedule)):
+            text = f'attention = "{held}" holds the scores of whole sequences, which slices do not have'
+            fail("RT064", text, help=f"the strategy '{self.strategy.name}' goes with fused attention")
+
     @property
     def families_left_out(self) -> dict[str, str]:
         """The families that the search leaves out, with the reason."""
@@ -127,6 +134,7 @@ class PlanRequest:
         do not share out its sequences, or if bounds or the schedule do not go with what trains.
         """
         check_planned_training(self.model, self.setting.shaped())
+        self.check_attention()
         if (reason := self.left_out(self.schedule)) is not None:
             fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
         peers = choose_tp(self.setting, self.clusters, self.peers, self.strategy)
@@ -245,10 +253,8 @@ def planning_request(
     planned = request.setting.template
     check_plan(planned, model)
     check_planned_training(model, request.setting.shaped())
-    # every division of the schedule has slices
-    if not searched and planned.attention != "fused" and all(k > 1 for *_, k in divisions(request.schedule)):
-        text = f'attention = "{planned.attention}" holds the scores of whole sequences, which slices do not have'
-        fail("RT064", text, help=f"the strategy '{chosen.name}' goes with --attention fused")
+    if not searched:
+        request.check_attention()
     return request
 
 
@@ -319,7 +325,7 @@ def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, like: str | Plan)
     if problem is not None and (plan.chunks > 1 or plan.slices):
         at = _place_in(like, "chunks" if plan.chunks > 1 else "slices")
         text = f"{by} places {wanted}, which this plan cannot have: {problem}"
-        help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
+        help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (plan --strategy)"
         fail("RT064", text, at.location, source=at.source, help=help_text)
 
 
