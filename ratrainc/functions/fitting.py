@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
 from ratrain.ratrainc.bridge.jobs.job_limits import check_counts
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_text import load_plan, place_in_plan
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.plan_file import load_plan, place_in_plan
 from ratrain.ratrainc.bridge.job_plans import importing_jobs
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -236,9 +236,7 @@ def compare_best(
         plans=PlanChoice(like=like),
         effort=effort,
     )
-    return strategy_comparison.compare_on_best(
-        request, strategies, chosen, counting(progress), known, _place(like)
-    )
+    return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress), known, _place(like))
 
 
 def import_plan(

@@ -108,8 +108,8 @@ def compare_on_best(
 ) -> Comparison:
     """Compare strategies on the best plan of the default one, and each on its own.
 
-    `like` is the plan that gave the request its template, if one did; its schedule is at `place`. Raises `DiagnosticError` for a
-    named strategy without any shape to search, or named after another schedule.
+    `like` is the plan that gave the request its template, if one did; its schedule is at `place`. Raises
+    `DiagnosticError` for a named strategy without any shape to search, or named after another schedule.
     """
     left: list[str] = []
     wanted = _of_schedule(chosen_strategies(names), like, place, left, named=names is not None)

@@ -12,12 +12,13 @@ from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
-from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, place_in_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.plan_file import load_plan, place_in_plan
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training
 from ratrain.ratrain_ir.model.adapters import is_saved, is_target
 from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.job_plans.adapter_keys import put_adapter
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import JobPlan

@@ -11,9 +11,9 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Checkpointing, Sharding
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.fit.bands import HELD, band_of

@@ -11,8 +11,8 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.config.training import WHOLE, Training
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.cli import main
 from tests.ratrainc.planner.small_requests import SMALL, TINY, TINY_PLAN
