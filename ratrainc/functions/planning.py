@@ -244,6 +244,7 @@ def import_plan(
     file: str | Path,
     *,
     beside: Sequence[str | Path] = (),
+    model: str | ModelConfig | None = None,
     clusters: int | None = None,
     pp: int | None = None,
     seq_len: int | None = None,
@@ -261,7 +262,8 @@ def import_plan(
     """Make a plan from the settings of another framework.
 
     `framework` is `megatron`, `deepspeed`, `torchtitan`, or the name of a format that `fit` reads; None: by the file's
-    content. `beside` are further files of the same run: an accelerate file, a ds_config.json. The numbers from
+    content. `beside` are further files of the same run: an accelerate file, a ds_config.json. `model` is for files of
+    trainers, in place of the one that they name. The numbers from
     `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are not for Megatron
     and torchtitan, whose files say them; `pp` and `dtype` are for DeepSpeed alone. With `f32_state` a plan with f32
     masters and moments stands for a file that keeps them in fewer bits. `given` has the variables of a Megatron launch
@@ -283,6 +285,7 @@ def import_plan(
         steps=steps,
         given=dict(given or {}),
         beside=tuple(map(Path, beside)),
+        model=None if model is None else _model(model),
         f32_state=f32_state,
     )
     return importing_jobs.import_settings(framework, file, asked)
