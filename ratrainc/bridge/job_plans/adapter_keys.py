@@ -252,7 +252,11 @@ def _names(made: Made, adapter: Adapter) -> list[str] | None:
         return [ALL_LINEAR]
     if model is None:
         text = f"{what}: names of the linear layers are needed beside other settings of targets"
-        made.wrong(f"{ADAPTER}targets", f"{text}, and the model is not known here", "name them: q_proj, v_proj, ...")
+        made.wrong(
+            f"{ADAPTER}targets",
+            f"{text}, and the model is not known here",
+            "name them: q_proj, v_proj, ..., or give --model",
+        )
         return None
     return list(dict.fromkeys([*_linear_names(model), *adapter.further_targets]))
 
