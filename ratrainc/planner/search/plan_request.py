@@ -119,7 +119,8 @@ class PlanRequest:
         held = self.setting.template.attention
         if held != "fused" and all(slices > 1 for *_, slices in divisions(self.schedule)):
             text = f'attention = "{held}" holds the scores of whole sequences, which slices do not have'
-            fail("RT064", text, help=f"the strategy '{self.strategy.name}' goes with fused attention")
+            way_out = f"the strategy '{self.strategy.name}' goes with attention = \"fused\" (plan --attention fused)"
+            fail("RT064", text, help=way_out)
 
     @property
     def families_left_out(self) -> dict[str, str]:

@@ -391,6 +391,18 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
         "which layers are left out of a model with experts",
         "name the others",
     ),
+    "layers left out in Megatron-Bridge": (
+        f"{BRIDGE}peft: {{dim: 4, alpha: 8, target_modules: [linear_proj], exclude_modules: [linear_fc2]}}\n",
+        "megatron-bridge",
+        "peft.exclude_modules ['linear_fc2'] is not carried over: Megatron-Bridge stops",
+        "name target_modules alone",
+    ),
+    "layers left out in TRL": (
+        f"{TRL}lora_exclude_modules: [q_proj]\n",
+        "trl",
+        "lora_exclude_modules is not known here as a setting of TRL",
+        "take it out",
+    ),
     "targets that nobody says": (AXOLOTL, "axolotl", "lora_target_modules is not carried over", "name them"),
     "biases": (FOUNDRY.replace("bias: none", "bias: all"), "llm-foundry", "model.peft_config.bias", "take it out"),
     "numbers that are none": (
