@@ -219,7 +219,10 @@ def _but_excluded(made: Made, adapter: Adapter, targets: str, names: Iterable[st
     within = expression_of(targets) or rf"(?:.*\.)?(?:{'|'.join(re.escape(each) for each in names or ())})"
     left_out = rf"(?:.*\.)?(?:{'|'.join(map(re.escape, some))})" if whole is None else whole
     found = rf"(?!(?:{left_out})\Z)(?:{within})"
-    if (error := expression_error(left_out) or expression_error(found)) is not None:
+    error = expression_error(left_out) or expression_error(found)
+    if error is None and re.compile(left_out).groups and re.search(r"\\[1-9]", within):
+        error = "its groups change the numbers of those that the targets refer to"
+    if error is not None:
         made.wrong(key, f"{made.key(key)}: {shown(left_out)} is no regular expression here: {error}", "correct it")
         return None
     return f"{EXPRESSION}{found}"

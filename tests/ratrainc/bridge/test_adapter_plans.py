@@ -371,6 +371,12 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
         'lora_exclude_modules: "(q" is no regular expression',
         "correct it",
     ),
+    "groups of what is left out": (
+        AXOLOTL + r"lora_target_modules: '.*(q|v)_\1?proj'" + "\nlora_exclude_modules: '.*(0|1).*'\n",
+        "axolotl",
+        "its groups change the numbers",
+        "correct it",
+    ),
     "layers left out of an unknown model": (
         f"{QLORA}lora_exclude_modules: [down_proj]\n",
         "axolotl",
