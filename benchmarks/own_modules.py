@@ -22,8 +22,8 @@ from attrs import frozen
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.strategies import strategy
 
 RATIO = re.compile(r"ratio ([0-9.]+), (.*), [0-9.]+ s$")

@@ -23,7 +23,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.running.supervisor import mpi_command
 from ratrain.targets.program.rtx import write_program

@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profiles
 from ratrain.ratrainc.choices.run_choices import DataChoice
 from ratrain.ratrainc.choices.strategies import strategy

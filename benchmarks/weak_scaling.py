@@ -17,9 +17,9 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.calibration.calibration_report import Calibration, calibrate
 from ratrain.ratrainc.calibration.fitting import with_values
 from ratrain.ratrainc.calibration.measured_rows import MeasuredRow

@@ -94,13 +94,19 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
   is refused.
 - Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
   refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
-- Refused by name: frozen parts, ranks of experts, float8, dropout, of adapters too, optimizers other than AdamW,
+- Refused by name: ranks of experts, float8, dropout, of adapters too, optimizers other than AdamW,
   a setting that no reader knows, and the settings below.
 - Adapters (LoRA, rsLoRA, QLoRA in nf4) become `[train]` ([adapters](adapters.md)). Targets are names as PEFT has them for the
   model: torchtune's `output_proj` is `o_proj`. A regular expression, or layers chosen by number, is `re:...`. Where the model is
-  known, names are checked against it. Refused: DoRA, LoftQ, PiSSA and other starts, a rate of its own for one matrix (LoRA+), a base in
+  known, names are checked against it. What `lora_exclude_modules` (axolotl) or `exclude_modules` (LLM Foundry) leaves out is taken
+  out of the targets: a name that goes whole is left out, for some of a name's layers the targets are `re:...`. Refused: DoRA, LoftQ, PiSSA and other starts, a rate of its own for one matrix (LoRA+), a base in
   fp4 or in 8 bits, adapters of embedding and head, and Megatron-Bridge's joint layers (`linear_qkv`, `linear_fc1`). What trains are
   adapters: only their masters and moments ask for `--f32-state`.
+- LLaMA-Factory's `finetuning_type: freeze` becomes `freeze`, the names of what does not train: the last n layers train, or of a
+  negative number the first, or with LLaMA Pro one of each n-th part. As there, `freeze_extra_modules: norm` trains all norms. The
+  model must be known. Models with experts are refused, since names of experts differ by version.
+- `--model` names the model where the file's name of it is not known here: a preset, a name on the Hub, a folder. Names of layers are
+  then checked, and made where the file says others. A model that contradicts one that is known by its name is refused.
 - A file of Megatron-Bridge changes a recipe, which says most of a run: the recipe must be one that `fit` knows (Llama 3). Its
   launch script is given as FILE, or with `--beside`; `--set` gives variables of it.
 - Passes that store on the host (`store=host`, `offload-state`) need a machine file with a host's memory.
@@ -117,6 +123,8 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
 | rank, alpha, `use_rslora`, ranks and alphas of some layers | method, rank, alpha, rslora, rank_pattern, alpha_pattern | unchanged; the framework's defaults are named |
 | targets, target parameters, `layers_to_transform` | targets | names of linear layers, of experts and routers, or `re:` |
+| `exclude_modules` | targets | without them |
+| `freeze_trainable_layers`, `freeze_trainable_modules`, `freeze_extra_modules` | freeze | what they leave out |
 | modules_to_save, `additional_target` | modules_to_save | by ends of names after a dot; a tied table stays one, which is named where PEFT would train two |
 | a base in 4 bits, nf4 | base | nf4; scales in f32 (no double quantisation), or torchao's, are named |
 | LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |

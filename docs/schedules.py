@@ -8,9 +8,9 @@ from attrs import evolve, frozen
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.ops.messages import Send
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.console.markdown_text import wrapped
 from ratrain.ratrainc.report.picture import step_picture
 from ratrain.targets.simulator.figures import step_figures

@@ -179,6 +179,12 @@ COMPILING = {
             "--beside": Option(
                 "a further file of the same run", "--beside acc.yaml", _TRAINER, idle=("--from torchtitan job.toml",)
             ),
+            "--model": Option(
+                "the model whose layers a file of a trainer names",
+                "--model m.json",
+                "freeze.yaml --clusters 4",
+                idle=("--from torchtitan job.toml",),
+            ),
             "--clusters": Option(
                 "the ranks, where the file does not say", "--clusters 8", "--from deepspeed ds.json --seq-len 8"
             ),

@@ -368,6 +368,12 @@ PLANNING = {
             "--seq-len": Option(
                 "tokens of a sequence", "--seq-len 16", _AUTO, _REQUEST, ("--model m.json --plan p.toml",)
             ),
+            "--like": Option(
+                "types, chunks, the optimizer and what trains",
+                "--like p2.toml",
+                f"{_QUICK} --clusters 2 --global-batch 4",
+                idle=("--model m.json --plan p.toml",),
+            ),
             "--seconds": Option(
                 "time for each search", "--seconds 3", _AUTO, _REQUEST, ("--model m.json --plan p.toml",)
             ),

@@ -203,8 +203,8 @@ class Training:
         converter=_spaced,
         metadata=key(
             "train",
-            "parameters that do not train, by name in the checkpoint; `*` stands for any characters: "
-            '"model.embed_tokens.*, model.layers.0.*"',
+            "parameters that do not train, by name in the checkpoint; `*` stands for any characters, `[0-7]` for one "
+            'of these: "model.embed_tokens.*, model.layers.[0-7].*"',
             _read_names,
             in_header_if_default=False,
             not_in_file=lambda own: not own.freeze,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 
+from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Optimizer
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, nearest
 from ratrain.ratrain_ir.support.text import Place, shown
@@ -143,6 +144,8 @@ class Asked:
     """values for variables of a script"""
     beside: tuple[Path, ...] = ()
     """further files of the same run: an accelerate file, a ds_config.json"""
+    model: ModelConfig | None = None
+    """the model, where its file's name of it is not known here, or is another one's"""
     f32_state: bool = False
     """true if a plan with f32 masters and moments may stand for a file that keeps them in fewer bits"""
 

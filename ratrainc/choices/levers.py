@@ -15,10 +15,10 @@ from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.time_limit import OutOfTime, time_limit
 from ratrain.ratrainc.choices.timed_plan import RefusedPlan, time_plan
@@ -243,7 +243,7 @@ def _more_stages(setting: CompileSetting) -> CompileSetting | None:
     count = plan.pp * 2 * plan.chunks
     if plan.dp % 2 or count > setting.model.layers:
         return None
-    cuts = balance_cuts(setting.model, count, plan.seq_len)
+    cuts = balance_cuts(setting.model, count, plan.seq_len, plan.training)
     halved = plan.reshaped(dp=plan.dp // 2, micro_batches=plan.micro_batches * 2)
     more = attrs.evolve(
         halved, pp=plan.pp * 2, cuts=cuts, mapping=None

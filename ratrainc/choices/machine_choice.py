@@ -41,7 +41,7 @@ class MachineChoice:
         `say` hears of a machine that differs from the file's, and of one that is taken from it and not the default.
         Raises `DiagnosticError` RT002 or RT063 if the file cannot be read.
         """
-        from ratrain.ratrain_ir.config.plan_text import made_for
+        from ratrain.ratrain_ir.text.plan_file import made_for
         from ratrain.targets.machine.machine import DEFAULT_MACHINE
 
         meant = made_for(plan) if isinstance(plan, str | Path) else None

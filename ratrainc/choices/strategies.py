@@ -18,10 +18,11 @@ from ratrain.passes.placement.place_from_file import PlaceFromFilePass
 from ratrain.passes.placement.place_schedule import PlaceSchedulePass
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrain_ir.config.cuts import balance_cuts, even_work_lengths
+from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.plan_keys import runs_of_context
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, nearest
 from ratrain.ratrain_ir.support.text import Place
@@ -131,7 +132,7 @@ def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> 
     if usual.chunks == 1:
         return _in_slices(plan, model, machine)
     count = plan.pp * usual.chunks
-    cuts = balance_cuts(model, count, plan.seq_len) if count <= model.layers else plan.cuts
+    cuts = balance_cuts(model, count, plan.seq_len, plan.training) if count <= model.layers else plan.cuts
     return evolve(plan, chunks=usual.chunks, layout=usual.layout, cuts=cuts)
 
 

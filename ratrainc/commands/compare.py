@@ -12,6 +12,7 @@ from ratrain.ratrainc.commands.words.options import (
     in_groups,
     jobs_option,
     json_option,
+    like_option,
     model_option,
     refuse_idle,
     seconds_option,
@@ -25,6 +26,7 @@ Examples:
   ratrainc compare --model llama-2-7b --plan P.toml --strategies baseline-1f1b,ratrain --json
   ratrainc compare --model llama-2-7b --plan P.toml --strategies 1f1b,v-min,dualpipe-v,mine.csv
   ratrainc compare --model qwen2.5-32b --plan auto --clusters 256 --global-batch 4096 --strategies tuned-1f1b,ratrain
+  ratrainc compare --model llama-2-7b --plan auto --like lora.toml --clusters 8 --global-batch 64
 """
 
 
@@ -42,6 +44,10 @@ Examples:
     "--global-batch", type=click.IntRange(1, 1 << 20), metavar="G", help="With --plan auto: sequences of a step."
 )
 @click.option("--seq-len", type=click.IntRange(1, 1 << 20), default=2048, show_default=True, help="With --plan auto.")
+@like_option(
+    "With --plan auto: take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks "
+    "from this plan."
+)
 @seconds_option(20.0, "With --plan auto: search time of each.", "effort_seconds")
 @jobs_option("With --plan auto: processes.", "effort_jobs")
 @click.option(
@@ -61,6 +67,7 @@ def command(
     clusters: int | None,
     global_batch: int | None,
     seq_len: int,
+    like: str | None,
     effort: SearchEffort,
     names: str | None,
     target: MachineChoice,
@@ -70,8 +77,8 @@ def command(
 
     They train the same bits; they differ in bytes and time. All times are simulated. A strategy that does not fit is
     shown with the bytes that it lacks, and has no speed-up. On one plan a speed-up is due to the strategy; each on its
-    best plan, to the plans too. If a plan file names a schedule, strategies named after another one are left out, or
-    refused if named.
+    best plan, to the plans too. If a plan file, or that of --like, names a schedule, strategies named after another one
+    are left out, or refused if named.
     """
     automatic = plan == "auto"
     if automatic and (clusters is None or global_batch is None):
@@ -79,7 +86,7 @@ def command(
     if not automatic and (clusters is not None or global_batch is not None):
         raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
     if not automatic:
-        refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
+        refuse_idle("goes with --plan auto: a plan file says it", "seq_len", "like")
         refuse_idle("is for a search: it goes with --plan auto", "effort_seconds", "effort_jobs")
     from ratrain import api
     from ratrain.ratrainc.console.console import bar, print_json
@@ -87,7 +94,7 @@ def command(
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.console.signals import ending_search
 
-    target = target if automatic else target.for_plan(plan, stated)
+    target = target.for_plan(like if automatic else plan, stated)
     chosen = [name.strip() for name in names.split(",")] if names else None
     with ending_search() as stop, bar(None, "planning" if automatic else "comparing") as progress:
         if automatic:
@@ -99,6 +106,7 @@ def command(
                 global_batch,
                 seq_len=seq_len,
                 strategies=chosen,
+                like=like,
                 machine=target,
                 effort=effort,
                 progress=progress,

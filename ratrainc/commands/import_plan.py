@@ -13,6 +13,7 @@ from ratrain.ratrainc.commands.words.options import (
     in_groups,
     json_option,
     misuse_of_command,
+    named_model,
     output_file,
 )
 from ratrain.ratrainc.commands.words.variables import variables
@@ -25,7 +26,7 @@ Examples:
   ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
   ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
   ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml  of axolotl, torchtune, ...
-  ratrainc import-plan sft.yaml --beside fsdp.yaml -o P.toml
+  ratrainc import-plan sft.yaml --beside fsdp.yaml --model ./smollm -o P.toml
 """
 _NAMES = (
     *("megatron", "deepspeed", "torchtitan", "axolotl", "llama-factory", "torchtune", "nanotron", "accelerate", "trl"),
@@ -52,6 +53,14 @@ def _auto(text: str) -> str:
     multiple=True,
     metavar="FILE",
     help="A further file of the same run: an accelerate or FSDP file, a ds_config.json; may be repeated.",
+)
+@click.option(
+    "--model",
+    type=InputFile("model"),
+    metavar="M",
+    callback=named_model,
+    help="A preset, a name on the Hugging Face Hub that is known here, or a config.json, in place of FILE's: names of "
+    "layers in [train] are checked against it, and made where FILE says others.",
 )
 @click.option(
     "--clusters",
@@ -149,6 +158,7 @@ def command(
     file: str,
     framework: str | None,
     beside: tuple[str, ...],
+    model: str | None,
     asked: Asked,
     output: str | None,
     as_json: bool,
@@ -156,8 +166,9 @@ def command(
     """Convert a settings file of another framework to a plan.
 
     FILE holds settings of Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune,
-    nanotron, accelerate, TRL, transformers or LLM Foundry. Adapters (LoRA, rsLoRA, QLoRA) become [train]. What no plan
-    trains or holds is refused by name: other adapters, dropout, ranks of experts, frozen parts, float8.
+    nanotron, accelerate, TRL, transformers or LLM Foundry. Adapters (LoRA, rsLoRA, QLoRA) become [train], and so do the
+    layers that LLaMA-Factory trains alone. What no plan
+    trains or holds is refused by name: other adapters, dropout, ranks of experts, float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr
@@ -175,7 +186,7 @@ def command(
     from ratrain.ratrainc.console.console import print_json
 
     with misuse_of_command():
-        made = api.import_plan(framework, file, **(asdict(asked) | {"beside": beside}))
+        made = api.import_plan(framework, file, **(asdict(asked) | {"beside": beside, "model": model}))
     if output is not None:
         write_text(output, made.text())
     if as_json:

@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_text import changes_text, check_plan, load_plan, place_in_plan
+from ratrain.ratrain_ir.config.plan_text import changes_text, check_plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops.memory import fetches_parameters
@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics,
 from ratrain.ratrain_ir.support.files import read_bytes
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.plan_file import load_plan, place_in_plan
 from ratrain.ratrain_ir.text.printer import write_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.reporter import Reporter

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.jobs.formats import format_named, read_job
 from ratrain.ratrainc.bridge.jobs.job_limits import check_counts
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
@@ -92,7 +92,7 @@ def fit(
         return evolve(found, ours=_our_plan(found, machine, named), long=long_sequence_plans(found.job, on))
     assert file is not None
     try:
-        like, words = _imported(found.job.model, file, asked, format)
+        like, words = _imported(found.job.model, file, asked, format, named)
     except _NoPlanError as error:
         return evolve(found, ours=OurPlan("", 0, 0.0, error.words, f"{REFUSED}: {error.why}"))
     ours = _our_plan(found, machine, named, like, words)
@@ -121,10 +121,10 @@ class _NoPlanError(Exception):
         self.words, self.why = words, why
 
 
-def _imported(model: ModelConfig, file: str | Path, asked: Asked, form: str | None) -> tuple[Plan, str]:
+def _imported(model: ModelConfig, file: str | Path, asked: Asked, form: str | None, named: str) -> tuple[Plan, str]:
     """Return the plan of the settings as `import-plan` makes it, and the command that writes it to P.toml.
 
-    Raises `_NoPlanError` with the reason if no plan can be made of them.
+    `named` is the model's name in commands. Raises `_NoPlanError` with the reason if no plan can be made of them.
     """
     from ratrain.ratrainc.functions.planning import import_plan
 
@@ -134,11 +134,12 @@ def _imported(model: ModelConfig, file: str | Path, asked: Asked, form: str | No
         "micro_batch_size": asked.micro_batch_size,
         "beside": asked.beside,
         "given": asked.given,
+        "model": None if asked.model is None else named,
     }
     while True:
         words = _import_words(file, form, options)
         try:
-            made = import_plan(form, file, **options)
+            made = import_plan(form, file, **{**options, "model": asked.model})
         except DiagnosticError as error:
             helps = " ".join(each.help or "" for each in error.diagnostics)
             wanted = dict(added for option, added in _ADDED.items() if re.search(rf"{option}\b", helps))
@@ -158,6 +159,7 @@ def _import_words(file: str | Path, form: str | None, options: Mapping[str, Any]
     """Return the command that makes a plan of a settings file."""
     words = ["ratrainc", "import-plan", str(file)]
     words += ["--from", form] if form else []
+    words += ["--model", options["model"]] if options["model"] is not None else []
     for option, name in (("--devices", "clusters"), ("--seq-len", "seq_len"), ("--steps", "steps")):
         words += [option, str(options[name])] if options.get(name) is not None else []
     if options["micro_batch_size"] is not None:

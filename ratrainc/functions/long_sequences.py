@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.cuts import balance_cuts, even_work_lengths
+from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS, ZIGZAG
 from ratrain.ratrain_ir.config.training import WHOLE
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import zero_level
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
@@ -43,12 +44,11 @@ def long_sequence_plans(job: Job, machine: Machine, training: Training = WHOLE) 
     assert job.seq_len is not None
     if job.cp == 1 and job.seq_len < LONG:
         return ()
-    both = (_with_ranks(job), _with_slices(job))
-    trained = [(name, plan and evolve(plan, training=training)) for name, plan in both]
-    return tuple(_placed(job.model, *made, machine) for made in trained)
+    both = (_with_ranks(job, training), _with_slices(job, training))
+    return tuple(_placed(job.model, *made, machine) for made in both)
 
 
-def _base(job: Job, *, dp: int, micro_batches: int, pp: int, cp: int) -> Plan:
+def _base(job: Job, training: Training, *, dp: int, micro_batches: int, pp: int, cp: int) -> Plan:
     """Return a plan of the job's batch and types with other degrees; its stages are cut where their work is even."""
     assert job.model is not None
     assert job.micro_batch_size is not None
@@ -59,7 +59,7 @@ def _base(job: Job, *, dp: int, micro_batches: int, pp: int, cp: int) -> Plan:
         dp=dp,
         cp=cp,
         tp=job.tp,
-        cuts=balance_cuts(job.model, pp, job.seq_len) if pp > 1 else (),
+        cuts=balance_cuts(job.model, pp, job.seq_len, training),
         micro_batch_size=job.micro_batch_size,
         micro_batches=micro_batches,
         seq_len=job.seq_len,
@@ -68,6 +68,7 @@ def _base(job: Job, *, dp: int, micro_batches: int, pp: int, cp: int) -> Plan:
         reduce="each-micro-batch" if zero > 1 else "last",
         view_dtype=job.compute_dtype,
         mlp_chunk=_MLP_CHUNK,
+        training=training,
     )
 
 
@@ -77,16 +78,20 @@ def _several(job: Job) -> int:
     return job.cp if job.cp > 1 else dp & -dp
 
 
-def _with_ranks(job: Job) -> tuple[str, Plan | None]:
+def _with_ranks(job: Job, training: Training) -> tuple[str, Plan | None]:
     cp = _several(job)
     times = cp // job.cp
     plan = _base(
-        job, dp=(job.dp or 1) // times, micro_batches=(job.gradient_accumulation or 1) * times, pp=job.pp, cp=cp
+        *(job, training),
+        dp=(job.dp or 1) // times,
+        micro_batches=(job.gradient_accumulation or 1) * times,
+        pp=job.pp,
+        cp=cp,
     )
     return f"cp {cp}", plan if cp > 1 else None
 
 
-def _with_slices(job: Job) -> tuple[str, Plan | None]:
+def _with_slices(job: Job, training: Training) -> tuple[str, Plan | None]:
     """Return a plan whose stages are in the place of context ranks, and twice as many slices as stages."""
     assert job.model is not None
     assert job.seq_len is not None
@@ -97,7 +102,11 @@ def _with_slices(job: Job) -> tuple[str, Plan | None]:
     if stages > job.model.layers or job.seq_len < slices:
         return name, None
     plan = _base(
-        job, dp=(job.dp or 1) // times, micro_batches=(job.gradient_accumulation or 1) * times, pp=stages, cp=1
+        *(job, training),
+        dp=(job.dp or 1) // times,
+        micro_batches=(job.gradient_accumulation or 1) * times,
+        pp=stages,
+        cp=1,
     )
     return name, evolve(plan, slices=even_work_lengths(job.model, job.seq_len, slices))
 

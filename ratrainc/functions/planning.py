@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_text import load_plan, place_in_plan
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.plan_file import load_plan, place_in_plan
 from ratrain.ratrainc.bridge.job_plans import importing_jobs
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -214,6 +214,7 @@ def compare_best(
     *,
     seq_len: int = 2048,
     strategies: Sequence[str] | None = None,
+    like: str | Plan | None = None,
     machine: MachineLike = None,
     effort: SearchEffort | None = None,
     progress: OnProgress | None = None,
@@ -221,13 +222,21 @@ def compare_best(
     """Compare strategies on the best plan of the default strategy, and each on its own best plan.
 
     Plans are for at most `clusters` clusters and `global_batch` sequences of `seq_len` tokens a step. `strategies` are
-    names; None means all that have a shape to search. `effort` is for each search: by default 20 seconds. If no plan
+    names; None means all that have a shape to search. All plans take from `like` what `PlanChoice.like` names, what
+    trains among it. `effort` is for each search: by default 20 seconds. If no plan
     fits the default strategy, a note replaces the first comparison. Raises `DiagnosticError` for an unknown name or
-    machine, and for a named strategy without any shape to search.
+    machine, and for a named strategy without any shape to search, or named after another schedule than `like` has.
     """
-    chosen, effort = _machine(machine)[0], effort or SearchEffort(seconds=20.0)
-    request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
-    return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress))
+    chosen, effort = _machine(machine, like)[0], effort or SearchEffort(seconds=20.0)
+    config = _model(model)
+    known = load_plan(like, config) if isinstance(like, str) else like
+    request = planning_request(
+        *(config, clusters, global_batch, seq_len),
+        machine=chosen,
+        plans=PlanChoice(like=like),
+        effort=effort,
+    )
+    return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress), known, _place(like))
 
 
 def import_plan(
@@ -235,6 +244,7 @@ def import_plan(
     file: str | Path,
     *,
     beside: Sequence[str | Path] = (),
+    model: str | ModelConfig | None = None,
     clusters: int | None = None,
     pp: int | None = None,
     seq_len: int | None = None,
@@ -252,7 +262,8 @@ def import_plan(
     """Make a plan from the settings of another framework.
 
     `framework` is `megatron`, `deepspeed`, `torchtitan`, or the name of a format that `fit` reads; None: by the file's
-    content. `beside` are further files of the same run: an accelerate file, a ds_config.json. The numbers from
+    content. `beside` are further files of the same run: an accelerate file, a ds_config.json. `model` is for files of
+    trainers, in place of the one that they name. The numbers from
     `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are not for Megatron
     and torchtitan, whose files say them; `pp` and `dtype` are for DeepSpeed alone. With `f32_state` a plan with f32
     masters and moments stands for a file that keeps them in fewer bits. `given` has the variables of a Megatron launch
@@ -274,6 +285,7 @@ def import_plan(
         steps=steps,
         given=dict(given or {}),
         beside=tuple(map(Path, beside)),
+        model=None if model is None else _model(model),
         f32_state=f32_state,
     )
     return importing_jobs.import_settings(framework, file, asked)
@@ -306,6 +318,6 @@ def _like(plans: PlanChoice | None) -> str | Plan | None:
     return None if plans is None else plans.like
 
 
-def _place(plan: str | Plan) -> Callable[[], Place]:
+def _place(plan: str | Plan | None) -> Callable[[], Place]:
     """Return a function that finds the key `schedule` in the plan's file; without a file it returns no place."""
     return partial(place_in_plan, plan, "schedule") if isinstance(plan, str) else Place

@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import changes_text, plan_to_toml
 from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
-from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, read_bytes, write_text
+from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, path_errors, read_bytes, write_text
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import (
     BYTES,
@@ -277,5 +277,7 @@ def refuse_idle_choices(choice: FinetuneChoice) -> None:
         misuse("--merge is for adapters: --full trains the model itself, and writes it whole")
     if not choice.data.paths:
         misuse("fine-tuning needs --data")
-    if os.path.realpath(choice.output) == os.path.realpath(choice.model):
+    with path_errors(f"cannot read '{choice.model}'"):
+        is_model = os.path.realpath(choice.output) == os.path.realpath(choice.model)
+    if is_model:
         misuse("-o is the folder of the model itself: name another one")

@@ -14,10 +14,10 @@ from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
-from ratrain.ratrain_ir.config.plan_text import Overlay, load_plan, made_for, parse_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.plan_file import Overlay, load_plan, made_for, parse_plan
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.calibration.measured_tables import (
     Cells,

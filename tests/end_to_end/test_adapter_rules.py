@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.toml_text import toml_value
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.running.weight_export import export_adapter
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, start, train
 

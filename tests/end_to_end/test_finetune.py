@@ -12,8 +12,8 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.choices.finetune_choice import Adapting, FinetuneChoice, Judging, Schedule
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display
 from ratrain.ratrainc.cli import main

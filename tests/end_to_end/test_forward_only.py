@@ -11,12 +11,16 @@ from ratrain import api
 from ratrain.ratrain_ir.analysis.actions import actions_of_module, parse_torch_csv
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.chunk_runs import Outcome, outcome, outcome_of
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_plan, start, train
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.program import Program
 
@@ -225,3 +230,26 @@ def test_explanations_know_stages_that_only_go_forward(layout: str) -> None:
     for stage in module.stages:
         blocks = {row["block"] for row in api.explain(module, stage=stage.index).to_json()["recovery"]}
         assert blocks.isdisjoint({"attention.0", "mlp.0", "attention.1", "mlp.1"})
+
+
+# A layer takes longer than its launches, so that steps show what stages compute.
+SLOW = {"fp16_peak": 1e8, "ddr_bandwidth": 1e10, "link_bandwidth": 1e9, "collective_chunk": 4096.0}
+
+
+def step_seconds(model: ModelConfig, plan: Plan) -> float:
+    found = evaluate(Task(model, plan, strategy("full-save").passes, with_constants(load_machine(None), SLOW)))
+    assert found.step_seconds is not None
+    return found.step_seconds
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("name", TRAININGS)
+def test_cuts_that_count_what_trains_are_no_slower(name: str, stages: int) -> None:
+    """Than those that count all layers alike, on a machine whose time is that of products."""
+    deep = evolve(MODEL, layers=8, ffn_size=64)
+    training, seconds = TRAININGS[name], {}
+    for counted in (Training(), training):
+        cuts = balance_cuts(deep, stages, 16, counted)
+        plan = make_plan(deep, pp=stages, dp=1, cuts=cuts, micro_batches=8, seq_len=16, zero=0, training=training)
+        seconds[counted] = step_seconds(deep, plan)
+    assert seconds[training] <= 1.01 * seconds[Training()]

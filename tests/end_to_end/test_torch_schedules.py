@@ -13,7 +13,8 @@ from ratrain import api
 from ratrain.passes.placement.foreign_table import orders_of_table, read_foreign_table, shape_of_table
 from ratrain.ratrain_ir.analysis.actions import COMPUTES, MESSAGES, actions_of_module, read_torch_csv
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.config.cuts import balance_cuts
+from ratrain.ratrain_ir.config.training import WHOLE
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.schedules.action import most_in_flight
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.text.parser import parse_module
@@ -58,7 +59,7 @@ def placement(path: Path) -> str:
 def lowered(shape: PipelineShape, **keys: Any) -> Module:
     """A model of three layers a stage, cut for a shape."""
     model = evolve(TOY, layers=3 * shape.stages)
-    cuts = balance_cuts(model, shape.stages * shape.chunks, 4)
+    cuts = balance_cuts(model, shape.stages * shape.chunks, 4, WHOLE)
     sizes = {"pp": shape.stages, "micro_batches": shape.micro_batches, "micro_batch_size": 1, "seq_len": 4}
     plan = make_plan(model, **sizes, cuts=cuts, chunks=shape.chunks, layout=shape.layout, **keys)
     return api.lowered(model, plan)

@@ -42,12 +42,13 @@ from ratrain.passes.manager import PassManager, PassRun
 from ratrain.passes.registry import PASSES
 from ratrain.ratrain_ir.analysis.actions import actions_of_module
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_text import plan_from_fields
+from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.config.types import STORES, aligned
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
@@ -218,7 +219,7 @@ def _input(case: PassFile, file: str) -> Module:
     stages = case.plan.get("pp", 1)
     model = model_from_fields({**TOY.to_fields(), "layers": stages, **case.model})
     plan = {"pp": stages, "dp": 1, "micro_batch_size": 1, "micro_batches": 1, "seq_len": 4, **case.plan}
-    plan.setdefault("cuts", list(balance_cuts(model, stages, plan["seq_len"])))
+    plan.setdefault("cuts", list(balance_cuts(model, stages, plan["seq_len"], WHOLE)))
     return lower(model, plan_from_fields(plan, model=model))
 
 

@@ -35,8 +35,8 @@ from ratrain.passes.memory.allocation.slots import _stacks, stacks_of_slots
 from ratrain.passes.memory.allocation.small import greedy, neighbours
 from ratrain.passes.memory.allocation.stacks import two_stacks
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.memory.allocation_csv import _diagnosed, _sound, read_problem
 

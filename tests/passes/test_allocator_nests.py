@@ -20,7 +20,7 @@ from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.passes.memory.allocation.slots import stacks_of_slots
 from ratrain.passes.memory.allocation.stacks import two_stacks
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.strategies import strategy
 from tests.passes.placed_attempts import assert_placed, attempt_at
 

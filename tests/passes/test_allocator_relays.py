@@ -19,7 +19,7 @@ from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sec
 from ratrain.passes.memory.allocation.slots import relays_in_slots
 from ratrain.passes.memory.allocation.sweep import latest_slots
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from tests.passes.placed_attempts import assert_placed, attempt_at
 
 MLP, ATTENTION, WEIGHTS = [43, 43, 16], [16] * 4, [43, 43] + [16] * 7

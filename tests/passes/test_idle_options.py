@@ -22,12 +22,13 @@ from ratrain.passes.pass_base import option_text
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.registry import PASSES, pass_class
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.cuts import balance_cuts
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text.printer import print_module
@@ -71,7 +72,7 @@ def _module(context: Context) -> Module:
 
 def plan(pp: int, dp: int, *, model: ModelConfig = MODEL, **more: object) -> Plan:
     sizes = {"micro_batch_size": 1, "micro_batches": 3, "seq_len": 4} | more
-    return Plan(pp, dp, balance_cuts(model, pp, 4), **sizes)  # type: ignore[arg-type]
+    return Plan(pp, dp, balance_cuts(model, pp, 4, WHOLE), **sizes)  # type: ignore[arg-type]
 
 
 CONTEXTS = (

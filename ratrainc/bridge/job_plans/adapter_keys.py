@@ -2,6 +2,7 @@
 
     lora_r, lora_alpha, use_rslora       rank, alpha, rslora
     lora_target_modules                  targets: names as PEFT has them; an expression, or some layers alone, as `re:`
+    lora_exclude_modules                 targets: the names that remain; where some of a name's layers do, as `re:`
     lora_modules_to_save                 modules_to_save
     load_in_4bit, nf4                    base = "nf4"
 
@@ -21,9 +22,15 @@ from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
 from ratrain.ratrain_ir.model.parameter_names import head_module, is_router_module
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.support.module_patterns import EXPRESSION, expression_error, is_expression, is_named
+from ratrain.ratrain_ir.support.module_patterns import (
+    EXPRESSION,
+    expression_error,
+    expression_of,
+    is_expression,
+    is_named,
+)
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.jobs.job import ADAPTER
+from ratrain.ratrainc.bridge.jobs.job import ADAPTER, THAWED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,9 +92,9 @@ def put_adapter(made: Made) -> None:
         _put_base(made, adapter)
 
 
-def check_adapter(made: Made, plan: Plan) -> None:
-    """Report, with the file's words and places, where the keys of an adapter do not fit the model, if it is known."""
-    if made.job.adapter is None or made.job.model is None:
+def check_trained(made: Made, plan: Plan) -> None:
+    """Report, with the file's words and places, where the keys of [train] do not fit the model, if it is known."""
+    if not plan.training or made.job.model is None:
         return
     try:
         check_training(made.job.model, plan)
@@ -96,7 +103,8 @@ def check_adapter(made: Made, plan: Plan) -> None:
             key = re.match(r"\w*", each.message)
             own = key[0] if key else ""
             part = {"base": "base_bits"}.get(own, own)
-            name = part if part == "tp" else f"{ADAPTER}{part}"
+            beginning = ADAPTER if made.job.adapter is not None else THAWED
+            name = part if part == "tp" else f"{beginning}{part}"
             about = (
                 re.match(rf"{own}(:| names)", each.message) is not None
             )  # else it speaks of a key's value in the plan
@@ -106,8 +114,8 @@ def check_adapter(made: Made, plan: Plan) -> None:
 
 
 def is_carried(made: Made, key: str) -> bool:
-    """Tell whether a setting, or the table that it stands in, is part of the adapter that the plan has."""
-    own = (origin.key for name, origin in made.job.origins.items() if name.startswith(ADAPTER))
+    """Tell whether a setting, or the table that it stands in, is part of what the plan has of adapters or layers."""
+    own = (origin.key for name, origin in made.job.origins.items() if name.startswith((ADAPTER, THAWED)))
     return any(key == each or key.startswith(f"{each}.") for each in own)
 
 
@@ -165,7 +173,7 @@ def _targets(made: Made, adapter: Adapter) -> str | None:
         made.wrong(name, f"{what}: {shown(odd)} is no regular expression: {error}", "correct it")
         return None
     if odd is not None:
-        return f"{EXPRESSION}{odd}"
+        return _but_excluded(made, adapter, f"{EXPRESSION}{odd}")
     for each in names:
         if each in _JOINT_IN_MEGATRON and made.job.framework == "megatron-bridge":
             text = f"{what}: {each} has one adapter for {_JOINT_IN_MEGATRON[each]}; a plan has one for each"
@@ -182,9 +190,42 @@ def _targets(made: Made, adapter: Adapter) -> str | None:
         text = f"{made.key(f'{ADAPTER}layers')}: a plan's experts have adapters in all layers, or in none"
         made.wrong(f"{ADAPTER}layers", text, "leave it out, or the parameters of experts")
         return None
+    names = [each for each in names if not any(is_named(each, other) for other in adapter.excluded)]
+    if not names and adapter.excluded and not adapter.target_parameters:
+        text = f"{made.key(f'{ADAPTER}excluded')}: no layer is left to get an adapter: PEFT stops"
+        made.wrong(f"{ADAPTER}excluded", text, "leave one out there")
+        return None
     if adapter.layers:
-        return _in_layers(names, adapter)
-    return ", ".join(dict.fromkeys([*names, *(each.removesuffix(".weight") for each in adapter.target_parameters)]))
+        return _but_excluded(made, adapter, _in_layers(names, adapter), names)
+    parameters = [each.removesuffix(".weight") for each in adapter.target_parameters]
+    return _but_excluded(made, adapter, ", ".join(dict.fromkeys([*names, *parameters])), names)
+
+
+def _but_excluded(made: Made, adapter: Adapter, targets: str, names: Iterable[str] | None = None) -> str | None:
+    """Return targets without the layers that get no adapter; None if they are refused, which is reported.
+
+    `names` are those in the targets, None of an expression. A name that is left out where it is named whole has been
+    taken out of them; what leaves out some of the layers that a name names makes an expression of the targets.
+    """
+    key = f"{ADAPTER}excluded"
+    whole = next((expression_of(each) for each in adapter.excluded), None)
+    some = [each for each in adapter.excluded if names is None or any(is_named(each, name) for name in names)]
+    if not some and whole is None:
+        return targets
+    if adapter.target_parameters:
+        text = f"{made.key(key)}: it leaves out some of the layers of a name, which an expression says in a plan; an"
+        made.wrong(key, f"{text} expression stands alone, without parameters of experts", "leave names out whole")
+        return None
+    within = expression_of(targets) or rf"(?:.*\.)?(?:{'|'.join(re.escape(each) for each in names or ())})"
+    left_out = rf"(?:.*\.)?(?:{'|'.join(map(re.escape, some))})" if whole is None else whole
+    found = rf"(?!(?:{left_out})\Z)(?:{within})"
+    error = expression_error(left_out) or expression_error(found)
+    if error is None and re.compile(left_out).groups and re.search(r"\\[1-9]", within):
+        error = "its groups change the numbers of those that the targets refer to"
+    if error is not None:
+        made.wrong(key, f"{made.key(key)}: {shown(left_out)} is no regular expression here: {error}", "correct it")
+        return None
+    return f"{EXPRESSION}{found}"
 
 
 def _names(made: Made, adapter: Adapter) -> list[str] | None:
@@ -201,11 +242,24 @@ def _names(made: Made, adapter: Adapter) -> list[str] | None:
         why = "beside all-linear PEFT takes adapters in all layers"
         made.leave(f"{ADAPTER}layers", list(adapter.layers), why)
     layers = adapter.layers if job.framework in _BY_NAMES else ()
-    if not layers and not adapter.target_parameters and _are_linear(adapter.further_targets, model):
+    if adapter.excluded and model is not None and model.experts is not None:
+        text = f"{what}: which layers are left out of a model with experts depends on the version of PEFT"
+        made.wrong(f"{ADAPTER}excluded", text, "name the others: q_proj, k_proj, v_proj, o_proj")
+        return None
+    if (
+        not layers
+        and not adapter.excluded
+        and not adapter.target_parameters
+        and _are_linear(adapter.further_targets, model)
+    ):
         return [ALL_LINEAR]
     if model is None:
         text = f"{what}: names of the linear layers are needed beside other settings of targets"
-        made.wrong(f"{ADAPTER}targets", f"{text}, and the model is not known here", "name them: q_proj, v_proj, ...")
+        made.wrong(
+            f"{ADAPTER}targets",
+            f"{text}, and the model is not known here",
+            "name them: q_proj, v_proj, ..., or give --model",
+        )
         return None
     return list(dict.fromkeys([*_linear_names(model), *adapter.further_targets]))
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, misuse
 from ratrain.ratrain_ir.support.text import Source, read_text
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, framework_of, import_plan, plan_of_values
-from ratrain.ratrainc.bridge.job_plans.adapter_keys import check_adapter
+from ratrain.ratrainc.bridge.job_plans.adapter_keys import check_trained
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import plan_of_job
 from ratrain.ratrainc.bridge.jobs.formats import FILE, FORMATS, format_named, read_job, recognised
-from ratrain.ratrainc.bridge.jobs.job import ADAPTER
+from ratrain.ratrainc.bridge.jobs.job import ADAPTER, THAWED
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked as JobAsked
 from ratrain.ratrainc.bridge.settings import Default
 
@@ -67,6 +67,8 @@ def import_settings(framework: str | None, path: str | Path, asked: Asked) -> Im
         misuse(f"--beside is for files of trainers, like train.yaml; --from {kind} takes one file{other}")
     if asked.f32_state:
         misuse(f"--f32-state is for files of trainers, like train.yaml; --from {kind} refuses other state, or names it")
+    if asked.model is not None:
+        misuse(f"--model is for files of trainers, like train.yaml; of a file of {kind} no key of a plan depends on it")
     return import_plan(kind, path, asked)
 
 
@@ -94,6 +96,7 @@ def import_job(name: str | None, path: str | Path, asked: Asked) -> Imported:
         devices=asked.clusters,
         seq_len=asked.seq_len,
         micro_batch_size=asked.micro_batch_size,
+        model=asked.model,
         beside=asked.beside,
         given=asked.given,
     )
@@ -105,7 +108,7 @@ def import_job(name: str | None, path: str | Path, asked: Asked) -> Imported:
     title, top = format_named(job.framework).title, Source(str(path), "").top()
     made = plan_of_job(job, title, top, asked)
     plan, auto = plan_of_values(made.values, lambda label: made.places.get(label.rpartition(".")[2], top), job.model)
-    check_adapter(made, plan)
+    check_trained(made, plan)
     left = tuple(sorted(made.left, key=lambda each: not each.trains))
     return Imported(
         title,
@@ -140,7 +143,8 @@ def _defaults(job: Job) -> dict[str, Default]:
             plain = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
             found[name] = Default(plain, origin.place)
     for name, origin in job.origins.items():
-        if name.startswith(ADAPTER) and origin.default:
-            value = getattr(job.adapter, name.removeprefix(ADAPTER))
+        beginning = next((each for each in (ADAPTER, THAWED) if name.startswith(each)), None)
+        if beginning is not None and origin.default:
+            value = getattr(getattr(job, beginning[:-1]), name.removeprefix(beginning))
             found[origin.key] = Default(list(value) if isinstance(value, tuple) else value, origin.place)
     return found

@@ -120,6 +120,12 @@ OPEN: Mapping[str, NoteRule] = {
         refused=True,
         way_out="name them: [q_proj, v_proj]",
     ),
+    # src/megatron/bridge/peft/module_matcher.py, ModuleMatcher.match
+    r"peft\.exclude_modules": NoteRule(
+        "Megatron-Bridge stops at it beside target_modules, which LoRA has in any case",
+        refused=True,
+        way_out="name target_modules alone",
+    ),
     r"lora_(mlp|qkv|o|embedding)_kernel": NoteRule(_KERNELS),
     r"bnb_4bit_quant_storage": NoteRule("the type that codes are stored in changes no number"),
     r"fp32_norms": NoteRule("parameters that blocks compute with have one type", trains=True),

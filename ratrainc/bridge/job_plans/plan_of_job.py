@@ -6,6 +6,7 @@ batch, types and sharded state. Each field of the job takes one of three ways:
     tp, micro_batch_size, sharding, ...   keys of the plan
     checkpointing, offload                passes, which the command prints for --passes
     adapter                               keys of [train] (adapter_keys.py)
+    thawed                                freeze of [train] (frozen_keys.py)
     experts, fp8, ...                     refused by name: without them another model or other state is trained
 
 The third way has one exit: state in fewer bits than a plan's (weights without f32 masters, moments in 8 bits) becomes
@@ -27,6 +28,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
 from ratrain.ratrainc.bridge.job_plans.adapter_keys import is_carried, put_adapter
+from ratrain.ratrainc.bridge.job_plans.frozen_keys import put_thawed
 from ratrain.ratrainc.bridge.job_plans.job_notes import bare, left_of, rule_of_ignored, rule_of_open
 from ratrain.ratrainc.bridge.job_plans.job_rates import (
     OTHER_SHAPE,
@@ -110,6 +112,8 @@ class JobPlan:
         self._state_bits()
         if self.job.adapter is not None:
             put_adapter(self)
+        elif self.job.thawed is not None:
+            put_thawed(self)
         self._ranks()
         self._batch()
         if "dp" in self.values:
@@ -163,10 +167,6 @@ class JobPlan:
         job = self.job
         if job.adapter is None and job.method == "lora":
             self.wrong("method", f"{self.key('method')}: rank and targets of the adapter are not said", "say them")
-        elif job.adapter is None and job.method not in ("full", "pretrain"):
-            text = f"{self.key('method')}: parts of the model are frozen, and which is not read here"
-            way_out = "give the settings of a full fine-tuning, and say freeze in [train] of its plan"
-            self.wrong("method", text, way_out)
         if job.ep > 1:
             text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each replica has all"
             self.wrong("ep", text, "say 1: zero = 1 to 3 shares out the state of experts")

@@ -25,6 +25,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     UPCAST_FSDP2,
     Names,
     TrainingDefaults,
+    low_rank_adapter,
     put_adapter,
     put_attention,
     put_experts,
@@ -47,7 +48,15 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Loss,
     Sharding,
 )
-from ratrain.ratrainc.bridge.jobs.job_common import STRIDE, layers_of, names_of, numbers_of, put_context
+from ratrain.ratrainc.bridge.jobs.job_common import (
+    EXCLUDED,
+    STRIDE,
+    excluded_of,
+    layers_of,
+    names_of,
+    numbers_of,
+    put_context,
+)
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
@@ -294,7 +303,7 @@ def _put_adapter(reader: HfReader) -> None:
     names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules", "lora_model_dir")
     four, eight = reader.truth("load_in_4bit"), reader.truth("load_in_8bit")
     if kind is None:
-        for name in (*names, "lora_modules_to_save", "lora_target_parameters"):
+        for name in (*names, "lora_modules_to_save", "lora_target_parameters", "lora_exclude_modules"):
             reader.ignore(name, "no adapter is asked for: nothing reads it")
         if four or eight:
             key = "load_in_4bit" if four else "load_in_8bit"
@@ -311,20 +320,15 @@ def _put_adapter(reader: HfReader) -> None:
     targets = (ALL_LINEAR,) if every else named or usual_targets(reader, "lora_target_modules")
     reader.taken |= {*names}
     bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
-    double = reader.take(_DOUBLE, bool) if bits == 4 else False
-    adapter = Adapter(
-        rank,
-        alpha,
-        targets,
-        reader.take("lora_dropout", float) or 0.0,
-        bits,
-        double is not False,  # loaders/model.py, ModelLoader._set_quantization_config
-        _other_kind(reader),
-        rslora=bool(reader.glance("peft_use_rslora", bool)),
-        quantisation=reader.glance(_QUANTISATION, str) or "nf4" if bits == 4 else "",
+    adapter = low_rank_adapter(
+        *(reader, rank, alpha, targets, bits, _other_kind(reader)),
+        double=_DOUBLE,  # loaders/model.py, ModelLoader._set_quantization_config
+        quantisation=_QUANTISATION,
+        rslora="peft_use_rslora",
         start=_other_start(reader),
         further_targets=tuple(each for each in named if each != ALL_LINEAR) if every else (),
         target_parameters=names_of(reader, "lora_target_parameters"),
+        excluded=excluded_of(reader, "lora_exclude_modules"),
         layers=layers_of(reader, "peft_layers_to_transform"),
         layers_pattern=names_of(reader, "peft_layers_pattern"),
         rank_pattern=numbers_of(reader, "lora_rank_pattern"),
@@ -339,6 +343,7 @@ def _put_adapter(reader: HfReader) -> None:
         if reader.has(name) and reader.settings[name].value:
             reader.unknown(name, "further trained modules are not counted")
         reader.taken.add(name)
+    reader.ignore("lora_exclude_modules", EXCLUDED, less=True)
     if reader.has("lora_model_dir"):
         reader.ignore("lora_model_dir", "of loading and the launch")
 
@@ -364,6 +369,7 @@ def _trace_adapter(reader: HfReader) -> None:
         ("start", "peft_init_lora_weights"),
         ("further_targets", "lora_target_modules"),
         ("target_parameters", "lora_target_parameters"),
+        ("excluded", "lora_exclude_modules"),
         ("layers", "peft_layers_to_transform"),
         ("layers_pattern", "peft_layers_pattern"),
         ("rank_pattern", "lora_rank_pattern"),

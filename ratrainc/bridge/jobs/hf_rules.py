@@ -335,6 +335,38 @@ def put_adapter(reader: HfReader, adapter: Adapter, key: str) -> None:
     reader.put("method", "lora", key)
 
 
+def low_rank_adapter(
+    reader: HfReader,
+    rank: int,
+    alpha: float,
+    targets: tuple[str, ...],
+    bits: int | None,
+    kind: str,
+    *,
+    double: str,
+    quantisation: str,
+    rslora: str,
+    **parts: Any,
+) -> Adapter:
+    """Make an adapter beside a base in `bits` bits; dropout, scale and form of the base are taken from the settings.
+
+    `double`, `quantisation` and `rslora` name settings: bitsandbytes' second quantisation, on unless it is false, its
+    type, nf4 unless it is said, and the scale by the root of the rank. `parts` are further fields of the adapter.
+    """
+    return Adapter(
+        rank,
+        alpha,
+        targets,
+        reader.take("lora_dropout", float) or 0.0,
+        bits,
+        bits == 4 and reader.take(double, bool) is not False,
+        kind,
+        rslora=bool(reader.glance(rslora, bool)),
+        quantisation=reader.glance(quantisation, str) or "nf4" if bits == 4 else "",
+        **parts,
+    )
+
+
 def targets_of(reader: JobReader, key: str) -> tuple[str, ...]:
     """Take names of linears from a list or a text with commas; all, all_linear and all-linear are `all-linear`.
 

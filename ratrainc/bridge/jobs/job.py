@@ -118,8 +118,8 @@ def location_of(place: str) -> Location | None:
 OF_TRAINING = "of training, which memory does not depend on"
 OF_RATE = "of the learning rate: no byte of a device"
 """Reasons of settings that change no byte of a device, and what is trained; other readers of a job look for them."""
-ADAPTER = "adapter."
-"""Beginning of the names under which a job has the origins of what its adapter has."""
+ADAPTER, THAWED = "adapter.", "thawed."
+"""Beginnings of the names under which a job has the origins of what its adapter has, and of what trains alone."""
 NOT_KNOWN = "not known here"
 """Beginning of the reason of a setting whose name a framework is not known to have."""
 
@@ -160,6 +160,8 @@ class Adapter:
     """names of linears that the file has beside `ALL_LINEAR`"""
     target_parameters: tuple[str, ...] = ()
     """names of parameters that take one, such as stacks of experts"""
+    excluded: tuple[str, ...] = ()
+    """names of linears that take none though `targets` names them, or one expression for whole names after `re:`"""
     layers: tuple[int, ...] = ()
     """layers whose linears take one; empty: all"""
     layers_pattern: tuple[str, ...] = ()
@@ -172,6 +174,20 @@ class Adapter:
     """modules that train whole beside adapters, by ends of their names"""
     ensure_weight_tying: bool = False
     """true if a table that is tied stays so where it trains whole"""
+
+
+@frozen
+class Thawed:
+    """Layers and modules that train alone, as LLaMA-Factory's `finetuning_type: freeze` names them."""
+
+    layers: int
+    """number of the last layers that train; below 0, of the first"""
+    modules: tuple[str, ...] = ("all",)
+    """modules that train in these layers, by the names after a layer's number; `all`: every one"""
+    extra_modules: tuple[str, ...] = ()
+    """modules outside of layers that train too"""
+    spread: bool = False
+    """true if the layers are spread evenly over the model (LLaMA Pro)"""
 
 
 @frozen
@@ -286,11 +302,13 @@ class Job:
     method: str = "full"
     """`pretrain`, `full`, `lora`, `frozen` (parts do not train)"""
     adapter: Adapter | None = None
+    thawed: Thawed | None = None
+    """None unless `method` is `frozen`"""
 
     training: Training = Training()
     origins: Mapping[str, Origin] = field(factory=dict)
     """origin of each field above that the file or a default of the framework decides, by its name; of what an adapter
-    has by `adapter.` and the name of it"""
+    has by `adapter.` and the name of it, of what trains alone by `thawed.`"""
     not_understood: tuple[Note, ...] = ()
     """settings that may change memory, and that no field carries: the answer says "at least" """
     ignored: tuple[Note, ...] = ()

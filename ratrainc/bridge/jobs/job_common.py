@@ -12,7 +12,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import model_of_hub_name
-from ratrain.ratrain_ir.support.module_patterns import expression_error
+from ratrain.ratrain_ir.support.module_patterns import EXPRESSION, expression_error
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Context, Job, Note, Origin
 from ratrain.ratrainc.bridge.settings import as_integer, as_number
@@ -227,6 +227,22 @@ def names_of(reader: JobReader, key: str) -> tuple[str, ...]:
     whole = isinstance(said, str) and expression_error(said) is None
     cut = any(expression_error(each) is not None or each.count("{") != each.count("}") for each in names)
     return (str(said),) if whole and cut else tuple(names)
+
+
+EXCLUDED = "linear layers that get no adapter are counted as if they got one"
+
+
+def excluded_of(reader: JobReader, key: str) -> tuple[str, ...]:
+    """Take what gets no adapter: names of modules from a list, or a text, which is one expression for whole names.
+
+    An expression comes after `re:`, as targets of a plan have it.
+    (huggingface/peft 0.21.2, peft/tuners/tuners_utils.py, `check_target_module_exists`)
+    """
+    said = reader.settings[key].value if reader.has(key) else None
+    if isinstance(said, str):
+        reader.taken.add(key)
+        return (f"{EXPRESSION}{said}",) if said else ()
+    return names_of(reader, key)
 
 
 def layers_of(reader: JobReader, key: str) -> tuple[int, ...]:

@@ -145,16 +145,16 @@ class JobReader:
         else:
             self.assume(name, value, key, source)
 
-    def trace(self, part: str, key: str, source: str = "") -> None:
-        """Note the setting, or table, that a part of the job's adapter comes from, for messages.
+    def trace(self, part: str, key: str, source: str = "", of: str = ADAPTER) -> None:
+        """Note the setting, or table, that a part of the job's adapter comes from, for messages; or one of `THAWED`.
 
         Without the setting it is a default: `source` is its place in the framework, and without one nothing is noted.
         """
         said = next((name for name in self.settings if name == key or name.startswith(f"{key}.")), None)
         if said is not None and (said != key or self.has(key)):
-            self.origins[f"{ADAPTER}{part}"] = Origin(key, self.where(said))
+            self.origins[f"{of}{part}"] = Origin(key, self.where(said))
         elif source:
-            self.origins[f"{ADAPTER}{part}"] = Origin(key, source, default=True)
+            self.origins[f"{of}{part}"] = Origin(key, source, default=True)
 
     def choose(self, name: str, key: str, kind: type[T], default: T, source: str) -> T:
         """Set a field from a setting, or to the framework's default without it; return the value."""

@@ -19,6 +19,7 @@ from ratrain.ratrainc.bridge.jobs.hf_arguments import INERT, Defaults, put_loss,
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import (
     OPTIMIZERS,
+    low_rank_adapter,
     put_adapter,
     put_attention,
     put_experts,
@@ -28,7 +29,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, liger, phrase
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import THAWED, Adapter, Attention, Checkpointing, Job, Sharding, Thawed
 from ratrain.ratrainc.bridge.jobs.job_common import names_of
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
@@ -64,7 +65,8 @@ _INERT = {
     "switch that is read turns it on",
     r"(use_rslora|pissa_.*|loraplus_.*|create_new_adapter|adapter_name_or_path|use_reentrant_gc|use_cache"
     r"|gradient_checkpointing(_kwargs.*)?|activation_checkpointing(_kwargs.*)?"
-    r"|quantization_(type|device_map)|freeze_(vision_tower|multi_modal_projector|language_model))": "it holds nothing",
+    r"|quantization_(type|device_map)|double_quantization"
+    r"|freeze_(vision_tower|multi_modal_projector|language_model))": "it holds nothing",
 }
 
 
@@ -124,8 +126,7 @@ def _put_method(reader: HfReader) -> None:
         reader.lay("method", kind)
     elif kind.value == "freeze":
         reader.lay("method", evolve(kind, value="frozen"))
-        for name in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"):
-            reader.unknown(name, "which layers train is not counted")
+        _put_thawed(reader)
     else:
         known = ("lora", "full", "freeze")
         text = f"finetuning_type is {shown(kind.value)}, whose memory is not known here"
@@ -133,6 +134,38 @@ def _put_method(reader: HfReader) -> None:
     bits = reader.take("quantization_bit", int)
     if bits is not None and kind.value != "lora":
         reader.wrong("quantization_bit", "quantised weights train with low-rank adapters alone", way_out="lora")
+
+
+_THAWED = {
+    "layers": "freeze_trainable_layers",
+    "modules": "freeze_trainable_modules",
+    "extra_modules": "freeze_extra_modules",
+    "spread": "use_llama_pro",
+}
+"""Settings of what trains alone."""
+
+
+def _put_thawed(reader: HfReader) -> None:
+    """Set the layers and modules that train while others are frozen."""
+    source = f"{_HPARAMS}/finetuning_args.py, FreezeArguments"
+    key = _THAWED["layers"]
+    said = reader.take(key, float)
+    if said is not None and said != int(said):
+        reader.wrong(
+            key, f"{key} is {said:g}: a whole number is expected", way_out="2: the last two; -2: the first two"
+        )
+        return
+    thawed = Thawed(
+        2 if said is None else int(said),
+        names_of(reader, _THAWED["modules"]) or ("all",),
+        names_of(reader, _THAWED["extra_modules"]),
+        bool(reader.glance(_THAWED["spread"], bool)),
+    )
+    reader.put("thawed", thawed, "finetuning_type")
+    for part, name in _THAWED.items():
+        reader.trace(part, name, f"{source}.{name}" if part == "layers" else "", THAWED)
+        if part != "spread":
+            reader.unknown(name, "which layers train is not counted")
 
 
 _PARTS = {
@@ -163,21 +196,15 @@ def _put_lora(reader: HfReader, kind: Said) -> None:
     bits = reader.take("quantization_bit", int)
     if bits not in (None, 4, 8):
         reader.wrong("quantization_bit", f"quantization_bit is {bits}: bitsandbytes has 4 and 8", way_out="4 or 8")
-    double = reader.take("double_quantization", bool)
     other = "DoRA (use_dora)" if reader.truth("use_dora") else ""
     method = reader.take("quantization_method", str) or "bnb"
     if bits is not None and method.lower() not in ("bnb", "bitsandbytes"):
         other = f"{method} (quantization_method)"
-    adapter = Adapter(
-        rank,
-        alpha,
-        targets,
-        reader.take("lora_dropout", float) or 0.0,
-        bits,
-        bits == 4 and double is not False,
-        other,
-        rslora=bool(reader.glance("use_rslora", bool)),
-        quantisation=reader.glance("quantization_type", str) or "nf4" if bits == 4 else "",
+    adapter = low_rank_adapter(
+        *(reader, rank, alpha, targets, bits, other),
+        double="double_quantization",
+        quantisation="quantization_type",
+        rslora="use_rslora",
         start="PiSSA (pissa_init)" if reader.glance("pissa_init", bool) else "",
         modules_to_save=names_of(reader, "additional_target"),
     )

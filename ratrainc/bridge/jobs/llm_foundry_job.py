@@ -14,8 +14,10 @@ from ratrain.ratrainc.bridge.jobs.hf_fsdp import AHEAD
 from ratrain.ratrainc.bridge.jobs.hf_rules import targets_of, usual_targets
 from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
+    EXCLUDED,
     check_devices,
     dense,
+    excluded_of,
     ignore_used,
     layers_of,
     names_of,
@@ -59,6 +61,7 @@ _PARTS = {
     "start": "init_lora_weights",
     **{name: name for name in ("target_parameters", "layers_pattern", "rank_pattern", "alpha_pattern")},
     "layers": "layers_to_transform",
+    "excluded": "exclude_modules",
     **{name: name for name in ("modules_to_save", "ensure_weight_tying")},
 }
 """Settings of what an adapter has, by the names of `peft_config`."""
@@ -254,6 +257,7 @@ def _adapter(reader: JobReader) -> None:
         rslora=bool(reader.take(f"{prefix}use_rslora", bool)),
         start="" if str(start).lower() == "true" else f"{name}: {shown(start)}",
         target_parameters=names_of(reader, f"{prefix}target_parameters"),
+        excluded=excluded_of(reader, f"{prefix}exclude_modules"),
         layers=layers_of(reader, f"{prefix}layers_to_transform"),
         layers_pattern=names_of(reader, f"{prefix}layers_pattern"),
         rank_pattern=numbers_of(reader, f"{prefix}rank_pattern"),
@@ -267,6 +271,7 @@ def _adapter(reader: JobReader) -> None:
     reader.put("method", "lora", f"{prefix}r")
     for name in ("task_type", "bias"):
         reader.ignore(f"{prefix}{name}", "changes no size")
+    reader.ignore(f"{prefix}exclude_modules", EXCLUDED, less=True)
 
 
 def _batch(reader: JobReader) -> None:

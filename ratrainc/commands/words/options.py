@@ -446,15 +446,16 @@ def schedule_names(_context: click.Context, _parameter: click.Parameter, text: s
     return names
 
 
+def like_option(text: str, parameter: str = "like") -> Callable[[F], F]:
+    """Make the option `--like`: the file of a plan that a search keeps all of but the shape."""
+    return click.option("--like", parameter, type=InputFile("plan"), metavar="P.toml", help=text)
+
+
 def plan_choice_options(function: F) -> F:
     """`--strategy`, `--zero`, `--tp`, `--cp`, `--dtype` and `--like`, the group `plans`: a `PlanChoice`."""
-    like = click.option(
-        "--like",
+    like = like_option(
+        "Take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks from this plan.",
         "plans_like",
-        type=InputFile("plan"),
-        metavar="P.toml",
-        help="Take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks from "
-        "this plan.",
     )
     zero = click.option(
         "--zero",

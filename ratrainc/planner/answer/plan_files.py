@@ -13,8 +13,9 @@ from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placed_by import is_placement, placed_by
 from ratrain.ratrain_ir.config.made_for import MadeFor
-from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.support.toml_text import toml_comment
+from ratrain.ratrain_ir.text.plan_file import checked_plan_text
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, hiding_exchanges, strategy
 from ratrain.ratrainc.console.console import seconds_text, size_text

@@ -89,13 +89,7 @@ def compare_on_plan(
     """
     wanted = chosen_strategies(names, tables=True)
     left: list[str] = []
-    if names is not None:
-        for item in wanted:
-            item.check_schedule(plan, place)
-    fitting = [item for item in wanted if plan.schedule is None or item.schedule in (None, plan.schedule)]
-    others = ", ".join(item.name for item in wanted if item not in fitting)
-    if others:
-        left.append(f'left out, as the plan says schedule = "{plan.schedule}": {others}')
+    fitting = _of_schedule(wanted, plan, place, left, named=names is not None)
     possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
     rows = rows_on_one_plan(config, plan, possible, machine, tick)
     left += _interrupted(possible[len(rows) :])
@@ -105,13 +99,21 @@ def compare_on_plan(
     return Comparison(tuple(rows), machine.name, tuple(left), notes=notes, step_error=machine.step_error)
 
 
-def compare_on_best(request: PlanRequest, names: Sequence[str] | None, machine: Machine, tick: Steps) -> Comparison:
+def compare_on_best(
+    request: PlanRequest,
+    names: Sequence[str] | None,
+    machine: Machine,
+    tick: Steps,
+    like: Plan | None = None,
+    place: Callable[[], Place] = Place,
+) -> Comparison:
     """Compare strategies on the best plan of the default one, and each on its own.
 
-    Raises `DiagnosticError` for a named strategy without any shape to search.
+    `like` is the plan that gave the request its template, if one did; its schedule is at `place`. Raises
+    `DiagnosticError` for a named strategy without any shape to search, or named after another schedule.
     """
     left: list[str] = []
-    wanted = chosen_strategies(names)
+    wanted = _of_schedule(chosen_strategies(names), like, place, left, named=names is not None)
     chosen = _where(wanted, lambda item: evolve(request, strategy=item).shapes(), left, named=names is not None)
     best, *answers = best_of_each(request, [request.strategy, *chosen], tick)
     found = [(item, answer) for item, answer in zip(chosen, answers, strict=True) if answer is not None]
@@ -163,6 +165,22 @@ def _interrupted(strategies: Sequence[Strategy]) -> list[str]:
     """Say that strategies are left out as the comparison was interrupted; empty if none is."""
     names = ", ".join(item.name for item in strategies)
     return [f"left out, as the comparison was interrupted: {names}"] if names else []
+
+
+def _of_schedule(
+    wanted: list[Strategy], plan: Plan | None, place: Callable[[], Place], left: list[str], *, named: bool
+) -> list[Strategy]:
+    """Return the strategies that go with a plan's schedule, at `place`; if they are `named`, another one is refused."""
+    if plan is None or plan.schedule is None:
+        return wanted
+    if named:
+        for item in wanted:
+            item.check_schedule(plan, place)
+    fitting = [item for item in wanted if item.schedule in (None, plan.schedule)]
+    others = ", ".join(item.name for item in wanted if item not in fitting)
+    if others:
+        left.append(f'left out, as the plan says schedule = "{plan.schedule}": {others}')
+    return fitting
 
 
 def _where(

@@ -12,12 +12,13 @@ from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
-from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, place_in_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.plan_file import load_plan, place_in_plan
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
@@ -113,6 +114,14 @@ class PlanRequest:
             return "backwards in halves, of a model with frozen parameters or adapters, are not built"
         return None
 
+    def check_attention(self) -> None:
+        """Raise RT064 if every plan of the strategy has slices, and the template holds scores of whole sequences."""
+        held = self.setting.template.attention
+        if held != "fused" and all(slices > 1 for *_, slices in divisions(self.schedule)):
+            text = f'attention = "{held}" holds the scores of whole sequences, which slices do not have'
+            way_out = f"the strategy '{self.strategy.name}' goes with attention = \"fused\" (plan --attention fused)"
+            fail("RT064", text, help=way_out)
+
     @property
     def families_left_out(self) -> dict[str, str]:
         """The families that the search leaves out, with the reason."""
@@ -127,6 +136,7 @@ class PlanRequest:
         do not share out its sequences, or if bounds or the schedule do not go with what trains.
         """
         check_planned_training(self.model, self.setting.shaped())
+        self.check_attention()
         if (reason := self.left_out(self.schedule)) is not None:
             fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
         peers = choose_tp(self.setting, self.clusters, self.peers, self.strategy)
@@ -245,10 +255,8 @@ def planning_request(
     planned = request.setting.template
     check_plan(planned, model)
     check_planned_training(model, request.setting.shaped())
-    # every division of the schedule has slices
-    if not searched and planned.attention != "fused" and all(k > 1 for *_, k in divisions(request.schedule)):
-        text = f'attention = "{planned.attention}" holds the scores of whole sequences, which slices do not have'
-        fail("RT064", text, help=f"the strategy '{chosen.name}' goes with --attention fused")
+    if not searched:
+        request.check_attention()
     return request
 
 
@@ -319,7 +327,7 @@ def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, like: str | Plan)
     if problem is not None and (plan.chunks > 1 or plan.slices):
         at = _place_in(like, "chunks" if plan.chunks > 1 else "slices")
         text = f"{by} places {wanted}, which this plan cannot have: {problem}"
-        help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
+        help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (plan --strategy)"
         fail("RT064", text, at.location, source=at.source, help=help_text)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
-from ratrain.ratrain_ir.config.cuts import balance_cuts, head_flops, layer_flops
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import DTYPES, KEYS, Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS, runs_of_context
-from ratrain.ratrain_ir.config.plan_text import load_plan, plan_from_fields, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import plan_from_fields, plan_to_toml
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from tests.ratrain_ir.config.base_plan import BASE, MODEL, parse, refusal
 
 if TYPE_CHECKING:
@@ -183,49 +182,6 @@ def test_learning_rate_rises_then_falls(warmup, decay, least):
     assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     assert rates[-1] == least
-
-
-# -- cuts --------------------------------------------------------------------------------------------------------------
-
-
-def stage_costs(model: ModelConfig, cuts: tuple[int, ...], seq_len: int) -> list[int]:
-    ends = (0, *cuts, model.layers)
-    costs = [(end - start) * layer_flops(model, seq_len) for start, end in itertools.pairwise(ends)]
-    return [*costs[:-1], costs[-1] + head_flops(model, seq_len)]
-
-
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.integers(1, 9), st.data(), st.sampled_from([2, 256, 1000, 5000, 40_000]), st.sampled_from([1, 16, 512]))
-def test_cuts_are_the_best_of_all(layers, data, vocab, seq_len):
-    model = evolve(MODEL, layers=layers, vocab_size=vocab)
-    pp = data.draw(st.integers(1, layers))
-    cuts = balance_cuts(model, pp, seq_len)
-
-    def badness(candidate: tuple[int, ...]) -> tuple[int, int]:
-        costs = stage_costs(model, candidate, seq_len)
-        return max(costs), sum(cost * cost for cost in costs)
-
-    assert badness(cuts) == min(badness(other) for other in itertools.combinations(range(1, layers), pp - 1))
-    sizes = [b - a for a, b in itertools.pairwise((0, *cuts))]
-    assert sizes == sorted(sizes)
-
-
-def test_layer_flops():
-    # weights: 64 * (64 + 2 * 32 + 64) + 3 * 64 * 176 = 46080 multiply-adds a token; 3 tokens see 1 + 2 + 3 tokens
-    assert layer_flops(MODEL, 3) == 2 * 46080 * 3 + 4 * 64 * 6
-    windowed = evolve(MODEL, family="mistral", sliding_window=2)
-    assert layer_flops(windowed, 3) == 2 * 46080 * 3 + 4 * 64 * 5
-    assert layer_flops(evolve(windowed, sliding_window=9), 3) == layer_flops(MODEL, 3)
-    assert head_flops(MODEL, 3) == 2 * 64 * 256 * 3
-
-
-@pytest.mark.parametrize(
-    ("pp", "seq_len", "phrase"), [(9, 8, "8 layers cannot fill 9"), (0, 8, "at least 1"), (1, 0, "1")]
-)
-def test_impossible_cuts(pp, seq_len, phrase):
-    (error,) = refusal(balance_cuts, MODEL, pp, seq_len)
-    assert error.code == "RT064"
-    assert phrase in error.message
 
 
 # -- fields and text ---------------------------------------------------------------------------------------------------

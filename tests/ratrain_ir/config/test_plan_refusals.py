@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.families import FAMILY
-from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, parse_plan, plan_from_fields, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields, plan_to_toml
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import load_plan, parse_plan
 from tests.ratrain_ir.config.base_plan import BASE, MODEL, changed, parse, refusal
 
 REFUSED = [

@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.config.plan import (
     REDUCTIONS,
     Plan,
 )
-from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.config.quantised import FORMATS, FROZEN_FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS, METHODS
@@ -34,6 +34,7 @@ from ratrain.ratrain_ir.schedules.shape import LAYOUTS
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.support.toml_text import toml_comment, toml_key, toml_value
+from ratrain.ratrain_ir.text.plan_file import checked_plan_text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)

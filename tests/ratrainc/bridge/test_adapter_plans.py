@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, Training
 from ratrain.ratrain_ir.model.adapters import is_saved, is_target
 from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers, expression_error, is_named
 from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.job_plans.adapter_keys import put_adapter
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import JobPlan
@@ -104,6 +105,24 @@ KEYS: dict[str, tuple[str, str, dict[str, Any], Training]] = {
         "axolotl",
         {},
         evolve(LORA4, targets=r"re:(?=(?:[a-z_]\w*\.)*[a-z_]\w*\.(?:0|2)\.)(?:.*\.)?(?:q_proj|v_proj)"),
+    ),
+    "all but some": (
+        f"{NAMED}lora_exclude_modules: [v_proj, lm_head]\n",
+        "axolotl",
+        {},
+        evolve(LORA4, targets="q_proj"),
+    ),
+    "all but some layers": (
+        f"{NAMED}lora_exclude_modules: [layers.0.self_attn.v_proj]\n",
+        "axolotl",
+        {},
+        evolve(LORA4, targets=r"re:(?!(?:(?:.*\.)?(?:layers\.0\.self_attn\.v_proj))\Z)(?:(?:.*\.)?(?:q_proj|v_proj))"),
+    ),
+    "all but an expression": (
+        NAMED + r"lora_exclude_modules: '.*\.[0-1]\..*'" + "\n",
+        "axolotl",
+        {},
+        evolve(LORA4, targets=r"re:(?!(?:.*\.[0-1]\..*)\Z)(?:(?:.*\.)?(?:q_proj|v_proj))"),
     ),
     "ranks of some": (
         f"{NAMED}lora_rank_pattern: {{q_proj: 2, 'layers.1.self_attn.v_proj': 8}}\nlora_alpha_pattern: {{q_proj: 4}}\n",
@@ -340,6 +359,56 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
         "lora_target_linear: names of the linear layers are needed",
         "name them",
     ),
+    "all left out": (
+        f"{NAMED}lora_exclude_modules: [q_proj, self_attn.v_proj, v_proj]\n",
+        "axolotl",
+        "lora_exclude_modules: no layer is left",
+        "leave one out",
+    ),
+    "an expression of what is left out": (
+        f"{NAMED}lora_exclude_modules: '(q'\n",
+        "axolotl",
+        'lora_exclude_modules: "(q" is no regular expression',
+        "correct it",
+    ),
+    "groups of what is left out": (
+        AXOLOTL + r"lora_target_modules: '.*(q|v)_\1?proj'" + "\nlora_exclude_modules: '.*(0|1).*'\n",
+        "axolotl",
+        "its groups change the numbers",
+        "correct it",
+    ),
+    "layers left out of an unknown model": (
+        f"{QLORA}lora_exclude_modules: [down_proj]\n",
+        "axolotl",
+        "lora_target_linear: names of the linear layers are needed",
+        "name them",
+    ),
+    "layers left out beside experts": (
+        f"{NAMED}lora_target_parameters: [mlp.experts.down_proj]\nlora_exclude_modules: [layers.0.self_attn.q_proj]\n",
+        "axolotl",
+        "lora_exclude_modules: it leaves out some of the layers of a name",
+        "leave names out whole",
+    ),
+    "layers left out of a model with experts": (
+        FOUNDRY.replace("org/unknown", "mistralai/Mixtral-8x7B-v0.1").replace(
+            "target_modules: [q_proj], layers_to_transform: 1", "target_modules: all-linear, exclude_modules: [gate]"
+        ),
+        "llm-foundry",
+        "which layers are left out of a model with experts",
+        "name the others",
+    ),
+    "layers left out in Megatron-Bridge": (
+        f"{BRIDGE}peft: {{dim: 4, alpha: 8, target_modules: [linear_proj], exclude_modules: [linear_fc2]}}\n",
+        "megatron-bridge",
+        "peft.exclude_modules ['linear_fc2'] is not carried over: Megatron-Bridge stops",
+        "name target_modules alone",
+    ),
+    "layers left out in TRL": (
+        f"{TRL}lora_exclude_modules: [q_proj]\n",
+        "trl",
+        "lora_exclude_modules is not known here as a setting of TRL",
+        "take it out",
+    ),
     "targets that nobody says": (AXOLOTL, "axolotl", "lora_target_modules is not carried over", "name them"),
     "biases": (FOUNDRY.replace("bias: none", "bias: all"), "llm-foundry", "model.peft_config.bias", "take it out"),
     "numbers that are none": (
@@ -364,12 +433,18 @@ def test_other_adapters_are_refused_by_name(name: str, tmp_path: Path) -> None:
     assert found[0].location is not None
 
 
-def keys_of(adapter: Adapter, model: ModelConfig, framework: str = "axolotl") -> dict[str, Any]:
+def keys_of(adapter: Adapter, model: ModelConfig | None, framework: str = "axolotl") -> dict[str, Any]:
     job = Job(framework, None, model, 64, 1, 1, adapter=adapter, method="lora")
     made = JobPlan(job, "it", Source("a.yaml", "").top(), Asked())
     put_adapter(made)
     made.report.check()
     return made.values
+
+
+def test_all_linear_layers_but_some_are_named() -> None:
+    adapter = Adapter(4, 8.0, (ALL_LINEAR,), excluded=("down_proj", "lm_head"))
+    for framework in ("axolotl", "llm-foundry"):
+        assert keys_of(adapter, TINY, framework)["targets"] == "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj"
 
 
 def test_all_linear_layers_of_some_layers_are_named() -> None:
@@ -417,16 +492,41 @@ NAMES = ("q_proj", "self_attn.o_proj", "mlp.down_proj", "layers.2.mlp.up_proj", 
     names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True),
     layers=st.sets(st.integers(0, 3)),
     pattern=st.sampled_from((None, "layers", "h")),
+    excluded=st.one_of(
+        st.lists(st.sampled_from((*NAMES, "mlp.up_proj", "layers.0.self_attn.q_proj", "head")), max_size=3),
+        st.sampled_from((r".*\.[02]\..*_proj", r"model\.layers\.(1|3)\.mlp\.\w+|.*q_proj", "o_proj")),
+    ),
+    known=st.booleans(),
 )
-def test_targets_match_what_peft_matches(names: list[str], layers: set[int], pattern: str | None) -> None:
+def test_targets_match_what_peft_matches(
+    names: list[str], layers: set[int], pattern: str | None, excluded: list[str] | str, known: bool
+) -> None:
     peft = pytest.importorskip("peft")
     utils = pytest.importorskip("peft.tuners.tuners_utils")
     pattern = pattern if layers else None
-    ours = Adapter(4, 8.0, tuple(names), layers=tuple(sorted(layers)), layers_pattern=(pattern,) if pattern else ())
-    training = Training(method="lora", targets=keys_of(ours, TINY)["targets"])
-    theirs = peft.LoraConfig(target_modules=names, layers_to_transform=sorted(layers) or None, layers_pattern=pattern)
-    for module in layers_by_part(TINY).values():
-        assert is_target(training, module) == bool(utils.check_target_module_exists(theirs, module))
+    left_out = (f"re:{excluded}",) if isinstance(excluded, str) else tuple(excluded)
+    ours = Adapter(
+        *(4, 8.0, tuple(names)),
+        excluded=left_out,
+        layers=tuple(sorted(layers)),
+        layers_pattern=(pattern,) if pattern else (),
+    )
+    theirs = peft.LoraConfig(
+        target_modules=names,
+        exclude_modules=excluded,
+        layers_to_transform=sorted(layers) or None,
+        layers_pattern=pattern,
+    )
+    matched = {each: utils.check_target_module_exists(theirs, each) for each in layers_by_part(TINY).values()}
+    model = TINY if known else None
+    if not any(matched.values()) and all(any(is_named(name, each) for each in left_out) for name in names):
+        with pytest.raises(DiagnosticError, match="no layer is left to get an adapter"):
+            keys_of(ours, model)
+        return
+    targets = keys_of(ours, model)["targets"]
+    training = Training(method="lora", targets=targets)
+    assert expression_error(targets.removeprefix("re:")) is None
+    assert {each for each in matched if is_target(training, each)} == {each for each in matched if matched[each]}
 
 
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan"])

@@ -17,8 +17,8 @@ from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.optimizer import COSINE, DECAYS
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported
 from ratrain.ratrainc.bridge.launchers import LAUNCHER

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_words
+from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Source
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.deepspeed_rules import FORBIDDEN, OPTIONS
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported

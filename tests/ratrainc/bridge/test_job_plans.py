@@ -12,8 +12,8 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.support.diagnostics import MISUSE, DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported
 from ratrain.ratrainc.bridge.job_plans.importing_jobs import BY_JOBS
 from ratrain.ratrainc.bridge.job_plans.job_notes import rule_of_ignored, rule_of_open

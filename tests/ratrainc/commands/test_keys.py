@@ -19,8 +19,9 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import parse_config
 from ratrain.ratrain_ir.config.plan import KEYS as KEYS_OF_PLANS
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_from_fields
+from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.machine.constants import ALL_UNITS, WORDS, is_whole
 from ratrain.targets.machine.link_groups import GROUP_UNITS

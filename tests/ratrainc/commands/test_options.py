@@ -67,6 +67,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "model_name_or_path: m.json\ndataset_name: d\nmax_length: 64\nmax_steps: 9\nper_device_train_batch_size: 2\n"
         )
         (folder / "narrow.yaml").write_text((folder / "trl.yaml").read_text() + "optim: adamw_bnb_8bit\n")
+        (folder / "freeze.yaml").write_text(
+            "model_name_or_path: org/m\nfinetuning_type: freeze\ncutoff_len: 64\ntemplate: llama3\nmax_steps: 9\n"
+            "per_device_train_batch_size: 2\ngradient_accumulation_steps: 2\nbf16: true\n"
+        )
         (folder / "acc.yaml").write_text(
             "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 1\n"
         )

@@ -99,6 +99,15 @@ WITH: dict[tuple[str, str], dict[str, str | None]] = {
     ("calibrate", "plan"): HERE | {"model": "tiny.json"},
     ("calibrate", "links"): HERE,
     ("validate", "output"): {"markdown": "given"},
+    ("import-plan", "model"): {"file": "trl.yaml", "framework": None},
+    ("compare", "like"): {
+        "plan": "auto",
+        "clusters": "1",
+        "global_batch": "1",
+        "seq_len": "8",
+        "effort_seconds": "0",
+        "names": "ratrain",
+    },
     ("run", "settings_evaluation_paths"): {"settings_evaluation_every": "1"},
     ("run", "settings_saving_best"): {"settings_evaluation_every": "1"},
 }
@@ -213,6 +222,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.json").write_text(json.dumps(CONFIG))
     (folder / "plan.toml").write_text(PLAN)
     (folder / "ds.json").write_text('{"train_batch_size": 1}')
+    (folder / "trl.yaml").write_text(
+        "model_name_or_path: tiny.json\ndataset_name: d\nmax_length: 8\nmax_steps: 9\nper_device_train_batch_size: 1\n"
+    )
     (folder / "text.txt").write_text("some text to train on\n" * 40)
     (folder / "table.csv").write_text("0F0,0B0\n")
     (folder / "problem.csv").write_text("id,lower,upper,size\na,0,2,8\n")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.ratrain_ir.config.fields import Report
 from ratrain.ratrain_ir.config.made_for import MadeFor, take_made_for
-from ratrain.ratrain_ir.config.plan_text import made_for, parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.toml_text import parse_toml
+from ratrain.ratrain_ir.text.plan_file import made_for, parse_plan
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.cli import main

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.support import files, toml_text
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.testing.strategies import Case, cases
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.bridge import exporting
 from ratrain.ratrainc.cli import main

@@ -11,9 +11,9 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Checkpointing, Sharding
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.fit.bands import HELD, band_of
@@ -236,6 +236,22 @@ def test_a_command_names_a_model_as_commands_take_it(tmp_path: Path) -> None:
     assert "lora rank 4" in ours.plan
     assert "--model llama-3.2-1b" in ours.command  # qlora_llama3_2_1b is a name of torchtune's own
     assert "--f32-state" in ours.command
+
+
+def test_a_model_that_the_file_does_not_name_goes_into_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As names of layers follow from it: without it `import-plan` refuses the file."""
+    monkeypatch.chdir(tmp_path)
+    settings = {**AXOLOTL, **LORA, **SMALL, "base_model": "org/unknown", "lora_exclude_modules": ["down_proj"]}
+    found = fit(tmp_path, settings, exact=True, model="qwen2.5-0.5b")
+    assert found.ours is not None
+    assert "lora rank 16" in found.ours.plan
+    first, _ = found.ours.command.split(" && ")
+    assert main(shlex.split(first)[1:]) == 0
+    targets = load_plan("P.toml", load_model("qwen2.5-0.5b")).training.targets
+    assert targets == "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj"
+    assert main([word for word in shlex.split(first)[1:] if word not in ("--model", "qwen2.5-0.5b")]) == 1
 
 
 def test_why_no_plan_of_ours_has_the_adapter_is_said(tmp_path: Path) -> None:

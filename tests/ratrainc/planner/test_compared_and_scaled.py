@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrain_ir.config.training import WHOLE, Training
+from ratrain.ratrain_ir.text.plan_file import parse_plan
+from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.cli import main
 from tests.ratrainc.planner.small_requests import SMALL, TINY, TINY_PLAN
 
@@ -54,6 +58,57 @@ def test_compare_has_all_on_one_plan_first(capsys):
     assert main([*words]) == 0
     shown = capsys.readouterr().out
     assert shown.index("all on the best plan of ratrain, P") < shown.index("each on its best plan")
+
+
+@pytest.mark.parametrize("training", [Training("lora", rank=4), Training(freeze="model.layers.*.mlp.*"), WHOLE])
+def test_compare_gives_each_strategy_the_plan_that_a_search_for_it_alone_finds(training: Training) -> None:
+    """With what trains as in the plan that they are like, its types too."""
+    plan = parse_plan(Path(TINY_PLAN).read_text("utf-8"), file="P.toml", model=load_model(TINY[1]))
+    like = evolve(plan, training=training)
+    names, effort = ["baseline-1f1b", "ratrain", "zero3"], SearchEffort(exhaustive=True)
+    found = api.compare_best(TINY[1], 2, 4, seq_len=32, strategies=names, like=like, effort=effort)
+    assert found.common is not None
+    assert [row["name"] for row in found.common["strategies"]] == names
+    for name, row in zip(names, found.rows, strict=True):
+        alone = api.plan(TINY[1], 2, 4, seq_len=32, plans=PlanChoice(strategy=name, like=like), effort=effort)
+        best = alone.answer.best
+        assert best is not None
+        assert best.plan.training == training
+        assert row["plan"] == best.to_json(2), name
+        assert row["step_seconds"] == best.seconds
+
+
+def test_compare_leaves_out_strategies_that_cannot_be_like_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of another schedule, with backwards in halves of what trains in part, with slices of held scores."""
+    like = tmp_path / "like.toml"
+    words = ["compare", *TINY, "--plan", "auto", "--clusters", "2", "--global-batch", "4", "--seq-len", "32"]
+    words += ["--like", str(like), "--seconds", "0", "--jobs", "1", "--json"]
+    text = Path(TINY_PLAN).read_text("utf-8")
+    cases = {
+        'schedule = "1f1b"\n': "zb-h1",
+        'attention = "scores-kept"\n': "seq1f1b",
+        '[train]\nmethod = "lora"\nrank = 4\n': "zb-h1",
+    }
+    for said, other in cases.items():
+        section = {"schedule": "parallel", "attention": "compute"}.get(said.split()[0])
+        head = f"[{section}]\n" if section else ""
+        own = text.replace(head, head + said) if head in text and head else f"{text}\n{head}{said}"
+        like.write_text(own, "utf-8")
+        assert main(words) == 0, said
+        shown = capsys.readouterr()
+        names = {row["name"] for row in json.loads(shown.out)["strategies"]}
+        assert "ratrain" in names
+        assert other not in names
+        assert other in shown.err
+        assert main([*words, "--strategies", f"ratrain,{other}"]) == 1
+        assert "RT064" in capsys.readouterr().err
+
+
+def test_compare_is_like_a_plan_only_where_it_searches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *TINY, "--plan", TINY_PLAN, "--like", TINY_PLAN]) == 2
+    assert "--like goes with --plan auto" in " ".join(capsys.readouterr().err.split())
 
 
 def test_compare_says_what_a_strategy_lacks(capsys):

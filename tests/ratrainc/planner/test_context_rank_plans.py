@@ -12,10 +12,10 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS, ZIGZAG
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import LONG_SEQUENCE
 from ratrain.ratrainc.choices.strategies import strategy

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.facts.slices_note import slices_note

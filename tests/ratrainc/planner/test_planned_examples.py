@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.placed_by import placed_by
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.compiling.opening import load_schedule

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.bounds.cuts import cuts_of

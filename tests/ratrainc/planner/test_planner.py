@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.strategies import strategy

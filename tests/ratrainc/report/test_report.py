@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
-from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_to_toml, plan_words
+from ratrain.ratrain_ir.config.plan_text import plan_to_toml, plan_words
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, STORES, Home, aligned
 from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import plans
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.page_columns import StepView

@@ -9,10 +9,11 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import check_plan, plan_to_toml
 from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.model.slots import saved_slots, scores_type
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.levers import CompileSetting, levers_of
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import PlanChoice

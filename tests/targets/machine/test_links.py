@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.config.plan_text import check_plan, plan_to_toml
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrainc.choices.strategies import strategy

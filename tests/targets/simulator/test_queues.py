@@ -12,9 +12,9 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
-from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.examples import example_path
