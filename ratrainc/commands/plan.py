@@ -146,8 +146,8 @@ Examples:
 @exhaustive_option
 @seconds_option(
     25.0,
-    "Time for all searches of the command: when it is over, the best so far is shown, after at most one more "
-    "evaluation. Three times as long while nothing fits.",
+    "Time to try plans, for all searches of the command: when it is over, the best so far is shown. The bounds of each "
+    "search and its last evaluation come on top. Three times as long while nothing fits.",
     "effort_seconds",
 )
 @jobs_option(parameter="effort_jobs")

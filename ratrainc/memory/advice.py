@@ -67,6 +67,9 @@ class Advice:
     suggestion: Suggestion | None = None
 
 
+_UNCHANGED = "this plan as it is"
+
+
 def advice(
     setting: CompileSetting,
     strategy: Strategy,
@@ -136,7 +139,7 @@ def _planned(
             if evaluation.estimated:
                 how = "estimated from fewer micro-batches; all of them were not placed here, which takes longer"
             figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
-            changes = changes_text(plan, candidate.plan)
+            changes = changes_text(plan, candidate.plan) or _UNCHANGED
             passes = "" if asking is command else f", passes {candidate.pipeline}"
             notes.append(Note(f"the planner's plan for {_same(plan)} fits{words}: {changes}{passes}: {figures}{ask}"))
             return Advice(notes, Suggestion(setting.model, candidate.plan, candidate.pipeline, figures))
@@ -145,7 +148,7 @@ def _planned(
             figures = (
                 f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
             )
-            maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
+            maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan) or _UNCHANGED}: {figures}"
             notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask_on}"))
         elif not answer.proven_empty:
             text = (

@@ -33,15 +33,18 @@ from ratrain.ratrainc.planner.search.answer import AT_LEAST, Answer, Candidate
 from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
-from ratrain.ratrainc.planner.search.quick import estimated_answer, tried
+from ratrain.ratrainc.planner.search.quick import LIMIT_SECONDS, by_promise, estimated_answer, tried
+from ratrain.ratrainc.planner.space.objective import TIME
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.console.progress import Steps
 
 _POINTS = 12
 """Most points of a front."""
-_TRIED = 3
-"""Plans of a point to compile, if the first are refused."""
+_TRIED = 5
+"""Most plans of a point to compile."""
+_ESTIMATING = 0.5
+"""Share of the time for estimates."""
 _SECONDS = 0.5
 """Computing time for the cuts of a limit: there are many limits."""
 _GAIN = 0.01
@@ -109,6 +112,7 @@ class ParetoFront(Shown):
         yield legend(point.candidate.plan.summary for point in self.points)
         if self.against == "memory":
             yield "within, of a rank: the most bytes that tensors of any rank may take at a time"
+            yield "Plans of fewer bytes: --objective memory finds the one of fewest"
         if not all(point.candidate.evaluation for point in self.points):
             yield AT_LEAST
         if self.quick:
@@ -159,7 +163,8 @@ class ParetoFront(Shown):
         for name, point in zip(names, self.points, strict=True):
             limit, found = _limit_text(self.against, point.limit), point.candidate
             within = f"{limit} clusters" if self.against == "clusters" else f"{limit} of a rank"
-            head = [f"Planned for {self.title}: the fastest found within {within}."]
+            how = "the fastest found" if found.evaluation else "the fastest by its estimate, not compiled yet,"
+            head = [f"Planned for {self.title}: {how} within {within}."]
             model = self.request.model
             text = plan_text(found.plan, found.pipeline, model, self.model, head, self.machine, name)
             write_text(name, text)
@@ -204,16 +209,20 @@ def pareto_front(
     spaces = family_spaces(request, Profiles(request.setting), tick)
     of_clusters = against == "clusters"
     points: list[FrontPoint] = []
-    for each in _thinned(list((_of_clusters if of_clusters else _of_bytes)(request, spaces, tick))):
+    until = inf if quick else begin + _ESTIMATING * request.seconds
+    limits = _thinned(list((_of_clusters if of_clusters else _of_bytes)(request, spaces, tick, until)))
+    for number, each in enumerate(limits):
         left_of_time = request.seconds - (time.monotonic() - begin)
-        late = is_ended() or (bool(points) and left_of_time < 0)
-        if quick or late:
-            candidate = each.answer.best
+        candidate = each.answer.best
+        if quick or is_ended() or (points and left_of_time < 0):
+            if candidate is not None and not of_clusters:
+                candidate = evolve(candidate, pipeline=_within(candidate.pipeline, int(each.limit)))
         elif of_clusters:
-            tried(each.answer, tick, max(left_of_time, 1.0) if points else inf)
+            tried(each.answer, tick, max(left_of_time, 1.0 if points else LIMIT_SECONDS))
             candidate = each.answer.best
         else:
-            candidate = _first_placed(request, each, left_of_time if points else inf)
+            share = left_of_time / (len(limits) - number)
+            candidate = _fastest_placed(request, each, tick, share, max(left_of_time, 1.0 if points else LIMIT_SECONDS))
         if candidate is not None:
             points.append(FrontPoint(each.limit, candidate, each.bound_seconds))
         tick(_limit_text(against, each.limit))
@@ -244,7 +253,7 @@ def _limit_text(against: str, limit: float) -> str:
     return f"{limit:.0f}" if against == "clusters" else size_text(int(limit))
 
 
-def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps) -> Iterator[_Limit]:
+def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps, _until: float) -> Iterator[_Limit]:
     """Yield the numbers of clusters on the front of estimates, ascending."""
     least = bound = inf
     counts = sorted({count for space in spaces for count in np.unique(space.clusters)})
@@ -261,11 +270,11 @@ def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Step
             yield _Limit(float(clusters), answer, min(bound, least))
 
 
-def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps) -> Iterator[_Limit]:
-    """Yield the numbers of bytes on the front of estimates, ascending."""
+def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps, until: float) -> Iterator[_Limit]:
+    """Yield the numbers of bytes on the front of estimates, ascending; as few as there is time for."""
     capacity = max(float(space.columns.capacity.max()) for space in spaces)
-    choices = []
-    while not is_ended():
+    choices: list[_Limit] = []
+    while not is_ended() and (not choices or time.monotonic() < until):
         tick.begin(f"estimates within {_limit_text('memory', capacity)}")
         answer = estimated_answer(
             request, [space.within(capacity) for space in spaces], time.monotonic(), seconds=_SECONDS
@@ -277,7 +286,8 @@ def _of_bytes(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps) 
     least = inf
     for choice in reversed(choices):
         assert choice.answer.best is not None, "kept if there is one"
-        if choice.answer.best.seconds < least:
+        # estimates of the most bytes may equal those of fewer, but its plan is the fastest when simulated
+        if choice.answer.best.seconds < least or choice is choices[0]:
             least = choice.answer.best.seconds
             yield choice
 
@@ -291,20 +301,31 @@ def _thinned(choices: list[_Limit]) -> list[_Limit]:
     return [choices[at] for at in sorted({int(np.abs(limits - each).argmin()) for each in wanted})]
 
 
-def _first_placed(request: PlanRequest, choice: _Limit, seconds: float) -> Candidate | None:
-    """Return the first plan that compiles and stays within the bytes; None if none of those tried does in time."""
-    limit = None if seconds == inf else max(seconds, 1.0)
-    for candidate in choice.answer.best_plans[:_TRIED]:
+def _fastest_placed(request: PlanRequest, choice: _Limit, tick: Steps, share: float, left: float) -> Candidate | None:
+    """Return the fastest plan that compiles and stays within the bytes; None if none of those tried does.
+
+    Plans are tried by their promise, none after `share` seconds once one fits; each may take what is `left`.
+    """
+    begin = time.monotonic()
+    best: Candidate | None = None
+    for candidate in by_promise(choice.answer)[:_TRIED]:
+        spent = time.monotonic() - begin
+        if is_ended() or spent > (left if best is None else share):
+            break
+        if best is not None and candidate.bound(TIME) >= best.cost(TIME):
+            continue
+        tick.begin(f"{candidate.plan.summary}, {candidate.family}, within {_limit_text('memory', choice.limit)}")
         for budget in (int(choice.limit), int(choice.limit * 0.95)):
             pipeline = _within(candidate.pipeline, budget)
+            limit = None if left == inf else max(left - spent, 1.0)
             evaluation = evaluate(evolve(request.task(candidate.plan, pipeline), seconds=limit))
-            if is_ended():
-                return None
-            if evaluation.step_seconds is None:
+            if is_ended() or evaluation.step_seconds is None:
                 break
             if max(evaluation.peak_bytes) <= choice.limit:
-                return evolve(candidate, pipeline=pipeline, evaluation=evaluation)
-    return None
+                found = evolve(candidate, pipeline=pipeline, evaluation=evaluation)
+                best = found if best is None or found.cost(TIME) < best.cost(TIME) else best
+                break
+    return best
 
 
 def _within(pipeline: str, budget: int) -> str:

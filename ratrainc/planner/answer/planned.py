@@ -21,6 +21,7 @@ from ratrain.ratrainc.planner.answer.crossings import Crossing, crossings
 from ratrain.ratrainc.planner.answer.no_plan import no_plan
 from ratrain.ratrainc.planner.answer.plan_files import numbered, plan_file
 from ratrain.ratrainc.planner.search.answer import AT_LEAST, Answer, Candidate
+from ratrain.ratrainc.planner.search.disturbance import JITTER, SLOWER
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
 from ratrain.ratrainc.planner.space.objective import TIME
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 _TAIL = "tail: idle time of the stage that waits longest for reductions, updates and gathers of weights"
+_ROBUST = (
+    f"slow stage: the step with the busiest stage's compute {100 * (SLOWER - 1):.0f} % slower; jitter: with times that "
+    f"vary by {100 * JITTER:.0f} %, which may be shorter too; -: of plans that were not simulated whole"
+)
 _FOLDED = (
     "folded: simulated with fewer micro-batches, the others at their pace; simulating all of them takes longer than "
     "this answer may: "
@@ -124,6 +129,8 @@ class Planned(Shown):
         yield legend(candidate.plan.summary for candidate in shown)
         if any(candidate.evaluation for candidate in shown):
             yield _TAIL
+        if request.robust:
+            yield _ROBUST
         if not all(candidate.evaluation for candidate in shown):
             yield AT_LEAST
         if self.quick and (said := _estimates_text(shown)):
@@ -134,7 +141,8 @@ class Planned(Shown):
             yield TextTable("links of the best plan", columns, rows)
         if answer.rejected_plans:
             rows = [[rejected.text, rejected.reason] for rejected in answer.rejected_plans]
-            yield TextTable("why not", ("plan", "reason"), rows)
+            under = f"; P, T, C and Z are of {self.best.family}, as the best plan is" if request.families else ""
+            yield TextTable(f"why not{under}", ("plan", "reason"), rows)
         yield from self.certificate()
 
     def _row(self, candidate: Candidate, *, mapped: bool) -> list[str]:

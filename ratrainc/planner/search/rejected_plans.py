@@ -111,7 +111,7 @@ class _Rows:
             nearest = min(tried, key=lambda c: c.cost(objective))
             how = "simulated" if nearest.is_exact else "simulated, folded"
             worse, taken = self.worse(nearest.cost(objective)), seconds_text(nearest.seconds)
-            text = f"{worse}: {taken} {how} ({nearest.shape.summary})"
+            text = f"{worse}: {taken} {how} ({nearest.plan.summary})"
             return text, nearest.shape, nearest.seconds, True
         rows = [space.row[shape] for shape in shapes]
         # by cost, then by bytes: among shapes that cannot fit, the smallest come first

@@ -392,6 +392,27 @@ def test_a_front_of_bytes_stays_within_them(capsys):
     assert all(p["bound_step_seconds"] <= p["predicted_step_seconds"] for p in points)
 
 
+def test_a_front_of_bytes_ends_with_the_fastest_plan_of_all(capsys, tmp_path):
+    """With all the bytes there are, though estimates of fewer are as short; a file of it compiles as it says."""
+    words = ("plan", *QUICK, "--schedules", "1f1b", "--json")
+    assert main([*words, "--pareto", "memory", "--seconds", "60", "-o", str(tmp_path / "front.toml")]) == 0
+    last = json.loads(capsys.readouterr().out)["points"][-1]
+    assert main([*words, "--quick"]) == 0
+    assert last["predicted_step_seconds"] <= json.loads(capsys.readouterr().out)["plans"][0]["predicted_step_seconds"]
+
+
+def test_a_front_without_time_writes_estimates_as_estimates_within_their_bytes(capsys, tmp_path):
+    words = ("plan", *QUICK, "--pareto", "memory", "--schedules", "1f1b", "--quick", "--json")
+    assert main([*words, "-o", str(tmp_path / "front.toml")]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    files = sorted(tmp_path.glob("front-*.toml"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    assert len(files) == len(points) > 1
+    for path, point in zip(files, points, strict=True):
+        text = path.read_text()
+        assert "the fastest by its estimate, not compiled yet" in text
+        assert f"budget={point['limit']:.0f}" in text
+
+
 def test_a_front_lists_a_plan_again_only_where_more_bytes_make_it_faster(capsys):
     words = ("--pareto", "memory", "--schedules", "1f1b", "--tp", "1", "--quick")
     asked = ("plan", "--model", "gpt2", "--clusters", "4", "--global-batch", "16", "--seq-len", "1024", *words)

@@ -24,7 +24,7 @@ from ratrain.ratrainc.planner.search import quick
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate
 from ratrain.ratrainc.planner.search.plan_search import Search
-from ratrain.ratrainc.planner.search.quick import estimated, quick_answer, tried
+from ratrain.ratrainc.planner.search.quick import by_promise, estimated, quick_answer, tried
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space.plan_families import families
 from ratrain.ratrainc.planner.space.space import Shape
@@ -42,6 +42,10 @@ def test_the_parts_of_each_rejected_plan_sum_to_what_is_said_of_it(answer_to: Ca
     request = evolve(small_request(clusters=3, batch=4), exhaustive=False, explain=True)
     request = evolve(request, families=families(request.strategy, ("1f1b", "zb-h1")))
     answer = answer_to(request)
+    named = {candidate.plan.summary for candidate in answer.evaluated}
+    for row in answer.rejected_plans:
+        simulated = re.search(r" simulated(?:, folded)? \((.+?)\)(?:;|$)", row.reason)
+        assert simulated is None or simulated[1] in named, "by the name that the table has"
     explained = [row for row in answer.rejected_plans if row.mechanisms]
     assert any("at least" in row.reason for row in explained)
     for row in explained:
@@ -130,6 +134,15 @@ def test_the_quick_answer_is_the_best_of_the_plans_that_it_simulates(monkeypatch
         again = evaluate(request.task(answer.best.plan, answer.best.pipeline))
         assert again.step_seconds == answer.best.seconds
         assert answer.bound <= answer.best.cost(request.objective)
+
+
+def test_plans_are_tried_by_the_middle_of_bound_and_estimate() -> None:
+    """Estimates alone put a plan that takes what its estimate says before one that takes what its bound says."""
+    answer = estimated(evolve(small_request(), exhaustive=False))
+    first, second, third, *_ = answer.best_plans
+    timed = [(first, 6.1, 6.0), (second, 6.2, 5.2), (third, 6.3, 5.9)]
+    answer.candidates = [evolve(each, estimated_seconds=now, bound_seconds=least) for each, now, least in timed]
+    assert [each.shape for each in by_promise(answer)] == [second.shape, first.shape, third.shape]
 
 
 def given_times(
