@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf, isfinite, log2
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve
@@ -31,7 +31,7 @@ from ratrain.ratrainc.planner.space.objective import WORST, Cost, scaled
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
-SECONDS = 2.0
+SECONDS = 1.0
 """Computing time for the cuts of shapes, once one fits; shapes left then are covered by their bound.
 
 It is time of this process, so that other work on the machine changes no answer."""
@@ -53,6 +53,8 @@ _WORTH_A_PROCESS = 200
 """Work of plans for which processes are forked: about a second."""
 _TRIED = 5
 """Most plans that fit to simulate, or the number that is wanted if that is more."""
+_DEARER = 0.02
+"""Extra cost, for the order in which plans are tried, of each doubling of the work of trying one."""
 _REFUSED = 8
 """Most plans that may be refused before one fits."""
 _WORTH_A_LOOK = 1.5
@@ -100,7 +102,7 @@ def tried(answer: Answer, tick: Steps, seconds: float = inf) -> None:
         begun: list[tuple[Candidate, float]] = []
         while waiting and len(begun) < request.jobs:
             candidate = waiting[0]
-            units = compiled_units(candidate.plan, request.model.layers, folded=True, in_halves=False)
+            units = _units(answer, candidate)
             why = effort.reason_against(candidate, units, len(fitting), [each for _, each in begun])
             if not fitting and len(answer.refused) + len(begun) >= _REFUSED:
                 why = NOT_REACHED
@@ -136,14 +138,21 @@ def tried(answer: Answer, tick: Steps, seconds: float = inf) -> None:
 
 
 def by_promise(answer: Answer) -> list[Candidate]:
-    """Return the plans of an answer of estimates by the middle of bound and estimate, each plan once."""
+    """Return the plans of an answer of estimates, each once, by the middle of bound and estimate; dear ones later."""
     objective = answer.request.objective
+    plans = [(candidate, _units(answer, candidate)) for candidate in answer.best_plans]
+    least = min((units for _, units in plans), default=1.0)
 
-    def expected(candidate: Candidate) -> Cost:
-        (measure, seconds), (least, least_seconds) = candidate.cost(objective), candidate.bound(objective)
-        return (measure + least) / 2, (seconds + least_seconds) / 2
+    def expected(candidate: Candidate, units: float) -> Cost:
+        (measure, seconds), (low, low_seconds) = candidate.cost(objective), candidate.bound(objective)
+        return scaled(((measure + low) / 2, (seconds + low_seconds) / 2), 1 + _DEARER * log2(units / least))
 
-    return sorted(answer.best_plans, key=expected)
+    return [candidate for candidate, _ in sorted(plans, key=lambda plan: expected(*plan))]
+
+
+def _units(answer: Answer, candidate: Candidate) -> float:
+    """Return the work of trying a plan."""
+    return compiled_units(candidate.plan, answer.request.model.layers, folded=True, in_halves=False)
 
 
 GIVEN_UP = f"tried and given up after up to {LIMIT_SECONDS:.0f} s of computing"

@@ -140,7 +140,7 @@ def test_plans_are_tried_by_the_middle_of_bound_and_estimate() -> None:
     """Estimates alone put a plan that takes what its estimate says before one that takes what its bound says."""
     answer = estimated(evolve(small_request(), exhaustive=False))
     first, second, third, *_ = answer.best_plans
-    timed = [(first, 6.1, 6.0), (second, 6.2, 5.2), (third, 6.3, 5.9)]
+    timed = [(first, 6.1, 6.0), (second, 6.6, 3.0), (third, 9.0, 8.9)]
     answer.candidates = [evolve(each, estimated_seconds=now, bound_seconds=least) for each, now, least in timed]
     assert [each.shape for each in by_promise(answer)] == [second.shape, first.shape, third.shape]
 
@@ -150,7 +150,11 @@ def given_times(
 ) -> tuple[Answer, list[PlanEvaluation]]:
     """Answer quickly where plans have these units of work, each of which takes `pace` seconds of computing."""
     answer = estimated(evolve(small_request(), exhaustive=False))
-    answer.candidates = [evolve(each, bound_seconds=0.0) for each in answer.best_plans[: len(units)]]
+    # far enough apart that their work does not change their order
+    answer.candidates = [
+        evolve(each, bound_seconds=0.0, estimated_seconds=2.0**at)
+        for at, each in enumerate(answer.best_plans[: len(units)])
+    ]
     plans = [each.plan for each in answer.candidates]
     assert len(plans) == len(units)
     work = dict(zip(plans, units, strict=True))
