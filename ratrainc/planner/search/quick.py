@@ -9,6 +9,7 @@ worth its time, the others stay estimates and come after it.
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from math import inf, isfinite, log2
@@ -223,11 +224,11 @@ def estimated_answer(
     computed = time.process_time()
     candidates: list[Candidate] = []
     oversized: list[OversizedShape] = []
-    kept: list[Cost] = []
+    kept: list[Cost] = []  # ascending
     most = (below, -inf) if isfinite(below) else WORST
     for guess, space, row in _in_order(spaces):
         # the cost of the worst plan that is wanted so far
-        least = sorted(kept)[request.keep - 1] if len(kept) >= request.keep else most
+        least = kept[request.keep - 1] if len(kept) >= request.keep else most
         late = bool(kept) and (time.process_time() - computed > limit or is_ended())
         # shapes are in the order of guesses, so all later ones are left to `least_left` as well
         if late or guess > scaled(least, _WORTH_A_LOOK):
@@ -244,7 +245,7 @@ def estimated_answer(
         found = space.candidate(shape, cuts, estimate=estimate)
         candidates.append(found)
         if isfinite(estimate):
-            kept.append(found.cost(objective))
+            insort(kept, found.cost(objective))
     if not candidates:
         oversized += nearest_to_fit(spaces, oversized)
     candidates.sort(key=lambda c: c.cost(objective))
