@@ -96,6 +96,8 @@ def amounts(choice: FinetuneChoice, stream: TokenStream, held: TokenStream | Non
 
 
 def _documents(stream: TokenStream) -> Documents:
+    if not len(stream.tokens):
+        fail("RT090", f"'{stream.name}' has no token", help="name data that have some with --data or --eval-data")
     if stream.documents is None:
         text = f"'{stream.name}' does not say where its documents end"
         fail("RT090", text, help="fine-tune on JSONL, a document a line, or on texts, a document a file")

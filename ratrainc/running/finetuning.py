@@ -24,6 +24,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text, plan_to_toml
 from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, read_bytes, write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import (
     BYTES,
@@ -213,12 +214,15 @@ def _tell(display: Display, choice: FinetuneChoice, counts: Amounts) -> None:
     if display.quiet:
         return
     passes = counts.steps * counts.batch / counts.sequences
+    sequences, steps = number_of(counts.sequences, "sequence", ","), number_of(counts.steps, "step", ",")
+    are = "is" if counts.steps == 1 else "are"
     say(
-        f"{counts.sequences:,} sequences of {counts.seq_len:,} tokens, {counts.batch} a step: {counts.steps:,} steps "
-        f"are {passes:.3g} epochs"
+        f"{sequences} of {counts.seq_len:,} tokens, {counts.batch} a step: {steps} {are} "
+        f"{number_of(passes, 'epoch', '.3g')}"
     )
     if not choice.judging.paths and counts.eval_every is not None:
-        say(f"held out: the last {100 * choice.judging.fraction:g} %, evaluated every {counts.eval_every} steps")
+        every = "step" if counts.eval_every == 1 else f"{counts.eval_every} steps"
+        say(f"held out: the last {100 * choice.judging.fraction:g} %, evaluated every {every}")
 
 
 def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> RunSettings:
