@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 
+_MOST_SHARE = 1000
+"""Multiple of a baseline's figure up to which a change is said as its share: beyond it the baseline is nothing."""
+
+
 @define(eq=False, slots=False)
 class Side:
     """The program or the baseline of a comparison, with its timeline."""
@@ -70,6 +74,13 @@ class Pair:
             return None
         same = isclose(self.program, self.baseline, rel_tol=1e-9, abs_tol=1e-9)
         return 0 if same else self.program - self.baseline
+
+    @property
+    def share(self) -> float | None:
+        """The change as a part of the baseline's figure; None without a change, or where that figure is next to none."""
+        if not self.change or not self.baseline or abs(self.change) > _MOST_SHARE * abs(self.baseline):
+            return None
+        return self.change / self.baseline
 
     def to_json(self) -> dict[str, float | None]:
         """Return both figures and the change as plain data."""
@@ -159,10 +170,10 @@ def _verdict(one: Side, other: Side) -> str:
     else:
         pair, what = Pair(one.figures.tokens_per_second, other.figures.tokens_per_second), "it trains {} tokens/s"
         own, its = (f"{side.figures.tokens_per_second:,.0f}" for side in (one, other))
-    if not pair.change or not pair.baseline:
+    if not pair.change:
         return names.format("as fast as") + what.format("the same") + f", {own}"
     more = pair.change > 0
-    share = f"{100 * abs(pair.change) / pair.baseline:.1f} % {'more' if more else 'less'}"
+    share = ("" if pair.share is None else f"{100 * abs(pair.share):.1f} % ") + ("more" if more else "less")
     faster = more == what.endswith("tokens/s")
     return names.format("faster than" if faster else "slower than") + f"{what.format(share)}, {own} instead of {its}"
 

@@ -137,8 +137,8 @@ def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, Tok
         cut = cut if start is None else start
     share = f"{100 * fraction:g} %"
     if not 0 < cut < len(stream.tokens):
-        held = "none" if cut else "all"
-        text = f"'{stream.name}' has {number_of(len(stream.tokens), 'token')}: its last {share} are {held} of them"
+        part = "none" if cut else "all"
+        text = f"'{stream.name}' has {number_of(len(stream.tokens), 'token')}: its last {share} are {part} of them"
         way_out = "use more data, hold out another part with --eval-fraction, or evaluate on another file (--eval-data)"
         fail("RT090", text, help=way_out)
     training = part_of_stream(stream, 0, cut, f"{WITHOUT_ITS_LAST} {share}")
