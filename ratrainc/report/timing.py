@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
@@ -137,11 +138,12 @@ def report(simulation: StepSimulation, path: str) -> WrittenReport:
     If it ends in .pickle, write the memory of all stages as a snapshot that PyTorch's memory viewer opens. None needs a
     network. Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only pictures.
     """
-    if path.endswith(".svg"):
+    ending = Path(path).suffix.lower()
+    if ending == ".svg":
         return WrittenReport("picture", simulation.picture().save(path))
     if not isinstance(simulation, Simulation):
         misuse("given times make a picture: name a file that ends with .svg")
-    if path.endswith(".pickle"):
+    if ending == ".pickle":
         from ratrain.ratrainc.report.memory_snapshot import memories_of, write_snapshot
 
         return WrittenReport("snapshot", write_snapshot(memories_of(simulation.timeline), path))

@@ -123,7 +123,14 @@ def step_figures(timeline: Timeline) -> StepFigures:
     for index, stage in enumerate(timeline.program.stages):
         busy = timeline.busy_seconds(index, Engine.COMPUTE)
         stages.append(
-            StageFigures(busy, beyond_rounding(seconds - busy, seconds), stage.peak_live_bytes, stage.arena_bytes, index, exposed_tail_of)
+            StageFigures(
+                busy,
+                beyond_rounding(seconds - busy, seconds),
+                stage.peak_live_bytes,
+                stage.arena_bytes,
+                index,
+                exposed_tail_of,
+            )
         )
     return StepFigures(seconds, timeline.makespan_seconds, tuple(stages))
 
