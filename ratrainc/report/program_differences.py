@@ -77,7 +77,7 @@ class Pair:
 
     @property
     def share(self) -> float | None:
-        """The change as a part of the baseline's figure; None without a change, or where that figure is next to none."""
+        """The change as a part of the baseline's figure; None without one, or where that figure is next to none."""
         if not self.change or not self.baseline or abs(self.change) > _MOST_SHARE * abs(self.baseline):
             return None
         return self.change / self.baseline

@@ -31,9 +31,8 @@ def say_start(run: TrainingRun) -> None:
     say(f"data: {in_words(run.stream.facts(), run.stream.found)}")
     sequences, needed = run.engine.batches.sequences, run.program.plan.global_batch
     if sequences < needed:
-        say(
-            f"note: it has {number_of(sequences, 'sequence')}, and a step takes {needed}: a step uses some more than once"
-        )
+        few = number_of(sequences, "sequence")
+        say(f"note: it has {few}, and a step takes {needed}: a step uses some more than once")
     if run.held_out is not None:
         held = run.held_out
         say(f"held out: {held.batches.stream.name}; an evaluation takes {number_of(held.tokens, 'token', ',')} of it")

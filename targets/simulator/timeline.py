@@ -14,7 +14,6 @@ from ratrain.targets.program.program import Program
 from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Records
 from ratrain.targets.simulator.relations import Relations
 
-
 _ROUNDING = 1e-12
 """Part of a time that sums of floats leave where nothing is."""
 

@@ -77,6 +77,8 @@ CONTENTS = {
     "flat.toml": "pp = 2\n",
     "plan.toml": PLAN,
     "job.toml": "[training]\nsteps = 1\n",
+    "part.toml": '[optimizer]\nlr = 1e-3\n[job]\ndump_folder = "x"\n',
+    "x.yaml": "a: 1\n",
     "ds.json": '{"train_batch_size": 8}',
     "run.jsonl": '{"step": 1, "loss": 2.5}\n',
 }
@@ -102,6 +104,16 @@ CONTENTS = {
             "the log of a run (JSON lines), not a schedule (.rtir) or program (.rtx) help: 'ratrainc watch run.jsonl'",
         ),
         ("generate mine.toml --prompt a", "'ratrainc run X.rtx --save DIR' writes one"),
+        *(
+            (f"{command} {name}", said)
+            for command in ("import-plan", "import-plan --from torchtitan", "fit", "fit --beside x.yaml")
+            for name, said in (
+                ("plan.toml", "'ratrainc compile --model M --plan plan.toml -o X.rtx' compiles it"),
+                ("mine.toml", "--plan P.toml -o X.rtx --machine mine.toml' compiles for it"),
+                ("x.rtx", "'ratrainc explain x.rtx' says what it needs"),
+                ("x.rtir", "'ratrainc explain x.rtir' says what it needs"),
+            )
+        ),
     ],
 )
 def test_content_tells_apart_files_of_one_ending_and_one_error_says_so(
@@ -116,7 +128,18 @@ def test_content_tells_apart_files_of_one_ending_and_one_error_says_so(
     assert shown.count("error[") == 1
 
 
-@pytest.mark.parametrize(("kind", "name"), [("machine", "mine.toml"), ("plan", "plan.toml"), ("plan", "flat.toml")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("machine", "mine.toml"),
+        ("plan", "plan.toml"),
+        ("plan", "flat.toml"),
+        ("settings", "job.toml"),
+        ("settings", "part.toml"),
+        ("settings", "ds.json"),
+        ("settings", "x.yaml"),
+    ],
+)
 def test_what_is_wanted_by_its_content_is_taken(tmp_path: Path, kind: str, name: str) -> None:
     path = tmp_path / name
     path.write_text(CONTENTS[name])
