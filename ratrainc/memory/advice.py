@@ -118,6 +118,7 @@ def _planned(
     usual = strategy_named(DEFAULT_STRATEGY)
     asked = [(strategy, own, command), (usual, families(usual, with_memories(USUAL, setting.machine)), whole_command)]
     empty = []
+    told = set()
     for chosen, searched, asking in asked:
         tick(f"the planner's plans for {_same(plan)}")
         try:
@@ -129,6 +130,7 @@ def _planned(
         longer = "this is from a short search: a longer one may find a better plan"
         ask = f"; {longer}: {asking}" if asking else ""
         ask_on = f"; {longer}, or none: {asking}" if asking else ""
+        said = ""
         placed = None if answer.proven_empty else _first_placed(answer, deadline, tick)
         if placed is not None:
             candidate, evaluation = placed
@@ -146,16 +148,16 @@ def _planned(
                 f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
             )
             maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
-            notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask_on}"))
+            said = f"the planner's plan for {_same(plan)}{words} {maybe}"
         elif not answer.proven_empty:
-            text = (
-                f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all "
-                f"of them{ask_on}"
-            )
-            notes.append(Note(text))
+            said = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them"
         elif all(empty) and len(empty) == len(asked) and command:
             # without `command` the passes are the user's own, for which the bounds prove nothing
             notes.append(Note(_proof(answer)))
+        # both searches may find the same: the first command is then enough
+        if said and said not in told:
+            told.add(said)
+            notes.append(Note(f"{said}{ask_on}"))
     return Advice(notes)
 
 

@@ -31,7 +31,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint_series import check_no_series
 from ratrain.targets.runtime.training.preparation import prepare
 from ratrain.targets.runtime.training.utilisation import Utilisation, measured_peak_flops
 from ratrain.targets.runtime.watch.positions import RankPhase
-from ratrain.targets.runtime.weights.weights import check_weights_place
+from ratrain.targets.runtime.weights.weights import check_weights_config, check_weights_place
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
@@ -124,8 +124,10 @@ def _prepare(
 
     with status("preparing"), threadpool_limits(limits=1):
         if settings.start.weights is not None:
-            # First: without weights there is no tokenizer beside them either, and that is not what is wrong.
+            # First: without weights, or with those of another model, tokens and tokenizer are not what is wrong.
             check_weights_place(settings.start.weights)
+            if settings.start.checkpoint is None:
+                check_weights_config(settings.start.weights, program.model)
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
         settings = with_kernels(program, settings, several=processes is not None and processes.count > 1)
         threads = settings.execution.kernel_threads(program.plan.clusters)
