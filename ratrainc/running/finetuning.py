@@ -123,7 +123,17 @@ def finetune(choice: FinetuneChoice, display: Display | None = None) -> Finetune
 
     Raises `DiagnosticError` if model or data cannot be used, nothing fits the memory, or the folder holds another run.
     """
-    display = display or Display()
+    try:
+        return _finetuned(choice, display or Display())
+    except KeyboardInterrupt as error:
+        if is_there(Path(choice.output) / LAST):
+            raise
+        said = str(error) or "interrupted before a step was saved"
+        again = "the same command, without --resume, begins again"
+        raise KeyboardInterrupt(f"{said}\nthere is nothing to go on with: {again}") from None
+
+
+def _finetuned(choice: FinetuneChoice, display: Display) -> Finetuned:
     folder = Path(choice.output)
     model = _model(choice)
     data = _data(choice)
@@ -234,7 +244,7 @@ def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> Run
             fail("RT092", text, help="--resume goes on with it; or name another folder with -o")
         return settings
     if not is_there(last):
-        fail("RT092", f"'{choice.output}' holds no run to go on with", help="leave --resume out")
+        fail("RT092", f"'{choice.output}' holds no run to go on with", help="leave --resume out: it begins a run")
     done = latest_step(str(last))
     if done >= settings.steps:
         text = f"the run in '{choice.output}' has done its {done} steps"

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.finetune_choice import Adapting, FinetuneChoice, Judging, Schedule
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.running import finetune_plan
+from ratrain.ratrainc.running import finetune_plan, finetuning
 from ratrain.ratrainc.running.finetune_plan import Amounts
 from ratrain.ratrainc.running.finetuning import finetune
 from ratrain.ratrainc.running.training_data import open_streams
@@ -178,6 +178,28 @@ def test_an_end_before_the_first_evaluation_is_saved(model: str, chats: str, tmp
         finetune(cut, Display(quiet=True, each_step=stop))
     done = finetune(evolve(cut, resume=True, schedule=evolve(cut.schedule)), Display(quiet=True))
     assert done.run.steps[0].report.step == 1
+
+
+def test_ctrl_c_says_whether_resume_goes_on(model: str, chats: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Before a state is saved there is nothing to go on with; what is said then is true of both ways."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    cut = choice(model, chats, tmp_path / "cut")
+    for place in ("planned", "run_training"):
+        with monkeypatch.context() as patched:
+            patched.setattr(finetuning, place, interrupted)
+            with pytest.raises(KeyboardInterrupt, match=r"(?s)nothing to go on with.*without --resume, begins again"):
+                finetune(cut, Display(quiet=True))
+        with pytest.raises(DiagnosticError, match="holds no run to go on with"):
+            finetune(evolve(cut, resume=True), Display(quiet=True))
+    finetune(cut, Display(quiet=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(finetuning, "_resumed", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            finetune(evolve(cut, resume=True), Display(quiet=True))
+        assert not str(caught.value), "the run is there as it was"
 
 
 def test_a_device_that_is_not_there_is_named(model: str, chats: str, tmp_path: Path) -> None:

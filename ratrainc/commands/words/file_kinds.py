@@ -152,6 +152,11 @@ _WANTED = {
 """Checked kinds of `InputFile`; for other kinds the reader reports errors."""
 
 
+def endings_of(kind: str) -> tuple[str, ...]:
+    """Return the endings of the files of a checked kind; none for another one."""
+    return _WANTED[kind].endings if kind in _WANTED else ()
+
+
 def refuse_wrong_kind(kind: str, path: str) -> None:
     """Raise `DiagnosticError` RT002, with advice, if a file is of another kind than is read.
 

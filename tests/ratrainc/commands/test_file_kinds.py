@@ -154,3 +154,22 @@ def test_a_report_is_not_written_under_an_ending_of_another_form(
     shown = " ".join(capsys.readouterr().err.split())
     assert "name a .html or .htm or .svg" in shown
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("report a.rtx b.rtx -o c.html", "--against b.rtx"),
+        ("run a.rtx b.jsonl --steps 1", "--data b.jsonl"),
+        ("simulate a.rtx m.toml", "--machine m.toml"),
+        ("verify a.rtx b", None),
+    ],
+)
+def test_a_file_too_many_leads_to_the_option_that_takes_it(
+    capsys: pytest.CaptureFixture[str], words: str, way_out: str | None
+) -> None:
+    assert main(words.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "unexpected extra argument" in said if way_out is None else f"one file too many: give it as {way_out}" in said
+    )
