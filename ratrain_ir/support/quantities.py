@@ -159,8 +159,10 @@ def _how(unit: str) -> str:
 
 def number_of(count: float, noun: str, form: str = "") -> str:
     """Format a count with its noun, in the plural unless it is 1: "1 stage", "2 stages"; `form` is as of `format`."""
-    plural = noun if count == 1 else f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count:{form}} {plural}"
+    if count == 1:
+        return f"{count:{form}} {noun}"
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
+    return f"{count:{form}} {f'{noun[:-1]}ies' if noun.endswith('y') else noun + ending}"
 
 
 def size_text(count: int, beside: int = 0) -> str:

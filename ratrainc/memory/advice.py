@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, outcomes
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
@@ -215,8 +216,9 @@ def _proof(answer: Answer) -> str:
     unasked = left_out(request.setting, request.clusters, request.contexts)
     without = f" without {', '.join(map(str, unasked))} context ranks" if unasked else ""
     return (
-        f"no plan of at most {request.clusters} clusters{without} fits {request.global_batch} sequences of "
-        f"{request.seq_len} tokens with these "
+        f"no plan of at most {number_of(request.clusters, 'cluster')}{without} fits "
+        f"{number_of(request.global_batch, 'sequence')} of "
+        f"{number_of(request.seq_len, 'token')} with these "
         f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule "
         f"out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
         f"clusters, or shorter sequences"
@@ -224,7 +226,10 @@ def _proof(answer: Answer) -> str:
 
 
 def _same(plan: Plan) -> str:
-    return f"the same {plan.clusters} clusters and {plan.global_batch} sequences of {plan.seq_len} tokens"
+    return (
+        f"the same {number_of(plan.clusters, 'cluster')} and "
+        f"{number_of(plan.global_batch, 'sequence')} of {number_of(plan.seq_len, 'token')}"
+    )
 
 
 def _figures(seconds: float | None, peaks: tuple[int, ...], how: str = "simulated") -> str:

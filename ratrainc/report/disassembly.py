@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.support.diagnostics import misuse
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.program.on_chip import on_chip_form
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def stream_lines(program: Program, only_stage: int | None, only_engine: str | No
         yield f"stage @{index}: arena {stage.arena_bytes} bytes, peak live {stage.peak_live_bytes}"
         for engine, stream in stage.streams.items():
             if only_engine in (None, engine.value):
-                yield f"  {engine.value}: {len(stream)} instructions"
+                yield f"  {engine.value}: {number_of(len(stream), 'instruction')}"
                 for number, instruction in enumerate(stream, 1):
                     yield f"  {number:6d}  {_instruction_text(program, stage, instruction)}"
 

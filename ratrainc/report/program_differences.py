@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.analysis.module_diff import StageDiff, diff_modules
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.lifting import lift
@@ -205,16 +206,20 @@ def _cannot(one: Side, other: Side) -> list[str]:
         )
     if a.plan.pp != b.plan.pp:
         words.append(
-            f"{one.name} has {a.plan.pp} stages and {other.name} {b.plan.pp}: ops and tensors are not compared, "
+            f"{one.name} has {number_of(a.plan.pp, 'stage')} and {other.name} {b.plan.pp}: ops and "
+            f"tensors are not compared, "
             "as a stage of one number holds other layers"
         )
     if a.plan.tokens_per_step != b.plan.tokens_per_step:
         words.append(
-            f"a step is {a.plan.tokens_per_step:,} tokens and {b.plan.tokens_per_step:,}: seconds of a step are "
+            f"a step is {number_of(a.plan.tokens_per_step, 'token', ',')} and "
+            f"{b.plan.tokens_per_step:,}: seconds of a step are "
             "of different work" + (", tokens/s can be compared" if a.model == b.model else "")
         )
     if a.plan.clusters != b.plan.clusters:
-        words.append(f"{a.plan.clusters:,} clusters and {b.plan.clusters:,}: tokens/s are of different hardware")
+        words.append(
+            f"{number_of(a.plan.clusters, 'cluster', ',')} and {b.plan.clusters:,}: tokens/s are of different hardware"
+        )
     if one.machine != other.machine:
         words.append("they are timed on different machines")
     return words

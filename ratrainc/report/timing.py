@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.times_text import load_times
 from ratrain.ratrainc.compiling.opening import machine_of
 from ratrain.ratrainc.compiling.proving import sound_program
@@ -81,7 +82,7 @@ class CoresStep(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a sentence."""
-        where = "on one core" if self.cores is None else f"on {self.cores} shared core{'s' * (self.cores > 1)}"
+        where = "on one core" if self.cores is None else f"on {number_of(self.cores, 'shared core')}"
         yield (
             f"{self.seconds:.6g} s a step {where}, {self.tokens_per_second:,.0f} tokens/s (simulated on "
             f"{self.machine.name})"

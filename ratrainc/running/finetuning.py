@@ -227,11 +227,11 @@ def _tell(display: Display, choice: FinetuneChoice, counts: Amounts) -> None:
     sequences, steps = number_of(counts.sequences, "sequence", ","), number_of(counts.steps, "step", ",")
     are = "is" if counts.steps == 1 else "are"
     say(
-        f"{sequences} of {counts.seq_len:,} tokens, {counts.batch} a step: {steps} {are} "
+        f"{sequences} of {number_of(counts.seq_len, 'token', ',')}, {counts.batch} a step: {steps} {are} "
         f"{number_of(passes, 'epoch', '.3g')}"
     )
     if not choice.judging.paths and counts.eval_every is not None:
-        every = "step" if counts.eval_every == 1 else f"{counts.eval_every} steps"
+        every = "step" if counts.eval_every == 1 else number_of(counts.eval_every, "step")
         say(f"held out: the last {100 * choice.judging.fraction:g} %, evaluated every {every}")
 
 
@@ -247,7 +247,7 @@ def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> Run
         fail("RT092", f"'{choice.output}' holds no run to go on with", help="leave --resume out: it begins a run")
     done = latest_step(str(last))
     if done >= settings.steps:
-        text = f"the run in '{choice.output}' has done its {done} steps"
+        text = f"the run in '{choice.output}' has done its {number_of(done, 'step')}"
         fail("RT092", text, help="name more --epochs or --steps in the first place: the learning rate depends on them")
     weights = None if choice.adapting.whole else settings.start.weights
     return evolve(

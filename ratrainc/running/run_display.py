@@ -132,7 +132,9 @@ def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
     with progress(run.settings.steps, "training") as (bar, task):
         bar.update(task, status="first step: new kernels are compiled")
         yield lambda timed: bar.update(
-            task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
+            task,
+            advance=1,
+            status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s",
         )
 
 

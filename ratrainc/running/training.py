@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.safe_messages import SafeMessages, show_safely
 from ratrain.ratrainc.console.signals import StopAsked, ending_in_order, saying_where
@@ -200,7 +201,7 @@ def _lost_words(run: TrainingRun) -> str:
     saved, (half, whole) = run.newest_saved(), run.left_over()
     kept = saved[0] if saved else run.first_step
     if saved:
-        where = f"'{saved[1]}' has the state after {kept} steps"
+        where = f"'{saved[1]}' has the state after {number_of(kept, 'step')}"
     elif (resumed := run.settings.start.checkpoint) is not None and Path(resumed).exists():
         where = f"this run has saved nothing, and '{resumed}' is as it was"
     else:

@@ -328,7 +328,7 @@ def test_pairs_without_a_template_are_joined_as_they_are(
         (["--full", "--merge"], "--merge is for adapters"),
         (["--full", "--lora", "3"], "is for adapters, and --full"),
         (["--schedule", "constant", "--decay-steps", "1", "--warmup-steps", "0"], "--decay-steps is for a rate that"),
-        (["--warmup-steps", "9"], "9 of warm-up do not fit into 1 steps"),
+        (["--warmup-steps", "9"], "9 of warm-up do not fit into 1 step"),
         (["--resume"], "holds no run to go on with"),
         (["--targets", "nonsense"], "no linear layer"),
         (["--prompt-key", "question"], 'has no fields "question"'),

@@ -384,7 +384,11 @@ def fail_without_labels(step: int, stream: TokenStream, plan: Plan, first_step: 
     ways_out = f"use a larger global batch, or {ways_out}"
     if before:
         ways_out += f"; the {number_of(before, 'step')} before it can be run: --steps {before}"
-    fail("RT090", f"step {step} has no label in the loss among its {plan.tokens_per_step} tokens: {why}", help=ways_out)
+    fail(
+        "RT090",
+        f"step {step} has no label in the loss among its {number_of(plan.tokens_per_step, 'token')}: {why}",
+        help=ways_out,
+    )
 
 
 @define(eq=False)
@@ -418,7 +422,8 @@ class Batches:
         if self.sequences < 1:
             fail(
                 "RT090",
-                f"'{self.stream.name}' has {len(self.stream.tokens)} tokens: one sequence and its labels take "
+                f"'{self.stream.name}' has {number_of(len(self.stream.tokens), 'token')}: one "
+                f"sequence and its labels take "
                 f"{self.plan.seq_len + 1}",
                 help="use more data, or a smaller seq_len",
             )

@@ -109,7 +109,8 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
     if not count:
         fail(
             "RT090",
-            f"'{stream.name}' holds {batches.sequences} sequences to evaluate on: one batch takes {plan.global_batch}",
+            f"'{stream.name}' holds {number_of(batches.sequences, 'sequence')} to evaluate on: one "
+            f"batch takes {plan.global_batch}",
             help="hold out more of the data with --eval-fraction, or evaluate on another file with --eval-data",
         )
     held = HeldOut(batches, count if most is None else min(most, count))
