@@ -31,6 +31,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     view_shard_elements,
 )
 from ratrain.ratrain_ir.ops.base import Group, Payload, PeerTransfer
+from ratrain.ratrain_ir.support.quantities import number_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -141,7 +142,10 @@ class Mesh:
         """Numbers of stages, replicas and tensor-parallel ranks (if several), in words for messages."""
         peers = f" x {self.peers} tensor-parallel ranks" if self.peers > 1 else ""
         contexts = f" x {self.contexts} context ranks" if self.contexts > 1 else ""
-        return f"{self.stages} stages x {self.replicas // self.contexts} replicas{contexts}{peers}"
+        return (
+            f"{number_of(self.stages, 'stage')} x "
+            f"{number_of(self.replicas // self.contexts, 'replica')}{contexts}{peers}"
+        )
 
     # Chunks
 

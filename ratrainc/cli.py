@@ -123,9 +123,10 @@ class _Commands(click.Group):
             ctx.fail(f"there is no command '{name}'" + (f"; {hint}" if hint else ""))
         found, command, words = super().resolve_command(ctx, args)
         if found is not None and command is not None and not ctx.resilient_parsing:
-            from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
+            from ratrain.ratrainc.commands.words.refused_words import refuse_extra_words, refuse_said_twice
 
             refuse_said_twice(command, words, found, ctx)
+            refuse_extra_words(command, words, found, ctx)
         return found, command, words
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

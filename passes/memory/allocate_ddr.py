@@ -34,6 +34,7 @@ from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.compute import Forward
 from ratrain.ratrain_ir.process_pool import each_stage
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.ratrain_ir.support.quantities import number_of, size_text
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
@@ -279,10 +280,7 @@ def _check_arena(
 def _refuse(lives: Lifetimes, capacity: int, found: Capacity, context: PassContext, module: Module) -> None:
     position = lives.peak_position
     stage = lives.stage
-    notes = [
-        Note(f"{kind.value}: {size} bytes ({size / 2**30:.2f} GiB)")
-        for kind, size in lives.bytes_by_kind(position).items()
-    ]
+    notes = [Note(f"{kind.value}: {_bytes_text(size)}") for kind, size in lives.bytes_by_kind(position).items()]
     context.diagnostics.error(
         "RT053",
         f"stage @{stage.index} has {lives.peak_bytes} bytes live at '{stage.ops[position]!r}', "
@@ -290,6 +288,13 @@ def _refuse(lives: Lifetimes, capacity: int, found: Capacity, context: PassConte
         notes=[*notes, *_account(found)],
         help=_way_out(module),
     )
+
+
+def _bytes_text(size: int) -> str:
+    """Format bytes exactly, and in a larger unit if one shows them."""
+    shown = size_text(size)
+    exact = number_of(size, "byte")
+    return exact if shown == exact else f"{exact} ({shown})"
 
 
 def _keeps_saved(op: Op) -> bool:

@@ -39,6 +39,7 @@ from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1
+from ratrain.ratrain_ir.support.quantities import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +96,9 @@ class PlaceZbH1Pass(Pass):
             context.statistics[f"stage {stage.index}"] = "backwards whole: two halves do not fit"
             return schedule_1f1b(shape, stage.index)
         stage.tensors, stage.ops = split.tensors, split.ops
-        context.statistics[f"stage {stage.index}"] = f"weight halves {min(delay, stage.index)} micro-batches later"
+        context.statistics[f"stage {stage.index}"] = (
+            f"weight halves {number_of(min(delay, stage.index), 'micro-batch')} later"
+        )
         return schedule_zb_h1(shape, stage.index, delay)
 
 

@@ -157,13 +157,21 @@ def _how(unit: str) -> str:
     return f"write for example {EXAMPLES[unit]}"
 
 
+def number_of(count: float, noun: str, form: str = "") -> str:
+    """Format a count with its noun, in the plural unless it is 1: "1 stage", "2 stages"; `form` is as of `format`."""
+    if count == 1:
+        return f"{count:{form}} {noun}"
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
+    return f"{count:{form}} {f'{noun[:-1]}ies' if noun.endswith('y') else noun + ending}"
+
+
 def size_text(count: int, beside: int = 0) -> str:
     """Format bytes in GiB if large, else in MiB; in the unit of the larger one where they stand beside others.
 
     Below 0.01 MiB they are bytes: two digits after the point would say that there are none.
     """
     if count < MIB // 100:
-        return f"{count} byte{'s' * (count != 1)}"
+        return number_of(count, "byte")
     return f"{count / GIB:.2f} GiB" if max(count, beside) >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 

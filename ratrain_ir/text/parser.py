@@ -11,7 +11,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from attrs import define, field
+from attrs import define, evolve, field
 from lark.exceptions import UnexpectedInput
 
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
@@ -37,6 +37,7 @@ from ratrain.ratrain_ir.text.syntax import (
     HeaderRecord,
     ModuleRecord,
     OpRecord,
+    ends_early,
     explain,
     parse_records,
 )
@@ -52,6 +53,7 @@ _BEFORE_RENAMING = "1"
 _MAX_TENSOR_BYTES = 1 << 50
 _MAX_DIGITS = 18
 _MAX_SYNTAX_ERRORS = 20
+_MORE = Note("the search for errors ends here: more may follow")
 _REPARSED_LINES = 20_000
 _REPARSED_CHARACTERS = 2 << 20
 _MAX_HEAD = 1 << 19
@@ -61,6 +63,7 @@ _NESTED = re.compile(rf"\[(?:[ \t\r]*\[){{{_MAX_NESTING}}}")
 _STATE_KINDS = {kind.value: kind for kind in StateKind}
 _STORES = {home.value: home for home in STORES}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_QUOTED = re.compile(r'"[^"]*"')
 _MICRO_BATCH = re.compile(r"m[0-9]{1,9}")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 
@@ -132,6 +135,11 @@ def _records(source: SourceText) -> ModuleRecord:
         try:
             record = parse_records("\n".join(lines))
         except UnexpectedInput as error:
+            if ends_early(error) and (missing := _open_brackets(source.lines)):
+                last = max((number for number, line in enumerate(source.lines, 1) if line.strip()), default=1)
+                # a line that is cut short is the same fault
+                errors = [each for each in errors if each.location is None or each.location.line < last]
+                raise DiagnosticError([*errors, _cut_short(source, last, missing)]) from None
             problem = explain(error, source.file, source.lines)
             at = problem.location.line - 1 if problem.location else 0
             # The line is blank already: the error is a consequence of an earlier one (a missing bracket, say), so stop
@@ -142,12 +150,32 @@ def _records(source: SourceText) -> ModuleRecord:
             elif not errors:
                 raise DiagnosticError([problem]) from None
             if repeated or len(errors) >= _MAX_SYNTAX_ERRORS or _is_long(lines):
+                if not repeated:
+                    errors[-1] = evolve(errors[-1], notes=[*errors[-1].notes, _MORE])
                 raise DiagnosticError(errors) from None
             lines[at] = ""
             continue
         if errors:
             raise DiagnosticError(errors)
         return record
+
+
+def _open_brackets(lines: tuple[str, ...]) -> int:
+    """Return the number of '{' that no '}' closes, without those in quotes and in the text of a machine."""
+    written = "\n".join(_QUOTED.sub("", line) for line in lines if not line.lstrip().startswith("|"))
+    return max(0, written.count("{") - written.count("}"))
+
+
+def _cut_short(source: SourceText, last: int, missing: int) -> Diagnostic:
+    """Return the error of a text whose last brackets are missing; `last` is the last line that is not blank."""
+    line = source.line(last) or ""
+    return Diagnostic(
+        "RT001",
+        f"the text ends early: {missing} '}}' {'is' if missing == 1 else 'are'} missing",
+        Location(source.file, last, len(line.rstrip()) + 1),
+        source=line,
+        help="it may have been cut short: copy or write it again; or close what is open with '}'",
+    )
 
 
 def _is_long(lines: list[str]) -> bool:

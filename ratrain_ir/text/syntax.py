@@ -256,6 +256,11 @@ def parse_records(text: str) -> ModuleRecord:
     return _lark().parse(text if text.endswith("\n") else text + "\n")  # type: ignore[return-value]
 
 
+def ends_early(error: UnexpectedInput) -> bool:
+    """Tell whether a text ended where more was expected."""
+    return isinstance(error, UnexpectedToken) and error.token.type == "$END"
+
+
 def explain(error: UnexpectedInput, file: str, lines: tuple[str, ...]) -> Diagnostic:
     """Translate a syntax error into a diagnostic: the word found, the words expected, help for common mistakes."""
     line, column = error.line, error.column

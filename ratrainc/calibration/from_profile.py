@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
 from ratrain.ratrainc.calibration.profiled_ops import LONGEST, MALFORMED, ProfiledOps, joined, read_profile
@@ -46,7 +47,7 @@ class ProfiledMachine(Calibrated):
     def parts(self) -> Iterator[Part]:
         """Yield sentences on the ops, the step, the cost of shared cores, and the fitted rates."""
         ops = len(self.machine.table.ops)
-        yield f"{ops} distinct ops of {self.steps} steps, {seconds_text(self.step_seconds)} a step"
+        yield f"{ops} distinct ops of {number_of(self.steps, 'step')}, {seconds_text(self.step_seconds)} a step"
         if "core_sharing" in self.machine.constants:
             more = 100 * self.machine["core_sharing"]
             yield f"where ranks share cores, a step is as if ops took {more:.1f} % longer"
@@ -90,7 +91,7 @@ def machine_from_profiles(paths: Sequence[str], name: str, peak_flops: float) ->
     routines = [(profile.routines[op.routine], s) for op, s in profile.ops.items() if op.routine is not None]
     measured = np.array([seconds for _, seconds in routines])
     predict = partial(_routine_seconds, [routine for routine, _ in routines])
-    source = f"fitted to {len(routines)} routines in {path}"
+    source = f"fitted to {number_of(len(routines), 'routine')} in {path}"
     unseen = "no routine of the profile depends on it"
     machine = fitted_rates(start, _FITTED, predict, measured, source=source, unseen=unseen, place=Location(path, 1))
     rates = errors(predict(machine), measured)

@@ -42,7 +42,7 @@ class Schedule:
     batch: int = 8
     """sequences a step"""
     seq_len: int | None = None
-    """None: that of the longest document, within `LONGEST`"""
+    """None: that of the longest document, rounded up, within `LONGEST`"""
     lr: float | None = None
     decay: str = "cosine"
     decay_steps: int | None = None

@@ -11,9 +11,11 @@ Examples:
   ratrainc completion bash
 \b
 Where it goes, for every new shell:
-  bash   echo 'source <(ratrainc completion bash)' >> ~/.bashrc              bash 4.4 or newer
-  zsh    echo 'source <(ratrainc completion zsh)' >> ~/.zshrc                after compinit
+  bash   echo 'source <(ratrainc completion bash)' >> ~/.bashrc
+  zsh    echo 'source <(ratrainc completion zsh)' >> ~/.zshrc
   fish   ratrainc completion fish > ~/.config/fish/completions/ratrainc.fish
+\b
+Of bash it takes 4.4 or newer; in ~/.zshrc the line stands behind compinit.
 """
 
 

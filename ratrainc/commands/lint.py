@@ -106,8 +106,11 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json, show_diagnostics, status
     from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.console.pictures import DRAWN, check_ending
 
     times = _pass_times(forward, backward, weight)
+    if draw is not None:
+        check_ending(draw, "picture", DRAWN)
     try:
         with status(f"checking {file}"):
             found = api.lint(file, sharded=sharded, times=times, forward_only=forward_only or 0)

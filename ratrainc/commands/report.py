@@ -86,16 +86,16 @@ def command(
     from ratrain.ratrainc.console.console import print_json, say, size_text, status
 
     if against is not None:
-        if output.endswith((".svg", ".pickle")):
+        if ending in (".svg", ".pickle"):
             raise click.UsageError("--against goes with a page alone: name a file that ends with .html")
         refuse_idle("is for pictures, of one program", "times")
         _compare(file, against, output, machine, rendezvous=rendezvous, sharing=sharing, as_json=as_json)
         return
     if times is not None:
-        if not output.endswith(".svg"):
+        if ending != ".svg":
             raise click.UsageError("--times goes with a picture: name a file that ends with .svg")
         refuse_machine_of_given_times(file)
-    if output.endswith(".pickle"):
+    if ending == ".pickle":
         from ratrain.ratrainc.report.memory_snapshot import refuse_other_file
 
         refuse_other_file(output)

@@ -105,7 +105,10 @@ def command(
 ) -> None:
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
     from ratrain import api
+    from ratrain.ratrainc.console.pictures import DRAWN, check_ending
 
+    if draw is not None:
+        check_ending(draw, "picture", DRAWN)
     with misuse_of_command():
         table = api.schedule(kind, stages, micro_batches, chunks=chunks, layout=layout, slices=slices)
         if draw is not None:

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.support.files import read_bytes
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.support.proof_cache import prove
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.compiling.opening import check_carried_by, machine_for, program_in, schedule_in
 from ratrain.ratrainc.console.parts import Part, Shown
 from ratrain.targets.machine.machine import load_machine
@@ -56,7 +57,10 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
     is_program = what.endswith(".rtx") if isinstance(what, str) else isinstance(what, Program)
     if isinstance(what, str) and not is_program:
         proved = proved_schedule(what, machine=machine)
-        return Proof(f"level {proved.level.value}, {proved.stages} stages, {proved.ops} ops", proved.target)
+        return Proof(
+            f"level {proved.level.value}, {number_of(proved.stages, 'stage')}, {number_of(proved.ops, 'op')}",
+            proved.target,
+        )
     if isinstance(what, Module):
         from ratrain.ratrainc.compiling.soundness import check
 
@@ -66,10 +70,15 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
             _refuse_another(program_in(read_bytes(what, "program"), what) if isinstance(what, str) else what)
         what = sound_program(what, machine=machine, anew=True)
         count = sum(stage.instructions for stage in what.stages)
-        words = f"{len(what.stages)} stages, {count} instructions, {len(what.routines)} routines"
+        words = (
+            f"{number_of(len(what.stages), 'stage')}, {number_of(count, 'instruction')}, "
+            f"{number_of(len(what.routines), 'routine')}"
+        )
         return Proof(words, what.info)
     ops = sum(len(stage.ops) for stage in what.stages)
-    return Proof(f"level {what.level.value}, {len(what.stages)} stages, {ops} ops", what.target)
+    return Proof(
+        f"level {what.level.value}, {number_of(len(what.stages), 'stage')}, {number_of(ops, 'op')}", what.target
+    )
 
 
 @frozen

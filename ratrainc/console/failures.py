@@ -38,7 +38,7 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         return EXIT_DIAGNOSED
     if isinstance(error, KeyboardInterrupt | click.Abort):
         said = str(error.__cause__ or error)  # click raises an Abort from a KeyboardInterrupt
-        echo(said or "interrupted; no file was replaced by half of one", err=True)
+        echo(said or "interrupted: no file is left half-written", err=True)
         return EXIT_INTERRUPTED
     if isinstance(error, OSError) and error.errno in _FULL:
         echo(f"error: the output cannot be written: {error.strerror}", err=True)

@@ -8,8 +8,9 @@ becomes, where that is too wide:
     ratrainc compile --model M --plan P.toml \
         -o x.rtx
 
-A command is broken only between options, so what is shown can still be typed. Rows of tables are wrapped in their last
-column, lines of prose as paragraphs.
+A command is broken only between options, and a remark behind one is a comment of the shell, so what is shown can still
+be typed. Rows of tables are wrapped in their last column, or below it where that begins too far right; lines of prose
+as paragraphs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _ROW = re.compile(r"(\s*\S.*\s{3,})(\S.*)$")
 _NO_PROSE = re.compile(r"\S\s{2,}\S|^\s*\S+,\S+,\S+,\S")
 """In rows of tables: columns, and values between commas."""
 _BREAK = re.compile(r" (?=-{1,2}[a-z]|&& )")
+_LEAST = 20
+"""Columns that the last column of a table has at least."""
 _FAR = 40
 """Columns of indentation from which on a line goes on with the remark of the line before."""
 
@@ -78,15 +81,20 @@ def _paragraph(lines: list[str]) -> list[str]:
 
 
 def _fitted_line(line: str) -> list[str]:
-    if len(line) <= HELP_WIDTH:
-        return [line]
     indent = _indent(line)
     if (command := _COMMAND.match(line)) is not None:
-        remark = textwrap.wrap(command[4] or "", HELP_WIDTH - len(indent) - 2)
-        return [*(f"{indent}# {part}" for part in remark), *_continued(command[1], indent)]
+        remark = (command[4] or "").removeprefix("# ")
+        whole = f"{line[: command.start(4)]}# {remark}" if remark else line
+        if len(whole) <= HELP_WIDTH:
+            return [whole]
+        parts = textwrap.wrap(remark, HELP_WIDTH - len(indent) - 2)
+        return [*(f"{indent}# {part}" for part in parts), *_continued(command[1], indent)]
     row = _ROW.match(line)
-    if row is None:
+    if len(line) <= HELP_WIDTH or row is None:
         return [line]
+    if len(row[1]) > HELP_WIDTH - _LEAST:
+        below = f"{indent}    "
+        return [row[1].rstrip(), *textwrap.wrap(row[2], HELP_WIDTH, initial_indent=below, subsequent_indent=below)]
     return textwrap.wrap(row[2], HELP_WIDTH, initial_indent=row[1], subsequent_indent=" " * len(row[1]))
 
 

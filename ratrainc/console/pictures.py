@@ -1,4 +1,4 @@
-"""Pictures, drawn with matplotlib (extra `plot`); all `--plot` options use them, with the format by file ending."""
+"""Pictures: their kind by file ending, and those drawn with matplotlib (extra `plot`), as all `--plot` options do."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 PICTURES = {".png": "png", ".svg": "svg"}
 """Matplotlib's name of the format of each file ending."""
+DRAWN = ".svg"
+"""Ending of pictures that are drawn without matplotlib."""
+
+
+def check_ending(path: str, what: str, *known: str) -> None:
+    """Raise `DiagnosticError` RT002 for a path of another ending than these; call it before the work that is drawn."""
+    if Path(path).suffix.lower() not in known:
+        endings = " or ".join(known)
+        fail("RT002", f"a {what} is written as {endings}, not '{path}'", help=f"name a file that ends in {endings}")
 
 
 def picture_kind(path: str) -> str:
@@ -25,10 +34,8 @@ def picture_kind(path: str) -> str:
 
     Raises `DiagnosticError` RT002 for another ending, or if matplotlib is missing.
     """
-    endings = " or ".join(PICTURES)
-    kind = PICTURES.get(Path(path).suffix.lower())
-    if kind is None:
-        fail("RT002", f"a plot is written as {endings}, not '{path}'", help=f"name a file that ends in {endings}")
+    check_ending(path, "plot", *PICTURES)
+    kind = PICTURES[Path(path).suffix.lower()]
     check_installed("matplotlib", "plot", f"drawing '{path}'")
     return kind
 

@@ -16,6 +16,7 @@ from attrs import asdict, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.process_pool import usable_cores
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.extras import is_installed
 from ratrain.targets.runtime.arena.processor import bf16_instructions, cpu_flags
@@ -79,7 +80,8 @@ def program_fact(program: Program) -> MachineFact:
     largest = max(stage.arena_bytes for stage in program.stages)
     free = free_memory()
     words = (
-        f"{program.plan.clusters} ranks in one process: arenas {size_text(arenas)}, kernel scratch {size_text(scratch)}"
+        f"{number_of(program.plan.clusters, 'rank')} in one process: arenas {size_text(arenas)}, "
+        f"kernel scratch {size_text(scratch)}"
     )
     if arenas + scratch <= free:
         return MachineFact(words, f"largest rank: {size_text(largest)}")

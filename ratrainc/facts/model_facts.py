@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Dtype, tensor_type
 from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, Block, block_chain, parameters
 from ratrain.ratrain_ir.model.slots import stream_type
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.facts.expert_facts import experts_json, experts_text
@@ -116,7 +117,7 @@ def model_parts(facts: ModelFacts) -> Iterator[Part]:
         [policy, size_text(count), f"{count // facts.seq_len:,}"]
         for policy, count in facts.saved_bytes_per_layer.items()
     ]
-    title = f"what a layer keeps of a sequence of {facts.seq_len} tokens for its backward, in f16"
+    title = f"what a layer keeps of a sequence of {number_of(facts.seq_len, 'token')} for its backward, in f16"
     yield TextTable(title, ("recompute policy", "kept", "bytes a token"), kept)
     yield (
         f"a token has {facts.boundary_bytes_per_token:,} bytes between layers, and {facts.kv_bytes_per_token:,} "
@@ -130,7 +131,7 @@ def summary(facts: ModelFacts) -> list[str]:
     """Return the model in one line, its experts in another, and its unusual features in a third, if there are any."""
     model = facts.model
     line = (
-        f"{model.name}: {model.parameters:,} parameters, {model.layers} layers, "
+        f"{model.name}: {number_of(model.parameters, 'parameter', ',')}, {number_of(model.layers, 'layer')}, "
         f"{facts.flops_per_token / 1e9:,.3g} GFLOP a token "
         f"(forward and backward, sequences of {facts.seq_len}), keys and values {model.kv_size:,} wide"
     )
@@ -197,7 +198,7 @@ def _unusual_attention(model: ModelConfig) -> Iterator[str]:
         yield f"heads of {model.head_dim}: queries are {model.q_size:,} wide, the model {model.hidden_size:,}"
     if model.sliding_window is not None:
         windowed = model.layer_kinds.count("w")
-        where = f" in {windowed} of {model.layers} layers" if windowed else ""
+        where = f" in {windowed} of {number_of(model.layers, 'layer')}" if windowed else ""
         yield f"a sliding window: a token sees {model.sliding_window:,} tokens{where}"
     if model.qk_norm != "none":
         yield f"queries and keys are normed, {'each head' if model.qk_norm == 'head' else 'whole'}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, fields_dict, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrain_ir.support.quantities import size_text
+from ratrain.ratrain_ir.support.quantities import number_of, size_text
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Note, Training
 from ratrain.ratrainc.console.console import seconds_text
@@ -354,7 +354,7 @@ def _described(job: Job, title: str) -> str:
     """Describe a job in a line."""
     assert job.model is not None
     axes = [f"{name} {count}" for name in ("tp", "pp", "cp") if (count := getattr(job, name)) > 1]
-    devices = f"{job.devices or 1} device{'s' * ((job.devices or 1) != 1)}"
+    devices = number_of(job.devices or 1, "device")
     spread = ", ".join([devices, *axes, job.sharding.value if job.sharding.value != "none" else "not sharded"])
     sharing = f"for {job.cp} devices" if job.cp > 1 else "a device"
     batch = f"{job.micro_batch_size} x {job.seq_len} tokens {sharing} and micro-batch"
@@ -379,7 +379,7 @@ def _limits_text(most: Limits, job: Job) -> str:
     if most.fewest_devices is None and shares_state(job):
         texts.append("more devices alone will not help")
     elif most.fewest_devices is not None:
-        count = f"{most.fewest_devices} device{'s' * (most.fewest_devices != 1)} or more"
+        count = f"{number_of(most.fewest_devices, 'device')} or more"
         texts.append(count + (f" with {in_line(most.sharding)}" if most.sharding else ""))
     texts.append(
         f"sequences of up to {most.longest_sequence} tokens"

@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS, ZIGZAG
 from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.bridge.job_plans.plan_of_job import zero_level
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.console.progress import counting
@@ -98,7 +99,7 @@ def _with_slices(job: Job, training: Training) -> tuple[str, Plan | None]:
     cp = _several(job)
     stages, times = job.pp * cp, cp // job.cp
     slices = max(4, 2 * stages)
-    name = f"{slices} slices through {stages} stage{'s' * (stages > 1)}"
+    name = f"{number_of(slices, 'slice')} through {number_of(stages, 'stage')}"
     if stages > job.model.layers or job.seq_len < slices:
         return name, None
     plan = _base(

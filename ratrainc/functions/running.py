@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.files import is_directory
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Generation, Outputs, Prompt, Ranks
 from ratrain.ratrainc.compiling.proving import sound_program
 from ratrain.ratrainc.console.parts import Part, Shown
@@ -170,8 +171,8 @@ class WatchedRuns(Shown):
         """Yield a sentence."""
         from ratrain.ratrainc.console.console import size_text
 
-        steps, several = sum(run["steps"] for run in self.runs), "s" * (len(self.runs) > 1)
-        yield f"wrote {Path(self.path)}, {size_text(self.size)}: {steps:,} steps of {len(self.runs)} run{several}"
+        steps, runs = sum(run["steps"] for run in self.runs), number_of(len(self.runs), "run")
+        yield f"wrote {Path(self.path)}, {size_text(self.size)}: {number_of(steps, 'step', ',')} of {runs}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""

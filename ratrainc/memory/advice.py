@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, outcomes
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
@@ -121,6 +122,7 @@ def _planned(
     usual = strategy_named(DEFAULT_STRATEGY)
     asked = [(strategy, own, command), (usual, families(usual, with_memories(USUAL, setting.machine)), whole_command)]
     empty = []
+    told = set()
     for chosen, searched, asking in asked:
         tick(f"the planner's plans for {_same(plan)}")
         try:
@@ -132,6 +134,7 @@ def _planned(
         longer = "this is from a short search: a longer one may find a better plan"
         ask = f"; {longer}: {asking}" if asking else ""
         ask_on = f"; {longer}, or none: {asking}" if asking else ""
+        said = ""
         placed = None if answer.proven_empty else _first_placed(answer, deadline, tick)
         if placed is not None:
             candidate, evaluation = placed
@@ -149,16 +152,16 @@ def _planned(
                 f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
             )
             maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan) or _UNCHANGED}: {figures}"
-            notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask_on}"))
+            said = f"the planner's plan for {_same(plan)}{words} {maybe}"
         elif not answer.proven_empty:
-            text = (
-                f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all "
-                f"of them{ask_on}"
-            )
-            notes.append(Note(text))
+            said = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them"
         elif all(empty) and len(empty) == len(asked) and command:
             # without `command` the passes are the user's own, for which the bounds prove nothing
             notes.append(Note(_proof(answer)))
+        # both searches may find the same: the first command is then enough
+        if said and said not in told:
+            told.add(said)
+            notes.append(Note(f"{said}{ask_on}"))
     return Advice(notes)
 
 
@@ -216,8 +219,9 @@ def _proof(answer: Answer) -> str:
     unasked = left_out(request.setting, request.clusters, request.contexts)
     without = f" without {', '.join(map(str, unasked))} context ranks" if unasked else ""
     return (
-        f"no plan of at most {request.clusters} clusters{without} fits {request.global_batch} sequences of "
-        f"{request.seq_len} tokens with these "
+        f"no plan of at most {number_of(request.clusters, 'cluster')}{without} fits "
+        f"{number_of(request.global_batch, 'sequence')} of "
+        f"{number_of(request.seq_len, 'token')} with these "
         f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule "
         f"out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
         f"clusters, or shorter sequences"
@@ -225,7 +229,10 @@ def _proof(answer: Answer) -> str:
 
 
 def _same(plan: Plan) -> str:
-    return f"the same {plan.clusters} clusters and {plan.global_batch} sequences of {plan.seq_len} tokens"
+    return (
+        f"the same {number_of(plan.clusters, 'cluster')} and "
+        f"{number_of(plan.global_batch, 'sequence')} of {number_of(plan.seq_len, 'token')}"
+    )
 
 
 def _figures(seconds: float | None, peaks: tuple[int, ...], how: str = "simulated") -> str:

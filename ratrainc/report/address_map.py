@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.report.colours import KIND_COLOURS
 from ratrain.ratrainc.report.svg import Picture
@@ -66,7 +67,8 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
     total = TOP + HEIGHT + BOTTOM
     of_all = f" (the {MOST:,} largest of {len(lives):,} lives)" if len(lives) > MOST else ""
     title = (
-        f"{module.name}, stage @{stage.index}: {size_text(stage.arena_bytes)} of DDR in {len(stage.ops):,} ops{of_all}"
+        f"{module.name}, stage @{stage.index}: {size_text(stage.arena_bytes)} of DDR in "
+        f"{number_of(len(stage.ops), 'op', ',')}{of_all}"
     )
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" width="{WIDTH}" height="{total}" '

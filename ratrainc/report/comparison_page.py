@@ -192,7 +192,8 @@ def _change(pair: Pair, form: Callable[[float], str]) -> str:
         return "-"
     if pair.change == 0:
         return "same"
-    share = f" ({100 * pair.change / pair.baseline:+.1f} %)" if pair.baseline else ""
+    percent = "" if pair.share is None else f"{100 * pair.share:+.1f}"
+    share = f" ({percent} %)" if percent.strip("+-.0") else ""
     return f"{form(abs(pair.change))} {'more' if pair.change > 0 else 'less'}{share}"
 
 

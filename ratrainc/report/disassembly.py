@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.support.diagnostics import misuse
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.program.on_chip import on_chip_form
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ def stream_lines(program: Program, only_stage: int | None, only_engine: str | No
         yield f"stage @{index}: arena {stage.arena_bytes} bytes, peak live {stage.peak_live_bytes}"
         for engine, stream in stage.streams.items():
             if only_engine in (None, engine.value):
-                yield f"  {engine.value}: {len(stream)} instructions"
+                yield f"  {engine.value}: {number_of(len(stream), 'instruction')}"
                 for number, instruction in enumerate(stream, 1):
                     yield f"  {number:6d}  {_instruction_text(program, stage, instruction)}"
 
@@ -42,17 +45,24 @@ def _instruction_text(program: Program, stage: ProgramStage, instruction: Instru
 
 
 def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
-    """Yield every distinct on-chip schedule, and the first `limit` events of a core in each."""
+    """Return lines of every distinct on-chip schedule, with the first `limit` events of a core in each.
+
+    Raises `DiagnosticError` where no schedule has such a core.
+    """
     users: dict[OnChipSchedule, list[str]] = {}
     for routine in program.routines:
         for number, step in enumerate(routine.steps, 1):
             for schedule in step.on_chip.values():
                 users.setdefault(schedule, []).append(f"{routine.key} step {number}")
-    if not users:
-        yield f"no tile schedules: the program was compiled for {program.target} without them"
-        yield "help: 'ratrainc compile --model M --plan P.toml --machine mt3000-tiles -o X.rtx' makes one that has them"
-    for schedule, steps in users.items():
-        yield from on_chip_form(schedule.form).lines(schedule, steps, core, limit)
+    cores = max((on_chip_form(schedule.form).cores(schedule) for schedule in users), default=0)
+    if users and not 0 <= core < cores:
+        misuse(f"there is no core {core}: the cores are 0 to {cores - 1}")
+    if users:
+        return chain.from_iterable(
+            on_chip_form(schedule.form).lines(schedule, steps, core, limit) for schedule, steps in users.items()
+        )
+    way_out = "'ratrainc compile --model M --plan P.toml --machine mt3000-tiles -o X.rtx' makes one that has them"
+    return iter([f"no tile schedules: the program was compiled for {program.target} without them", f"help: {way_out}"])
 
 
 def routine_lines(program: Program) -> Iterator[str]:

@@ -17,6 +17,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.analysis.schedule_worth import step_spans
 from ratrain.ratrain_ir.ops.base import Engine, piece_text
 from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
@@ -163,11 +164,11 @@ def _drawn(box: Box, top: int, scale: float) -> Iterator[str]:
 
 def _title(timeline: Timeline, end: float, unit: str) -> str:
     plan = timeline.program.plan
-    cut = f", {plan.chunks} chunks a stage ({plan.layout})" if plan.chunks > 1 else ""
-    sliced = f", {len(plan.slices)} slices" if plan.slices else ""
+    cut = f", {number_of(plan.chunks, 'chunk')} a stage ({plan.layout})" if plan.chunks > 1 else ""
+    sliced = f", {number_of(len(plan.slices), 'slice')}" if plan.slices else ""
     return (
-        f"{plan.schedule or 'an order of its own'}: {plan.pp} stages, {plan.micro_batches} "
-        f"micro-batches{cut}{sliced}; {end:.6g}{unit} of compute, simulated"
+        f"{plan.schedule or 'an order of its own'}: {number_of(plan.pp, 'stage')}, "
+        f"{number_of(plan.micro_batches, 'micro-batch')}{cut}{sliced}; {end:.6g}{unit} of compute, simulated"
     )
 
 

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.analysis.module_diff import StageDiff, diff_modules
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.lifting import lift
@@ -28,6 +29,10 @@ from ratrain.targets.simulator.timeline import Timeline
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.program import Program
+
+
+_MOST_SHARE = 1000
+"""Multiple of a baseline's figure up to which a change is said as its share: beyond it the baseline is nothing."""
 
 
 @define(eq=False, slots=False)
@@ -70,6 +75,13 @@ class Pair:
             return None
         same = isclose(self.program, self.baseline, rel_tol=1e-9, abs_tol=1e-9)
         return 0 if same else self.program - self.baseline
+
+    @property
+    def share(self) -> float | None:
+        """The change as a part of the baseline's figure; None without one, or where that figure is next to none."""
+        if not self.change or not self.baseline or abs(self.change) > _MOST_SHARE * abs(self.baseline):
+            return None
+        return self.change / self.baseline
 
     def to_json(self) -> dict[str, float | None]:
         """Return both figures and the change as plain data."""
@@ -159,10 +171,10 @@ def _verdict(one: Side, other: Side) -> str:
     else:
         pair, what = Pair(one.figures.tokens_per_second, other.figures.tokens_per_second), "it trains {} tokens/s"
         own, its = (f"{side.figures.tokens_per_second:,.0f}" for side in (one, other))
-    if not pair.change or not pair.baseline:
+    if not pair.change:
         return names.format("as fast as") + what.format("the same") + f", {own}"
     more = pair.change > 0
-    share = f"{100 * abs(pair.change) / pair.baseline:.1f} % {'more' if more else 'less'}"
+    share = ("" if pair.share is None else f"{100 * abs(pair.share):.1f} % ") + ("more" if more else "less")
     faster = more == what.endswith("tokens/s")
     return names.format("faster than" if faster else "slower than") + f"{what.format(share)}, {own} instead of {its}"
 
@@ -194,16 +206,20 @@ def _cannot(one: Side, other: Side) -> list[str]:
         )
     if a.plan.pp != b.plan.pp:
         words.append(
-            f"{one.name} has {a.plan.pp} stages and {other.name} {b.plan.pp}: ops and tensors are not compared, "
+            f"{one.name} has {number_of(a.plan.pp, 'stage')} and {other.name} {b.plan.pp}: ops and "
+            f"tensors are not compared, "
             "as a stage of one number holds other layers"
         )
     if a.plan.tokens_per_step != b.plan.tokens_per_step:
         words.append(
-            f"a step is {a.plan.tokens_per_step:,} tokens and {b.plan.tokens_per_step:,}: seconds of a step are "
+            f"a step is {number_of(a.plan.tokens_per_step, 'token', ',')} and "
+            f"{b.plan.tokens_per_step:,}: seconds of a step are "
             "of different work" + (", tokens/s can be compared" if a.model == b.model else "")
         )
     if a.plan.clusters != b.plan.clusters:
-        words.append(f"{a.plan.clusters:,} clusters and {b.plan.clusters:,}: tokens/s are of different hardware")
+        words.append(
+            f"{number_of(a.plan.clusters, 'cluster', ',')} and {b.plan.clusters:,}: tokens/s are of different hardware"
+        )
     if one.machine != other.machine:
         words.append("they are timed on different machines")
     return words

@@ -18,6 +18,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.files import replacing
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.colours import kind_styles
 from ratrain.ratrainc.report.page_columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
@@ -97,9 +98,10 @@ def _subtitle(timeline: Timeline) -> str:
     sends = "rendezvous" if timeline.rendezvous else "buffered"
     alike = "replicas" if plan.tp == 1 else "replicas and tensor-parallel ranks"
     return (
-        f"All times are simulated, none is measured. {timeline.program.topology.words}, {plan.micro_batches} "
-        "micro-batches of "
-        f"{plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}; {sends} sends; {alike} are alike, "
+        f"All times are simulated, none is measured. {timeline.program.topology.words}, "
+        f"{number_of(plan.micro_batches, 'micro-batch')} of "
+        f"{plan.micro_batch_size} x {number_of(plan.seq_len, 'token')}{in_slices(plan)}; {sends} "
+        f"sends; {alike} are alike, "
         "so one of each stage is shown."
     )
 

@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, misuse
 from ratrain.ratrain_ir.support.files import MIB, MOST_BYTES, checked, write_lines
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.console.parts import Part, Shown
@@ -75,7 +76,10 @@ class ScheduleTable(Shown):
         table = actions_of_orders([SCHEDULES[self.kind].actions(self.shape, stage) for stage in stages])
         check_schedule(table)
         return table_picture(
-            table, UNIT_TIMES, f"{self.kind}: {self.shape.stages} stages, {self.shape.micro_batches} micro-batches"
+            table,
+            UNIT_TIMES,
+            f"{self.kind}: {number_of(self.shape.stages, 'stage')}, "
+            f"{number_of(self.shape.micro_batches, 'micro-batch')}",
         )
 
     def problem(self) -> str | None:
@@ -145,8 +149,9 @@ def _check_size(kind: str, shape: PipelineShape) -> None:
     if actions > most:
         size = MOST_BYTES["schedule table"] // MIB
         misuse(
-            f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches has up to "
-            f"{actions:,} actions; "
+            f"a table of {number_of(shape.stages, 'stage', ',')} and "
+            f"{number_of(shape.micro_batches, 'micro-batch', ',')} has up to "
+            f"{number_of(actions, 'action', ',')}; "
             f"one of more than {most:,} is longer than 'ratrainc lint' reads ({size} MiB)"
         )
     if shape.chunks > 1 and shape.stages > _MOST_STAGES_IN_CHUNKS:
@@ -158,7 +163,8 @@ def _check_size(kind: str, shape: PipelineShape) -> None:
 
 def _too_long(shape: PipelineShape) -> NoReturn:
     misuse(
-        f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches is longer than 'ratrainc "
+        f"a table of {number_of(shape.stages, 'stage', ',')} and "
+        f"{number_of(shape.micro_batches, 'micro-batch', ',')} is longer than 'ratrainc "
         "lint' reads "
         f"({MOST_BYTES['schedule table'] // MIB} MiB)"
     )

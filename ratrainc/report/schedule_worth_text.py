@@ -37,17 +37,17 @@ def worth_parts(actions: ActionTable, units: StepTime, timed: StepTime | None) -
     yield f"a step takes {units.seconds:g} units: {_bubble_text(units)}"
     if timed is not None:
         yield f"a step takes {seconds_text(timed.seconds)} with the times given: {_bubble_text(timed)}"
+    shown, unit = (units, "units of time") if timed is None else (timed, "times of a step as given")
+    form = "{:g}".format if timed is None else seconds_text
     on_stages = in_flight_on_stages(actions)
     rows = []
     for rank, most in enumerate(in_flight_on_ranks(actions)):
-        if rank in units.busy:
+        if rank in shown.busy:
             stages = sorted({action.stage for action in actions.rows[rank]})
             each = ", ".join(f"{stage}: {on_stages[stage]}" for stage in stages)
-            busy = units.busy[rank]
-            rows.append([str(rank), each, str(most), f"{busy:g}", f"{units.seconds - busy:g}"])
-    yield TextTable(
-        "passes in flight at most, and units of time", ["rank", "of stages", "in flight", "work", "idle"], rows
-    )
+            busy = shown.busy[rank]
+            rows.append([str(rank), each, str(most), form(busy), form(shown.seconds - busy)])
+    yield TextTable(f"passes in flight at most, and {unit}", ["rank", "of stages", "in flight", "work", "idle"], rows)
 
 
 def _bubble_text(step: StepTime) -> str:

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.process_pool import each_stage
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.console.console import capacity_text, say, seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, TextTable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def in_slices(plan: Plan) -> str:
     """Return the number of slices of a sequence, for a title; empty if sequences are whole."""
-    return f" in {len(plan.slices)} slices" if plan.slices else ""
+    return f" in {number_of(len(plan.slices), 'slice')}" if plan.slices else ""
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:
@@ -66,7 +67,8 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
     model = module.model
     title = (
         f"{model.name}: {model.parameters / 1e6:,.2f} M parameters, {module.topology.words}, "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}, "
+        f"{number_of(plan.micro_batches, 'micro-batch')} of {plan.micro_batch_size} x "
+        f"{number_of(plan.seq_len, 'token')}{in_slices(plan)}, "
         f"{module.level.value}"
     )
     yield TextTable(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.support.files import replacing
+from ratrain.ratrainc.console.pictures import DRAWN, check_ending
 
 
 @frozen
@@ -16,8 +17,9 @@ class Picture:
     def save(self, path: str) -> int:
         """Write the picture; return its bytes.
 
-        Raises `DiagnosticError` RT002 if the file cannot be written.
+        Raises `DiagnosticError` RT002 if the file cannot be written, or its ending is of another kind.
         """
+        check_ending(path, "picture", DRAWN)
         with replacing(path) as stream:
             return stream.write(self.svg.encode())
 

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, PassTimes, St
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.console.parts import Part, Shown
 from ratrain.ratrainc.report.picture import table_picture
@@ -118,7 +119,7 @@ def _summary(table: ActionTable) -> str:
     stages = {action.stage for action in table.actions}
     micro_batches = {action.micro_batch for action in table.actions} - {None}
     empty = len(table.ranks_without_actions)
-    ranks = "ranks" + (f" ({empty} without actions)" if empty else "")
+    ranks = number_of(len(table.rows), "rank") + (f" ({empty} without actions)" if empty else "")
     form = "with messages" if table.is_lowered else "compute only"
-    counts = ((len(table.rows), ranks), (len(stages), "stages"), (len(micro_batches), "micro-batches"))
-    return ", ".join([*(f"{count} {what}" for count, what in counts), f"{sum(map(len, table.rows))} actions", form])
+    counts = ((len(stages), "stage"), (len(micro_batches), "micro-batch"), (sum(map(len, table.rows)), "action"))
+    return ", ".join([ranks, *(number_of(*each) for each in counts), form])

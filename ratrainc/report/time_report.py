@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.report.summary_tables import collectives_parts
@@ -139,7 +140,10 @@ def _path_tables(bubbles: Bubbles) -> Iterator[Part]:
     )
     begin = _begin(path)
     runs = [_run_row(list(ops), begin) for _, ops in groupby(path, key=lambda op: (op.stage, op.engine))]
-    title = f"critical path, op by op: {len(path)} ops, runs on one engine taken together (all of them with --json)"
+    title = (
+        f"critical path, op by op: {number_of(len(path), 'op')}, runs on one engine taken "
+        f"together (all of them with --json)"
+    )
     yield TextTable(title, ("from", "stage", "engine", "ops", "first op", "last op", "seconds"), runs, most=_SHOWN_RUNS)
 
 

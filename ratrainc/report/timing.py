@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.times_text import load_times
 from ratrain.ratrainc.compiling.opening import machine_of
 from ratrain.ratrainc.compiling.proving import sound_program
@@ -80,7 +82,7 @@ class CoresStep(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a sentence."""
-        where = "on one core" if self.cores is None else f"on {self.cores} shared core{'s' * (self.cores > 1)}"
+        where = "on one core" if self.cores is None else f"on {number_of(self.cores, 'shared core')}"
         yield (
             f"{self.seconds:.6g} s a step {where}, {self.tokens_per_second:,.0f} tokens/s (simulated on "
             f"{self.machine.name})"
@@ -137,11 +139,12 @@ def report(simulation: StepSimulation, path: str) -> WrittenReport:
     If it ends in .pickle, write the memory of all stages as a snapshot that PyTorch's memory viewer opens. None needs a
     network. Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only pictures.
     """
-    if path.endswith(".svg"):
+    ending = Path(path).suffix.lower()
+    if ending == ".svg":
         return WrittenReport("picture", simulation.picture().save(path))
     if not isinstance(simulation, Simulation):
         misuse("given times make a picture: name a file that ends with .svg")
-    if path.endswith(".pickle"):
+    if ending == ".pickle":
         from ratrain.ratrainc.report.memory_snapshot import memories_of, write_snapshot
 
         return WrittenReport("snapshot", write_snapshot(memories_of(simulation.timeline), path))

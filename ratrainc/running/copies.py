@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 
 HEAD_START = 1.0
 """Seconds that process 0 has to report a failure and end the job, before others with the same failure do."""
@@ -58,7 +59,8 @@ def refuse_copies(environment: Mapping[str, str]) -> None:
             sys.exit(1)
         fail(
             "RT093",
-            f"{each.name} started {count} processes, and each would train the whole program: {count} copies of "
+            f"{each.name} started {number_of(int(count), 'process')}, and each would train the whole "
+            f"program: {count} copies of "
             "one run, side by side (--engine local)",
             help=f"add --engine {each.engine}: each process is one rank then; or start it without {each.name}",
         )

@@ -28,7 +28,7 @@ from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import AS_VIEWS, LORA, Training
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail, misuse
-from ratrain.ratrain_ir.support.quantities import MIB
+from ratrain.ratrain_ir.support.quantities import MIB, number_of
 from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT
 from ratrain.ratrainc.compiling.building import compile as compiled
 from ratrain.ratrainc.compiling.building import emit
@@ -96,6 +96,8 @@ def amounts(choice: FinetuneChoice, stream: TokenStream, held: TokenStream | Non
 
 
 def _documents(stream: TokenStream) -> Documents:
+    if not len(stream.tokens):
+        fail("RT090", f"'{stream.name}' has no token", help="name data that have some with --data or --eval-data")
     if stream.documents is None:
         text = f"'{stream.name}' does not say where its documents end"
         fail("RT090", text, help="fine-tune on JSONL, a document a line, or on texts, a document a file")
@@ -167,7 +169,10 @@ def _plan(choice: FinetuneChoice, counts: Amounts, dtype: str, base: str) -> Pla
     falls = schedule.decay_steps or 0
     if warm + falls > max(steps, 1 if schedule.warmup_steps is None and not falls else 0):
         parts = f"{warm} of warm-up" + (f" and {falls} of decay" if falls else "")
-        misuse(f"{parts} do not fit into {steps} steps: name fewer --warmup-steps or --decay-steps, or more --steps")
+        misuse(
+            f"{parts} do not fit into {number_of(steps, 'step')}: name fewer --warmup-steps or "
+            f"--decay-steps, or more --steps"
+        )
     optimizer = Optimizer(
         lr=schedule.lr or (_OF_WHOLE if adapting.whole else _OF_LORA),
         betas=(0.9, 0.999),

@@ -24,6 +24,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text, plan_to_toml
 from ratrain.ratrain_ir.model.blocks import trained_words
 from ratrain.ratrain_ir.support.diagnostics import fail, misuse
 from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory, path_errors, read_bytes, write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import (
     BYTES,
@@ -122,7 +123,17 @@ def finetune(choice: FinetuneChoice, display: Display | None = None) -> Finetune
 
     Raises `DiagnosticError` if model or data cannot be used, nothing fits the memory, or the folder holds another run.
     """
-    display = display or Display()
+    try:
+        return _finetuned(choice, display or Display())
+    except KeyboardInterrupt as error:
+        if is_there(Path(choice.output) / LAST):
+            raise
+        said = str(error) or "interrupted before a step was saved"
+        again = "the same command, without --resume, begins again"
+        raise KeyboardInterrupt(f"{said}\nthere is nothing to go on with: {again}") from None
+
+
+def _finetuned(choice: FinetuneChoice, display: Display) -> Finetuned:
     folder = Path(choice.output)
     model = _model(choice)
     data = _data(choice)
@@ -213,12 +224,15 @@ def _tell(display: Display, choice: FinetuneChoice, counts: Amounts) -> None:
     if display.quiet:
         return
     passes = counts.steps * counts.batch / counts.sequences
+    sequences, steps = number_of(counts.sequences, "sequence", ","), number_of(counts.steps, "step", ",")
+    are = "is" if counts.steps == 1 else "are"
     say(
-        f"{counts.sequences:,} sequences of {counts.seq_len:,} tokens, {counts.batch} a step: {counts.steps:,} steps "
-        f"are {passes:.3g} epochs"
+        f"{sequences} of {number_of(counts.seq_len, 'token', ',')}, {counts.batch} a step: {steps} {are} "
+        f"{number_of(passes, 'epoch', '.3g')}"
     )
     if not choice.judging.paths and counts.eval_every is not None:
-        say(f"held out: the last {100 * choice.judging.fraction:g} %, evaluated every {counts.eval_every} steps")
+        every = "step" if counts.eval_every == 1 else number_of(counts.eval_every, "step")
+        say(f"held out: the last {100 * choice.judging.fraction:g} %, evaluated every {every}")
 
 
 def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> RunSettings:
@@ -230,10 +244,10 @@ def _resumed(choice: FinetuneChoice, settings: RunSettings, folder: Path) -> Run
             fail("RT092", text, help="--resume goes on with it; or name another folder with -o")
         return settings
     if not is_there(last):
-        fail("RT092", f"'{choice.output}' holds no run to go on with", help="leave --resume out")
+        fail("RT092", f"'{choice.output}' holds no run to go on with", help="leave --resume out: it begins a run")
     done = latest_step(str(last))
     if done >= settings.steps:
-        text = f"the run in '{choice.output}' has done its {done} steps"
+        text = f"the run in '{choice.output}' has done its {number_of(done, 'step')}"
         fail("RT092", text, help="name more --epochs or --steps in the first place: the learning rate depends on them")
     weights = None if choice.adapting.whole else settings.start.weights
     return evolve(

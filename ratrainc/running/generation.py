@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import is_regular, is_there
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt
 from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
@@ -266,10 +267,13 @@ def _check_length(prompt: int, added: int, model: ModelConfig) -> None:
     """Refuse, with RT094, more tokens than learned positions; the last token is never read, so it needs none."""
     most = model.learned_positions
     if most is not None and prompt + added - 1 > most:
-        text = f"{added} tokens behind a prompt of {prompt} are more than the {most} learned positions of {model.name}"
+        text = (
+            f"{number_of(added, 'token')} behind a prompt of {prompt} are more than the {most} "
+            f"learned positions of {model.name}"
+        )
         if prompt > most:
             fail("RT094", text, help="shorten the prompt")
-        fail("RT094", text, help=f"ask for {most - prompt + 1} tokens at most, or shorten the prompt")
+        fail("RT094", text, help=f"ask for {number_of(most - prompt + 1, 'token')} at most, or shorten the prompt")
 
 
 def _ends(said: str | None, origin: _Origin, language: _Language | None) -> frozenset[int]:

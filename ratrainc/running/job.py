@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.run_choices import Ranks
 from ratrain.ratrainc.console.extras import check_installed
 from ratrain.ratrainc.console.terminal import echo
@@ -99,7 +100,7 @@ def _rank_job(start: Callable[[], Transport], ranks: Ranks, *, as_json: bool) ->
         if transport.number:
             time.sleep(HEAD_START)
         code = show_failure(error, as_json=as_json)
-        echo(f"ending all {transport.count} processes", err=True)
+        echo(f"ending all {number_of(transport.count, 'process')}", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
         transport.abort(code)

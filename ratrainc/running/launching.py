@@ -13,6 +13,7 @@ from shlex import quote
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.plugins import plugins
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.compiling.opening import load_schedule
 from ratrain.ratrainc.running.supervisor import Supervisor, start_command
 from ratrain.targets.program.rtx import read_program
@@ -56,7 +57,7 @@ def _check_ranks(file: str, ranks: int) -> None:
     if has != ranks:
         fail(
             "RT093",
-            f"'{file}' has {has} ranks, and -n {ranks} would start {ranks} process{'es' if ranks > 1 else ''}",
+            f"'{file}' has {number_of(has, 'rank')}, and -n {ranks} would start {number_of(ranks, 'process')}",
             help=f"ratrainc launch -n {has} {quote(file)} ..., or leave out -n: it starts a process for each rank",
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.model.blocks import trained_words
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import errors, progress, say, size_text, unseen_progress
 from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.checkpoint.overrides import words
@@ -30,10 +31,11 @@ def say_start(run: TrainingRun) -> None:
     say(f"data: {in_words(run.stream.facts(), run.stream.found)}")
     sequences, needed = run.engine.batches.sequences, run.program.plan.global_batch
     if sequences < needed:
-        say(f"note: it has {sequences} sequences, and a step takes {needed}: a step uses some more than once")
+        few = number_of(sequences, "sequence")
+        say(f"note: it has {few}, and a step takes {needed}: a step uses some more than once")
     if run.held_out is not None:
         held = run.held_out
-        say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
+        say(f"held out: {held.batches.stream.name}; an evaluation takes {number_of(held.tokens, 'token', ',')} of it")
     warned_of = {warning.key for warning in run.warnings}
     if overrides := {name: key for name, key in run.overrides.items() if name not in warned_of}:
         told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in overrides.items())
@@ -130,7 +132,9 @@ def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
     with progress(run.settings.steps, "training") as (bar, task):
         bar.update(task, status="first step: new kernels are compiled")
         yield lambda timed: bar.update(
-            task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
+            task,
+            advance=1,
+            status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s",
         )
 
 

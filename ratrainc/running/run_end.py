@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.safe_messages import show_safely
 
@@ -40,7 +41,7 @@ def _save(run: TrainingRun) -> list[Diagnostic]:
         return [evolve(problem, severity=Severity.WARNING) for problem in error.diagnostics]
     if saved is None:
         return []
-    text = f"the run ends early: '{saved}' has the state after {steps} steps"
+    text = f"the run ends early: '{saved}' has the state after {number_of(steps, 'step')}"
     way_out = f"go on with --resume {run.settings.saving.directory}"
     return [Diagnostic("RT093", text, help=way_out, severity=Severity.WARNING)]
 
@@ -57,7 +58,7 @@ def check_trained(run: TrainingRun) -> list[Diagnostic]:
     scale, plan = run.done[-1].report.loss_scale, run.program.plan
     falls = plan.has_dynamic_scale and scale > 1
     nothing = sum(skipped) == len(skipped) * run.updates_a_step
-    count = f"{len(skipped)} steps" if len(skipped) > 1 else "the only step"
+    count = number_of(len(skipped), "step") if len(skipped) > 1 else "the only step"
     if nothing:
         text = f"nothing was trained: the gradients of {count} overflowed, and every update was left out"
     else:

@@ -12,6 +12,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location, Severity, fail
 from ratrain.ratrain_ir.support.files import check_writable, is_regular, is_there, read_text, write_lines
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.runtime.arena.locks import hold, lock_path
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class RunLog:
         if not self._waiting:
             return None
         lines = self._waiting.count(b"\n")
-        return Diagnostic("RT002", f"the log '{self.path}' lacks its last {lines} steps: {self._reason}")
+        return Diagnostic("RT002", f"the log '{self.path}' lacks its last {number_of(lines, 'step')}: {self._reason}")
 
 
 @contextmanager

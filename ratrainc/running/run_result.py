@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic
 from ratrain.ratrain_ir.support.loops import compiled_anew
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import output, say, size_text
 from ratrain.ratrainc.console.failures import (
     EXIT_DIAGNOSED,
@@ -112,10 +113,10 @@ def run_parts(result: RunResult) -> Iterator[Part]:
     tail = result.steps[-max(1, len(result.steps) // 10) :]
     mean = sum(step.report.loss for step in tail) / len(tail)
     yield (
-        f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: "
+        f"{number_of(len(result.steps), 'step')}, {number_of(tokens, 'token', ',')} in {result.seconds:.1f} s: "
         f"{tokens / result.seconds:,.0f} tokens/s"
     )
-    of_several = f" (mean of the last {len(tail)} steps: {mean:.4f})" if len(tail) > 1 else ""
+    of_several = f" (mean of the last {number_of(len(tail), 'step')}: {mean:.4f})" if len(tail) > 1 else ""
     yield f"loss {first.loss:.4f} -> {last.loss:.4f}{of_several}"
     yield from _held_out_line(result)
     utilisation = _mean_utilisation(result.steps)

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.safe_messages import SafeMessages, show_safely
 from ratrain.ratrainc.console.signals import StopAsked, ending_in_order, saying_where
@@ -31,7 +32,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint_series import check_no_series
 from ratrain.targets.runtime.training.preparation import prepare
 from ratrain.targets.runtime.training.utilisation import Utilisation, measured_peak_flops
 from ratrain.targets.runtime.watch.positions import RankPhase
-from ratrain.targets.runtime.weights.weights import check_weights_place
+from ratrain.targets.runtime.weights.weights import check_weights_config, check_weights_place
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
@@ -124,8 +125,10 @@ def _prepare(
 
     with status("preparing"), threadpool_limits(limits=1):
         if settings.start.weights is not None:
-            # First: without weights there is no tokenizer beside them either, and that is not what is wrong.
+            # First: without weights, or with those of another model, tokens and tokenizer are not what is wrong.
             check_weights_place(settings.start.weights)
+            if settings.start.checkpoint is None:
+                check_weights_config(settings.start.weights, program.model)
         stream, held_out = open_data(program, data, settings.evaluation, settings.start)
         settings = with_kernels(program, settings, several=processes is not None and processes.count > 1)
         threads = settings.execution.kernel_threads(program.plan.clusters)
@@ -198,7 +201,7 @@ def _lost_words(run: TrainingRun) -> str:
     saved, (half, whole) = run.newest_saved(), run.left_over()
     kept = saved[0] if saved else run.first_step
     if saved:
-        where = f"'{saved[1]}' has the state after {kept} steps"
+        where = f"'{saved[1]}' has the state after {number_of(kept, 'step')}"
     elif (resumed := run.settings.start.checkpoint) is not None and Path(resumed).exists():
         where = f"this run has saved nothing, and '{resumed}' is as it was"
     else:

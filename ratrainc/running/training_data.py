@@ -157,7 +157,7 @@ def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
                 f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read "
                 f"with '{needed}'"
             )
-            fail("RT090", text, help=f"leave it out, or give train_on = '{needed}' (--train-on {needed})")
+            fail("RT090", text, help=f"leave it out, or give train_on = '{needed}' (run --train-on {needed})")
 
 
 def _refuse_trained_on(files: Sequence[str], held_files: Sequence[str]) -> None:

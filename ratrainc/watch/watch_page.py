@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.support.files import replacing
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.report.page_tables import table
 from ratrain.ratrainc.report.report_page import SCRIPT, facts_element, page_file, scripts
@@ -144,7 +145,7 @@ def problems(names: Sequence[str], logs: Sequence[GrowingLog]) -> list[str]:
             found.append(f"{name}: the last line is half of one, as a crash leaves it, and is left out")
         lost = [step for step, loss in zip(log.steps, log.columns["loss"], strict=True) if math.isnan(loss)]
         if lost:
-            found.append(f"{name}: {len(lost)} steps have no finite loss, the first is step {lost[0]}")
+            found.append(f"{name}: {number_of(len(lost), 'step')} without a finite loss, the first is step {lost[0]}")
     return found
 
 

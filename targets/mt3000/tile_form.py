@@ -43,6 +43,11 @@ class TileForm(OnChipForm):
         assert isinstance(schedule, TileSchedule)
         return tile_lines(schedule, steps, core, limit)
 
+    def cores(self, schedule: OnChipSchedule) -> int:
+        """Return the number of cores that a tile schedule is for."""
+        assert isinstance(schedule, TileSchedule)
+        return schedule.memories.cores
+
     def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:
         """Return whether a tile schedule is for memories as large as a machine's."""
         try:

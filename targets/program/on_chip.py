@@ -52,6 +52,10 @@ class OnChipForm(Protocol):
         """Yield a schedule in words: the steps that have it, its buffers, and the first `limit` events of a core."""
         ...
 
+    def cores(self, schedule: OnChipSchedule) -> int:
+        """Return the number of cores that a schedule is for."""
+        ...
+
     def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:
         """Return whether a schedule is for the on-chip memories of a machine."""
         ...

@@ -33,7 +33,7 @@ from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.simulator import idle_walk
 from ratrain.targets.simulator.flat_program import STREAMS, Float64s, Int64s
-from ratrain.targets.simulator.timeline import Timeline
+from ratrain.targets.simulator.timeline import Timeline, beyond_rounding
 
 
 class Cause(Enum):
@@ -135,13 +135,15 @@ class Bubbles:
     def idle_seconds(self, stage: int, engine: Engine) -> dict[Cause, float]:
         """Return the idle seconds of an engine by cause; causes that do not occur are left out."""
         row = self._by_cause[stage * STREAMS + ENGINES.index(engine)]
-        idle = {cause: float(seconds) for cause, seconds in zip(_CAUSES, row, strict=True) if seconds > 0}
+        window = self.window_seconds
+        causes = zip(_CAUSES, row, strict=True)
+        idle = {cause: float(seconds) for cause, seconds in causes if beyond_rounding(seconds, window) > 0}
         first, stop = self.timeline.ops_of(stage, engine)
         if stop > first and not self.cold:
             last = self.timeline.steps * self.timeline.ops - self.timeline.ops + stop - 1
             own_step = float(self.timeline.ends[last] - self.timeline.ends[last - self.timeline.ops])
-            if own_step < self.window_seconds:
-                idle[Cause.SETTLING] = self.window_seconds - own_step
+            if beyond_rounding(window - own_step, window) > 0:
+                idle[Cause.SETTLING] = window - own_step
         return idle
 
     def waited_for(self, stage: int, engine: Engine) -> dict[int, float]:

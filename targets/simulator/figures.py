@@ -35,6 +35,7 @@ from ratrain.targets.program.columns import (
 from ratrain.targets.simulator.op_works import OpWorks
 from ratrain.targets.simulator.progress import STEPS
 from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
+from ratrain.targets.simulator.timeline import beyond_rounding
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -122,7 +123,14 @@ def step_figures(timeline: Timeline) -> StepFigures:
     for index, stage in enumerate(timeline.program.stages):
         busy = timeline.busy_seconds(index, Engine.COMPUTE)
         stages.append(
-            StageFigures(busy, seconds - busy, stage.peak_live_bytes, stage.arena_bytes, index, exposed_tail_of)
+            StageFigures(
+                busy,
+                beyond_rounding(seconds - busy, seconds),
+                stage.peak_live_bytes,
+                stage.arena_bytes,
+                index,
+                exposed_tail_of,
+            )
         )
     return StepFigures(seconds, timeline.makespan_seconds, tuple(stages))
 

@@ -14,6 +14,14 @@ from ratrain.targets.program.program import Program
 from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Records
 from ratrain.targets.simulator.relations import Relations
 
+_ROUNDING = 1e-12
+"""Part of a time that sums of floats leave where nothing is."""
+
+
+def beyond_rounding(difference: float, whole: float) -> float:
+    """Return the difference of two sums of times, each near `whole`; 0 where it is but their rounding."""
+    return difference if abs(difference) > _ROUNDING * whole else 0.0
+
 
 @frozen
 class Span:

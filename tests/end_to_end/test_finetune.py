@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from attrs import evolve
@@ -16,13 +18,14 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.choices.finetune_choice import Adapting, FinetuneChoice, Judging, Schedule
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display
-from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.running import finetune_plan
+from ratrain.ratrainc.cli import commands, main
+from ratrain.ratrainc.running import finetune_plan, finetuning
 from ratrain.ratrainc.running.finetune_plan import Amounts
 from ratrain.ratrainc.running.finetuning import finetune
+from ratrain.ratrainc.running.training_data import open_streams
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.arena.tensor_file import open_tensors
-from ratrain.targets.runtime.settings import RunSettings
+from ratrain.targets.runtime.settings import Evaluation, RunSettings
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -177,6 +180,28 @@ def test_an_end_before_the_first_evaluation_is_saved(model: str, chats: str, tmp
     assert done.run.steps[0].report.step == 1
 
 
+def test_ctrl_c_says_whether_resume_goes_on(model: str, chats: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Before a state is saved there is nothing to go on with; what is said then is true of both ways."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    cut = choice(model, chats, tmp_path / "cut")
+    for place in ("planned", "run_training"):
+        with monkeypatch.context() as patched:
+            patched.setattr(finetuning, place, interrupted)
+            with pytest.raises(KeyboardInterrupt, match=r"(?s)nothing to go on with.*without --resume, begins again"):
+                finetune(cut, Display(quiet=True))
+        with pytest.raises(DiagnosticError, match="holds no run to go on with"):
+            finetune(evolve(cut, resume=True), Display(quiet=True))
+    finetune(cut, Display(quiet=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(finetuning, "_resumed", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            finetune(evolve(cut, resume=True), Display(quiet=True))
+        assert not str(caught.value), "the run is there as it was"
+
+
 def test_a_device_that_is_not_there_is_named(model: str, chats: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(DiagnosticError, match="cuda:77"):
@@ -206,7 +231,7 @@ def test_targets_and_texts(model: str, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([{"text": "one"}, {"text": "two words"}], "documents: 40, nothing between them; whole documents"),
+        ([{"text": "one"}, {"text": "two words"}], "documents: 32, nothing between them; whole documents"),
         ([{"prompt": "a", "completion": "b"}], "only answers are in the loss"),
         ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}], "only answers are in"),
     ],
@@ -221,6 +246,69 @@ def test_the_first_line_tells_what_is_trained_on(
     command = ["finetune", "--model", model, "--data", str(path), "-o", str(tmp_path / "o"), "--steps", "1", *kind]
     assert main([*command, "--seq-len", "64", "--eval-fraction", "0.2"]) == 0
     assert words in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("name", "text"), [("hi.txt", "hi"), ("d.csv", "a,b\n1,2\n"), ("d.jsonl", '{"text": "a"}')])
+def test_data_too_short_to_hold_out_are_named(name: str, text: str, model: str, tmp_path: Path, capsys: Any) -> None:
+    """Neither of the two parts may be empty, whatever the data are."""
+    (tmp_path / name).write_text(text)
+    command = ["finetune", "--model", model, "--data", str(tmp_path / name), "-o", str(tmp_path / "o")]
+    assert main([*command, "--steps", "1"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert name in said
+    assert "its last 5 % are none of them" in said
+    assert "--eval-fraction" in said
+
+
+def _options_of(command: str) -> set[str]:
+    found = commands.get_command(click.Context(commands), command)
+    assert found is not None
+    return {option for each in found.params for option in (*each.opts, *each.secondary_opts)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--text-key", "foo"], "no field of texts is named"),
+        (["--text-key", "messages"], "no field of texts is named"),
+        (["--chat-key", "talk", "--chat-template", "chatml"], "has no messages"),
+        (["--seq-len", "8", "--chat-template", "chatml"], "end before an answer begins"),
+        (["--text"], "all documents are single tokens"),
+        (["--text", "--chat-template", "chatml"], "leave it out"),
+    ],
+)
+def test_refusals_name_options_that_there_are(
+    words: list[str], said: str, model: str, chats: str, tmp_path: Path, capsys: Any
+) -> None:
+    """Each option named is one of finetune, or stands with the command that has it."""
+    if words[0] == "--text":
+        (tmp_path / "d.txt").write_text("a short line of text")
+        chats, words = str(tmp_path / "d.txt"), words[1:]
+    command = ["finetune", "--model", model, "--data", chats, "-o", str(tmp_path / "o"), "--steps", "1"]
+    assert main([*command, *words]) in (1, 2)
+    error = " ".join(capsys.readouterr().err.split())
+    assert said in error
+    assert "belong to prompts" not in error, "neither texts nor these chats have long ones"
+    for command_name, option in re.findall(r"(?:(\w+) )?(--[a-z-]+)", error):
+        assert option in _options_of(command_name if command_name == "run" else "finetune"), error
+
+
+def test_tokens_and_documents_told_are_those_of_each_part(model: str, chats: str, tmp_path: Path, capsys: Any) -> None:
+    """Filling is no token of the data, and what is held out is not trained on."""
+    text = chat_text(chats)
+    command = ["finetune", "--model", model, "--data", chats, "-o", str(tmp_path / "o"), "--steps", "1"]
+    assert main([*command, "--chat-template", "chatml", "--eval-fraction", "0.1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    trained, documents = re.search(r"without its last 10 %, (\S+) tokens.*?documents: (\d+)", said).groups()
+    (held,) = re.search(r"an evaluation takes (\S+) tokens of it", said).groups()
+    assert int(documents) < 80
+    assert int(trained.replace(",", "")) + int(held.replace(",", "")) == text
+
+
+def chat_text(chats: str) -> int:
+    """Return the bytes of all chats by the template chatml."""
+    stream, _ = open_streams(256, DataChoice((chats,), chat_template="chatml", train_on="answers"), Evaluation())
+    return len(stream.tokens)
 
 
 def test_pairs_without_a_template_are_joined_as_they_are(
@@ -240,7 +328,7 @@ def test_pairs_without_a_template_are_joined_as_they_are(
         (["--full", "--merge"], "--merge is for adapters"),
         (["--full", "--lora", "3"], "is for adapters, and --full"),
         (["--schedule", "constant", "--decay-steps", "1", "--warmup-steps", "0"], "--decay-steps is for a rate that"),
-        (["--warmup-steps", "9"], "9 of warm-up do not fit into 1 steps"),
+        (["--warmup-steps", "9"], "9 of warm-up do not fit into 1 step"),
         (["--resume"], "holds no run to go on with"),
         (["--targets", "nonsense"], "no linear layer"),
         (["--prompt-key", "question"], 'has no fields "question"'),

@@ -242,7 +242,7 @@ def test_the_delay_is_what_fits():
     kept, recovered = (
         arenas(f"place-zb-h1{{delay=0}},recompute{{policy={policy}}},allocate-ddr") for policy in ("none", "full")
     )
-    assert delays(1 << 30) == ["weight halves 1 micro-batches later", "weight halves 2 micro-batches later"]
+    assert delays(1 << 30) == ["weight halves 1 micro-batch later", "weight halves 2 micro-batches later"]
     assert recovered[2] < kept[2]
     between = (recovered[2] + kept[2]) // 2
     assert delays(between)[1] == "weight halves 0 micro-batches later"

@@ -129,7 +129,8 @@ Examples:
     "choice_schedule_seq_len",
     type=click.IntRange(min=2),
     metavar="TOKENS",
-    help="Tokens of a sequence; longer documents are cut. Default: the longest document, at most 2048.",
+    help="Tokens of a sequence; longer documents are cut. Default: the longest document, rounded up to a multiple of "
+    "64, at most 2048.",
 )
 @click.option(
     "--batch",

@@ -97,7 +97,7 @@ def command(
     """
     from ratrain import api
     from ratrain.ratrainc.commands.training.run import command as run_command
-    from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
+    from ratrain.ratrainc.commands.words.refused_words import refuse_said_twice
 
     refuse_said_twice(run_command, [file, *words], "run", None)
     with misuse_of_command():

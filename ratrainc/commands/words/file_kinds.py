@@ -25,6 +25,8 @@ class _Wanted:
     endings: tuple[str, ...]
     ways: dict[str, str]
     """advice by the ending of the given file, or its kind by content; `{file}` stands for its path"""
+    contents: tuple[str, ...] = ()
+    """kinds by content that are accepted; empty: its own"""
 
 
 _IS = {
@@ -57,6 +59,8 @@ _OF_CONTENTS = {
     _LOG: "'ratrainc watch {file}' draws it",
 }
 """Advice on files that no other command takes, whatever is wanted."""
+_OF_JOBS = {"parallelism", "training", "job", "model", "lr_scheduler", "activation_checkpoint", "metrics", "checkpoint"}
+"""Tables of torchtitan's jobs that neither plans nor machines have."""
 _MOST_SNIFFED = 1 << 20
 """Bytes up to which a file is looked into; plans and machines are far smaller."""
 
@@ -129,8 +133,28 @@ _WANTED = {
         (".toml",),
         {"": "'ratrainc machines' lists those that are built in", _PLAN: _AS_PLAN},
     ),
+    "settings": _Wanted(
+        "settings of another framework",
+        (".toml", ".json", ".jsonl"),
+        {
+            **dict.fromkeys((".rtir", ".rtx"), "'ratrainc explain {file}' says what it needs"),
+            **{
+                kind: way.format(**{"model": "M", "plan": "P.toml", "output": "X.rtx"} | {key: "{file}"})
+                for kind, key, way in (
+                    (_PLAN, "plan", f"'{_COMPILE}' compiles it, and says what it needs"),
+                    (_MACHINE, "machine", f"'{_COMPILE} --machine {{machine}}' compiles for it"),
+                )
+            },
+        },
+        (_JOB, _SETTINGS),
+    ),
 }
 """Checked kinds of `InputFile`; for other kinds the reader reports errors."""
+
+
+def endings_of(kind: str) -> tuple[str, ...]:
+    """Return the endings of the files of a checked kind; none for another one."""
+    return _WANTED[kind].endings if kind in _WANTED else ()
 
 
 def refuse_wrong_kind(kind: str, path: str) -> None:
@@ -143,7 +167,7 @@ def refuse_wrong_kind(kind: str, path: str) -> None:
     if wanted is None or ending not in _IS:
         return
     content = _content(path, ending)
-    if ending in wanted.endings if content is None else content == kind:
+    if ending in wanted.endings if content is None else content in (wanted.contents or (kind,)):
         return
     words, ways = _IS[ending], wanted.ways | _OF_CONTENTS
     if content is not None:
@@ -170,7 +194,7 @@ def _in_toml(text: str) -> str | None:
     from ratrain.targets.machine.constants import is_machine_key
 
     keys = parse_toml(text).keys()
-    if {"parallelism", "training"} & keys:
+    if {"parallelism", "training"} & keys or (_OF_JOBS & keys and not (KEYS.sections.keys() - {"optimizer"}) & keys):
         return _JOB
     of_plans = sum(key in KEYS.sections or key in KEYS.keys for key in keys)
     of_machines = sum(is_machine_key(key) for key in keys)

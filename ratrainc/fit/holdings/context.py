@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.bridge.jobs.context_ranks import Code, code_of, length_divisor
 from ratrain.ratrainc.bridge.jobs.job import Attention, Context, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import STRIDE
@@ -106,7 +107,7 @@ def context_refusal(job: Job) -> str:
         return f"cp: {job.framework} has no context ranks that were read"
     by = length_divisor(job)
     if job.seq_len % by:
-        runs = f"{by // job.cp} equal run{'s' * (by > job.cp)} for each of {job.cp} context ranks"
+        runs = f"{number_of(by // job.cp, 'equal run')} for each of {job.cp} context ranks"
         return f"seq_len: {job.seq_len} tokens are not a multiple of {by}: {job.framework} needs {runs}"
     return _kernels(job) or (_heads(job) if job.context is Context.HEADS else "")
 

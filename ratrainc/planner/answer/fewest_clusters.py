@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import size_text
@@ -65,7 +66,7 @@ class FewestClusters(Shown):
         yield from summary(model_facts(model, self.request.seq_len))
         cuts = f", cuts {','.join(map(str, best.plan.cuts))}" if best.plan.cuts else ""
         shape = f"{best.plan.summary}{cuts}, highest peak {size_text(best.peak_bytes)}"
-        yield f"{model.name} fits {self.clusters} clusters: {shape}"
+        yield f"{model.name} fits {number_of(self.clusters, 'cluster')}: {shape}"
         strategy = self.request.strategy.passes
         if best.pipeline == leanest(best.pipeline) and strategy != leanest(strategy):  # it could have chosen
             yield f"It fits with everything recomputed and nothing moved ahead: --passes '{best.pipeline}'"
@@ -103,18 +104,20 @@ def fewest_clusters(request: PlanRequest, model: str, machine: MachineChoice, ti
     if request.fewest > request.clusters:
         request.shapes()  # says which ranks are too many
     for clusters in range(request.fewest, request.clusters + 1):
-        tick.begin(f"{clusters} clusters")
+        tick.begin(number_of(clusters, "cluster"))
         fitting, tried = _fitting(request.of_clusters(clusters, clusters * SEQUENCES), profiles)
-        tick(f"{clusters} clusters")
+        tick(number_of(clusters, "cluster"))
         if fitting is not None:
             break
         if is_ended():
-            raise KeyboardInterrupt(f"interrupted: no plan was found that fits fewer than {clusters} clusters")
+            raise KeyboardInterrupt(
+                f"interrupted: no plan was found that fits fewer than {number_of(clusters, 'cluster')}"
+            )
         if tried:
             unproven.append(clusters)
     else:
         known = "was found that fits" if unproven else "fits"
-        limit = f"{request.clusters} clusters or fewer, at {SEQUENCES} sequences each"
+        limit = f"{number_of(request.clusters, 'cluster')} or fewer, at {SEQUENCES} sequences each"
         text, notes = f"no plan of {request.model.name} {known} {limit}", [Note(_of_fewer(tuple(unproven)))]
         fail("RT053", text, notes=notes, help="allow more clusters")
     return FewestClusters(request, clusters, fitting, tuple(unproven), model, machine)

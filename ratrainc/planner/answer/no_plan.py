@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import capacity_text, size_text
 from ratrain.ratrainc.planner.space.context_ranks import left_out as contexts_left_out
 from ratrain.ratrainc.planner.space.tensor_ranks import left_out
@@ -39,7 +40,7 @@ def no_plan(answer: Answer) -> NoReturn:
     request = answer.request
     proved = answer.proven_empty
     count = len(answer.refused)
-    refused = f": the compiler refused {count} plans, the rest were not tried" if count else ""
+    refused = f": the compiler refused {number_of(count, 'plan')}, the rest were not tried" if count else ""
     not_proved = f"not proved: bounds on bytes do not rule out every plan{refused}"
     notes = [Note("proved: bounds on bytes rule out every plan" if proved else not_proved)]
     notes += [Note(text) for text in (nearest_text(answer),) if text]
@@ -51,7 +52,7 @@ def no_plan(answer: Answer) -> NoReturn:
     unasked = left_out(request.setting, request.clusters) if request.peers is None else ()
     if unasked:
         numbers = ",".join(map(str, unasked))
-        text = f"tensor-parallel ranks that do not divide {request.clusters} clusters were not looked at"
+        text = f"tensor-parallel ranks that do not divide {number_of(request.clusters, 'cluster')} were not looked at"
         notes += [Note(f"{text}: '--tp {numbers}' looks at them")]
     unasked = contexts_left_out(request.setting, request.clusters, request.contexts)
     if unasked:
@@ -62,8 +63,9 @@ def no_plan(answer: Answer) -> NoReturn:
     more = "more time (--seconds), or every plan (--exhaustive); else "
     fail(
         "RT053",
-        f"no plan of {request.model.name} with {request.global_batch} sequences of {request.seq_len} tokens "
-        f"{'fits' if proved else 'was found that fits'} {request.clusters} clusters of "
+        f"no plan of {request.model.name} with {number_of(request.global_batch, 'sequence')} of "
+        f"{number_of(request.seq_len, 'token')} "
+        f"{'fits' if proved else 'was found that fits'} {number_of(request.clusters, 'cluster')} of "
         f"{capacity_text(request.machine.whole('ddr_capacity'))}",
         notes=notes,
         help=f"{'' if proved or request.exhaustive else more}use more clusters ('--clusters {_MORE * request.clusters} "

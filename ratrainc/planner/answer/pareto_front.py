@@ -22,6 +22,7 @@ from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -97,7 +98,10 @@ class ParetoFront(Shown):
     def title(self) -> str:
         """Model, machine and size of a step."""
         asked = self.request
-        return f"{asked.model.name} on {asked.machine.name}, {asked.global_batch} sequences of {asked.seq_len} tokens"
+        return (
+            f"{asked.model.name} on {asked.machine.name}, "
+            f"{number_of(asked.global_batch, 'sequence')} of {number_of(asked.seq_len, 'token')}"
+        )
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of its plans."""
@@ -162,7 +166,7 @@ class ParetoFront(Shown):
         names = numbered(path, len(self.points))
         for name, point in zip(names, self.points, strict=True):
             limit, found = _limit_text(self.against, point.limit), point.candidate
-            within = f"{limit} clusters" if self.against == "clusters" else f"{limit} of a rank"
+            within = number_of(int(point.limit), "cluster") if self.against == "clusters" else f"{limit} of a rank"
             how = "the fastest found" if found.evaluation else "the fastest by its estimate, not compiled yet,"
             head = [f"Planned for {self.title}: {how} within {within}."]
             model = self.request.model
@@ -238,7 +242,7 @@ def pareto_front(
     if not left:
         fail(
             "RT053",
-            f"no plan of {request.model.name} was found that fits {request.clusters} clusters or fewer",
+            f"no plan of {request.model.name} was found that fits {number_of(request.clusters, 'cluster')} or fewer",
             help="search longer with --seconds, or plan without --pareto: it says what lacks how many bytes",
         )
     return ParetoFront(request, against, tuple(left), tokens, model, machine, quick, is_ended())

@@ -14,6 +14,7 @@ from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placed_by import is_placement, placed_by
 from ratrain.ratrain_ir.config.made_for import MadeFor
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrain_ir.text.plan_file import checked_plan_text
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
@@ -43,7 +44,7 @@ def plan_file(
     is the file that the text is for.
     """
     request = answer.request
-    sequences = f"{request.global_batch} sequences of {request.seq_len} tokens a step"
+    sequences = f"{number_of(request.global_batch, 'sequence')} of {number_of(request.seq_len, 'token')} a step"
     rate = f"{candidate.tokens_per_second:,.0f} tokens/s ({candidate.how})"
     peak = f"{'' if candidate.evaluation else 'at least '}{size_text(candidate.peak_bytes)}"
     head = [

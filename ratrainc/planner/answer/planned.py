@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.time_limit import OutOfTime
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -122,8 +123,10 @@ class Planned(Shown):
             columns += ["days", "cluster-h"]
         of_families = f", {_families_text(request)}" if request.families else ""
         title = (
-            f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
-            f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} ({_times_text(shown)})"
+            f"{request.model.name} on {request.clusters} x {request.machine.name}, "
+            f"{number_of(request.global_batch, 'sequence')} of "
+            f"{number_of(request.seq_len, 'token')} a step, strategy "
+            f"{request.strategy.name}{of_families} ({_times_text(shown)})"
         )
         yield TextTable(title, columns, [self._row(c, mapped="mapping" in columns) for c in shown])
         yield legend(candidate.plan.summary for candidate in shown)
@@ -203,7 +206,8 @@ class Planned(Shown):
             yield _FOLDED + ("leave --quick out" if self.quick else "give it more --seconds")
         yield from self._bounds_text()
         yield (
-            f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
+            f"{number_of(answer.plans, 'plan', ',')} of {answer.shapes:,} shapes; "
+            f"{answer.evaluations} compiled and simulated; "
             f"{answer.seconds:.1f} s"
         )
         for reason, names in _by_reason(answer.request.families_left_out).items():
@@ -212,7 +216,8 @@ class Planned(Shown):
         idle = answer.request.clusters - best.plan.clusters
         if idle and objective is TIME:
             found = "no plan was found that uses more and is faster"
-            yield f"{idle} clusters stay idle: {'no plan that uses more is faster' if answer.proven else found}"
+            stay = f"{number_of(idle, 'cluster')} {'stays' if idle == 1 else 'stay'} idle"
+            yield f"{stay}: {'no plan that uses more is faster' if answer.proven else found}"
 
     def _bounds_text(self) -> Iterator[str]:
         """Yield the bounds on all plans."""
@@ -303,7 +308,7 @@ def _families_text(request: PlanRequest) -> str:
     memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
     using = f" and {', '.join(map(repr, memories))}" if memories else ""
     count = len({family.schedule for family in searched})
-    return f"{count} schedule{'' if count == 1 else 's'}{using}"
+    return f"{number_of(count, 'schedule')}{using}"
 
 
 def cuts_text(cuts: Sequence[int]) -> str:

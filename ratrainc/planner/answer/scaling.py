@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_summary import legend
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.pictures import new_figure, write_figure
@@ -42,7 +43,7 @@ def planned_points(request: PlanRequest, counts: Sequence[int], sequences: int, 
     timed = []
     with workers(request.jobs):  # one pool for all searches
         for clusters in counts:
-            tick.prefix = f"{clusters} clusters: "
+            tick.prefix = f"{number_of(clusters, 'cluster')}: "
             answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
             best = answer.best
             seconds = best.seconds if best else None
@@ -66,23 +67,21 @@ def fixed_points(
         dp, rest = divmod(clusters, replica)
         micro_batches, left = (plan.micro_batches, 0) if sequences is None else divmod(replica * sequences, size)
         if rest or left or not micro_batches:
-            of = f"{plan.pp} stage{'' if plan.pp == 1 else 's'}" + (
-                f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else ""
-            )
+            of = number_of(plan.pp, "stage") + (f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else "")
             of += f" for {plan.cp} context ranks" if plan.cp > 1 else ""
-            each = "" if sequences is None else f" with {sequences} sequences each"
+            each = "" if sequences is None else f" with {number_of(sequences, 'sequence')} each"
             whole = "" if sequences is None else ", and sequences that make whole micro-batches"
             fail(
                 "RT064",
-                f"{clusters} clusters{each} do not divide evenly over {of} with micro-batches of {size}",
-                help=f"use a multiple of {replica} clusters{whole}",
+                f"{number_of(clusters, 'cluster')}{each} do not divide evenly over {of} with micro-batches of {size}",
+                help=f"use a multiple of {number_of(replica, 'cluster')}{whole}",
             )
         # one replica has nothing to shard, and none to reduce with
         alone = {} if dp * plan.cp > 1 else {"zero": 0, "reduce": "last"}
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
-        tick.begin(f"{clusters} clusters")
+        tick.begin(number_of(clusters, "cluster"))
         evaluation = evaluate(Task(request.model, shaped, pipeline, request.machine))
-        tick(f"{clusters} clusters")
+        tick(number_of(clusters, "cluster"))
         timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
     return _points(timed, plan.seq_len)
 
@@ -129,7 +128,7 @@ class Scaling(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a table with a row for each number of clusters."""
-        each = f"{self.sequences:g} sequence{'' if self.sequences == 1 else 's'} a cluster"
+        each = f"{number_of(self.sequences, 'sequence', 'g')} a cluster"
         title = f"{self.model} on {self.machine}: weak scaling, {each} (simulated; efficiency over the first row)"
         columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
         yield TextTable(title, columns, [_row(point) for point in self.points])

@@ -11,6 +11,7 @@ from math import inf, isfinite
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text, size_text
 
 Cost = tuple[float, float]
@@ -52,7 +53,7 @@ _TOKENS_PER_CLUSTER_HOUR = Objective(
 _CLUSTERS = Objective(
     "clusters",
     lambda _seconds, _bytes, clusters: 1.0 * clusters,
-    lambda value, _: f"{value:.0f} cluster{'' if value == 1 else 's'}",
+    lambda value, _: number_of(value, "cluster", ".0f"),
     "fits fewer than",
     of_clusters=True,
 )

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.planner.space.tilings import divisors, tilings
 from ratrain.targets.machine.link_groups import Link, LinkGroup
 
@@ -160,7 +161,7 @@ def shapes(
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:
-        fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
+        fail("RT064", f"the machine has {number_of(most, 'cluster')}, {clusters} are asked for")
     ways = divisions(schedule)
     whole = _whole_shapes(
         model.layers, clusters, global_batch, modes, groups, peers, contexts, ends, contexts_of_one=contexts_of_one
@@ -173,11 +174,11 @@ def shapes(
         )
     ]
     if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
-        sizes = f"of {model.layers} layers and {seq_len} tokens"
-        text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, {sizes}"
+        sizes = f"of {number_of(model.layers, 'layer')} and {number_of(seq_len, 'token')}"
+        text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {number_of(clusters, 'cluster')}, {sizes}"
         fail("RT064", text, help="use more clusters, or another strategy")
     if not space:
-        fail("RT064", f"{clusters} clusters and a global batch of {global_batch}: both must be at least 1")
+        fail("RT064", f"{number_of(clusters, 'cluster')} and a global batch of {global_batch}: both must be at least 1")
     return space
 
 

@@ -26,6 +26,7 @@ from attrs import evolve, field, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity, fail
 from ratrain.ratrain_ir.support.files import help_for, is_directory, is_there, made_directory
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     VERSION,
@@ -201,7 +202,7 @@ class CheckpointSeries:
             left = []
         rest = "nothing was saved before"
         if left:
-            rest = f"the state after {left[0]} steps is whole: go on with --resume {self.directory}"
+            rest = f"the state after {number_of(left[0], 'step')} is whole: go on with --resume {self.directory}"
         way_out = f"free some space, or save elsewhere; {rest}"
         return evolve(problem, message=f"saving after step {step - 1}: {problem.message}", help=way_out)
 
@@ -249,7 +250,7 @@ def what_is_left(directory: str, done: int) -> str:
         return f"nothing was saved: {done} steps are lost; --save-every N saves after every N steps"
     kept = saved[0][0]
     lost, again = max(0, done - kept), f"--resume {quote(directory)}"
-    return f"the state after {kept} steps is saved, steps since and lost: {lost}; {again} goes on"
+    return f"the state after {number_of(kept, 'step')} is saved, steps since and lost: {lost}; {again} goes on"
 
 
 def check_no_series(directory: str) -> None:

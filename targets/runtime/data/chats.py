@@ -188,7 +188,8 @@ def _encoded(path: str, texts: list[str], encoder: Encoder | None) -> Iterator[t
 def _way_out(problem: str) -> str:
     if "writes in another way" in problem:
         return (
-            "--train-on last-answer counts the last answer of each chat alone; or mark answers in the template with "
+            "'ratrainc run --train-on last-answer' counts the last answer of each chat alone; or mark answers in the "
+            "template with "
             "{% generation %} ... {% endgeneration %}, --chat-template FILE.jinja"
         )
     if "strftime_now" in problem:

@@ -34,6 +34,7 @@ from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.model.context_rows import positions_of, run_length, run_of
 from ratrain.ratrain_ir.ops.base import Part, Piece
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note, fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.data.documents import Documents, PiecedTokens, Positions, bounds_of, pieced
 from ratrain.targets.runtime.data.token_file import FileTokens, better_type, check_width, file_bytes, text_bytes
@@ -95,6 +96,12 @@ class TokenStream:
         """True if every token is a label of the loss."""
         return self.documents is None or self.documents.answers is None
 
+    @property
+    def given_tokens(self) -> int:
+        """Number of its tokens, without those that fill sequences of whole documents."""
+        filled = self.reading.get("pack") == "whole"
+        return len(self.tokens) - (int(self.reading["filling"]) + 1 if filled else 0)
+
     def facts(self) -> dict[str, Any]:
         """Return the facts about the data that a checkpoint records, so that a later run can name what it was."""
         return {
@@ -110,7 +117,9 @@ class TokenStream:
 def in_words(facts: Mapping[str, Any], found: str = "") -> str:
     """Describe data by its `facts`: name, size, kind of token, documents; `found` tells where the tokenizer was."""
     part = f", {facts['part']}" if facts["part"] else ""
-    words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
+    # a label needs the token behind it, so one more fills the end
+    filling = facts["filling"] + 1 if facts.get("pack") == "whole" else 0
+    words = f"{facts['name']}{part}, {facts['tokens'] - filling:,} tokens; a token is {facts['token']}"
     words += f" ({found})" if found else ""
     if isinstance(facts.get("documents"), int):
         end = facts.get("eos")
@@ -195,7 +204,11 @@ def part_of_stream(stream: TokenStream, start: int, stop: int, words: str) -> To
     """Return tokens [start, stop) of a stream, with a digest of their own; `words` describe the part."""
     tokens = _part(stream.tokens, start, stop)
     documents = None if stream.documents is None else stream.documents.part(start, stop)
-    return evolve(stream, tokens=tokens, digest=digest_of(tokens, documents), part=words, documents=documents)
+    reading = dict(stream.reading)
+    if documents is not None and "documents" in reading:
+        reading["documents"] = len(documents)
+    digest = digest_of(tokens, documents)
+    return evolve(stream, tokens=tokens, digest=digest, part=words, documents=documents, reading=reading)
 
 
 def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
@@ -351,16 +364,31 @@ def _check_documents(stream: TokenStream) -> None:
         fail("RT090", f"'{stream.name}' is one document: there is no other order of documents", help=help_text)
 
 
-def fail_without_labels(step: int, plan: Plan, first_step: int) -> NoReturn:
+def without_labels(stream: TokenStream, seq_len: int) -> tuple[str, str]:
+    """Return why tokens of a stream are no labels in the loss, and what mends that."""
+    read = stream.reading
+    if read.get("pack") == "whole" and read["left_out"]:
+        why = f"sequences of {number_of(seq_len, 'token')} end before an answer begins"
+        return why, "take longer sequences (seq_len in a plan, --seq-len of 'ratrainc finetune')"
+    if read.get("pack") == "whole" and not read.keys() & {"train_on", "completion_key"}:
+        return "a label is a token behind another one of its document, and all documents are single tokens", (
+            "use longer documents"
+        )
+    return "all belong to prompts", "leave out documents with very long prompts"
+
+
+def fail_without_labels(step: int, stream: TokenStream, plan: Plan, first_step: int) -> NoReturn:
     """Raise `DiagnosticError` RT090 for a step without any label in the loss."""
     before = step - first_step
-    ways_out = (
-        "use a larger global batch or longer sequences, leave out documents with very long prompts, or train on all"
-    )
+    why, ways_out = without_labels(stream, plan.seq_len)
+    ways_out = f"use a larger global batch, or {ways_out}"
     if before:
-        ways_out += f"; the {before} steps before it can be run: --steps {before}"
-    text = f"step {step} has no label in the loss: all its {plan.tokens_per_step} tokens belong to prompts"
-    fail("RT090", text, help=ways_out)
+        ways_out += f"; the {number_of(before, 'step')} before it can be run: --steps {before}"
+    fail(
+        "RT090",
+        f"step {step} has no label in the loss among its {number_of(plan.tokens_per_step, 'token')}: {why}",
+        help=ways_out,
+    )
 
 
 @define(eq=False)
@@ -394,7 +422,8 @@ class Batches:
         if self.sequences < 1:
             fail(
                 "RT090",
-                f"'{self.stream.name}' has {len(self.stream.tokens)} tokens: one sequence and its labels take "
+                f"'{self.stream.name}' has {number_of(len(self.stream.tokens), 'token')}: one "
+                f"sequence and its labels take "
                 f"{self.plan.seq_len + 1}",
                 help="use more data, or a smaller seq_len",
             )
@@ -438,7 +467,7 @@ class Batches:
                 counts[mine] = self._labels(epoch)[positions[mine] - epoch * self.sequences]
             without = np.flatnonzero(counts.reshape(-1, size).sum(axis=1) == 0)
             if without.size:
-                fail_without_labels(low + int(without[0]), self.plan, start)
+                fail_without_labels(low + int(without[0]), self.stream, self.plan, start)
 
     def _labels(self, epoch: int) -> Positions:
         """Return the number of labels in the loss for each sequence of a pass, in the order of the pass."""

@@ -269,7 +269,10 @@ def _texts(path: str, line: Line, fields: Fields) -> tuple[str, ...]:
             known = ", ".join(shown(key) for key in list(held)[:_MOST_NAMED]) or "none"
             way_out = _way_out(fields)
             if not fields.is_pair and held.keys() >= {"prompt", "completion"}:
-                way_out = "--train-on completion trains on prompts and completions"
+                way_out = (
+                    "'ratrainc run --train-on completion' trains on prompts and completions; so does 'ratrainc "
+                    "finetune' if the first line has them"
+                )
             refuse_line(path, line, f"has no field {shown(name)}; it has {known}", way_out=way_out)
         if not isinstance(held[name], str):
             refuse_line(
@@ -288,7 +291,10 @@ def are_messages(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
-_CHATS = "--train-on answers reads chats, by the template of the tokenizer, with answers alone in the loss"
+_CHATS = (
+    "'ratrainc run --train-on answers' reads chats, by the template of the tokenizer, with answers alone in the loss; "
+    "so does 'ratrainc finetune' if the first line is one, and no field of texts is named"
+)
 
 
 def _way_out(fields: Fields) -> str:

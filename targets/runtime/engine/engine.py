@@ -335,7 +335,7 @@ class ProgramEngine(ABC):
             return None
         counted = self.batches.counted(step)
         if not counted:
-            fail_without_labels(step, self.program.plan, self.first_step)
+            fail_without_labels(step, self.batches.stream, self.program.plan, self.first_step)
         for bound in self.bound.values():
             bound.count_labels(counted, self.program.plan.tokens_per_step)
         return counted

@@ -32,7 +32,8 @@ from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.targets.runtime.data.data import WITHOUT_ITS_LAST, Batches, TokenStream, part_of_stream
+from ratrain.ratrain_ir.support.quantities import number_of
+from ratrain.targets.runtime.data.data import WITHOUT_ITS_LAST, Batches, TokenStream, part_of_stream, without_labels
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
@@ -81,8 +82,8 @@ class HeldOut:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one evaluation."""
-        return self.count * self.batches.plan.tokens_per_step
+        """Tokens of one evaluation, without those that fill the stream's last sequences."""
+        return min(self.count * self.batches.plan.tokens_per_step, self.batches.stream.given_tokens)
 
     def loss(self, engine: Evaluator) -> float:
         """Return the mean loss over all its tokens that count, in nats."""
@@ -108,25 +109,25 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
     if not count:
         fail(
             "RT090",
-            f"'{stream.name}' holds {batches.sequences} sequences to evaluate on: one batch takes {plan.global_batch}",
+            f"'{stream.name}' holds {number_of(batches.sequences, 'sequence')} to evaluate on: one "
+            f"batch takes {plan.global_batch}",
             help="hold out more of the data with --eval-fraction, or evaluate on another file with --eval-data",
         )
     held = HeldOut(batches, count if most is None else min(most, count))
     if not any(batches.counted(number) for number in range(held.count)):
-        text = f"'{stream.name}' has no label in the loss among the evaluated tokens: all belong to prompts"
-        more = "" if most is None else "evaluate on more batches (--eval-batches), "
-        fail(
-            "RT090",
-            text,
-            help=f"hold out more of the data (--eval-fraction), {more}or evaluate on another file (--eval-data)",
-        )
+        why, way_out = without_labels(stream, plan.seq_len)
+        if not stream.reading.get("left_out"):
+            more = "" if most is None else "evaluate on more batches (--eval-batches), "
+            way_out = f"hold out more of the data (--eval-fraction), {more}or evaluate on another file (--eval-data)"
+        fail("RT090", f"'{stream.name}' has no label in the loss among the evaluated tokens: {why}", help=way_out)
     return held
 
 
 def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
     """Split a stream into a part to train on and its last `fraction`, held out from the start of a document on.
 
-    One text alone is cut within it. Raises `DiagnosticError` RT090 for one chat, or one prompt with its answer.
+    One text alone is cut within it. Raises `DiagnosticError` RT090 for one chat, or one prompt with its answer, and
+    where one of the parts would have no token.
     """
     cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
     if stream.documents is not None:
@@ -136,6 +137,11 @@ def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, Tok
             fail("RT090", text, help="add others, or evaluate on another file with --eval-data")
         cut = cut if start is None else start
     share = f"{100 * fraction:g} %"
+    if not 0 < cut < len(stream.tokens):
+        part = "none" if cut else "all"
+        text = f"'{stream.name}' has {number_of(len(stream.tokens), 'token')}: its last {share} are {part} of them"
+        way_out = "use more data, hold out another part with --eval-fraction, or evaluate on another file (--eval-data)"
+        fail("RT090", text, help=way_out)
     training = part_of_stream(stream, 0, cut, f"{WITHOUT_ITS_LAST} {share}")
     held = part_of_stream(stream, cut, len(stream.tokens), "")
     return training, evolve(held, name=f"the last {share} of {stream.name}")

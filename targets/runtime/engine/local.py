@@ -42,6 +42,7 @@ from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send, engines_of
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.runtime.arena.streams import Graph, Order
 from ratrain.targets.runtime.engine import collectives, tensor_collectives
 from ratrain.targets.runtime.engine.certificate import certificate
@@ -120,7 +121,7 @@ class LocalEngine(ProgramEngine):
     def description(self) -> str:
         """Place where the ranks run, in words."""
         count = self.program.plan.clusters
-        return f"{count} rank{'s' * (count > 1)} in this process"
+        return f"{number_of(count, 'rank')} in this process"
 
     def needed_bytes(self, places: Sequence[Rank]) -> int:  # noqa: ARG002
         """Return the certificate's total."""

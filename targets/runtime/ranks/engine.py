@@ -26,6 +26,7 @@ from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.process_memory import Residence
 from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, StreamHead
@@ -123,7 +124,7 @@ class RankEngine(ProgramEngine):
     @property
     def description(self) -> str:
         """Name of the place where the ranks run, for messages."""
-        return f"{self.program.plan.clusters} ranks over {self.library}; process 0 prints"
+        return f"{number_of(self.program.plan.clusters, 'rank')} over {self.library}; process 0 prints"
 
     @property
     def peak_transport_bytes(self) -> int:

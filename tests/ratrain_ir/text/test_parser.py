@@ -136,7 +136,37 @@ def test_several_syntax_errors_are_all_reported():
 
 def test_no_more_than_twenty_syntax_errors_are_reported():
     lines = ["    (" if line.startswith("    ") else line for line in sound().splitlines()]
-    assert len(problems("\n".join(lines))) == 20
+    found = problems("\n".join(lines))
+    assert len(found) == 20
+    assert [note.message for each in found for note in each.notes] == [
+        "the search for errors ends here: more may follow"
+    ]
+
+
+@given(st.data())
+def test_a_text_that_is_cut_short_has_one_error_at_its_end(data: st.DataObject) -> None:
+    """Wherever it is cut: no line that is whole is called wrong."""
+    text = sound()
+    first = text.index("{") + 1
+    cut = text[: data.draw(st.integers(first, text.rindex("}") - 1))]
+    item = only(cut)
+    assert "the text ends early" in item.message
+    assert item.location is not None
+    assert item.location.line == len(cut.rstrip().splitlines())
+    assert str(cut.count("{") - cut.count("}")) in item.message
+
+
+@given(st.data())
+def test_errors_of_syntax_ascend(data: st.DataObject) -> None:
+    lines = sound().splitlines()
+    for number in data.draw(st.sets(st.integers(8, len(lines) - 1), min_size=1, max_size=4)):
+        lines[number] = data.draw(st.sampled_from(["", "}", "release (", "stage @7 {", "? ?"]))
+    try:
+        parse_module("\n".join(lines), file="x.rtir")
+    except DiagnosticError as error:
+        found = [item for item in error.diagnostics if item.code == "RT001"]
+        places = [item.location.line for item in found if item.location is not None]
+        assert places == sorted(places)
 
 
 @pytest.mark.parametrize(

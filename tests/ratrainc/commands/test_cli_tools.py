@@ -352,4 +352,11 @@ def test_disasm_of_a_program_without_tiles_names_the_machine_that_has_them(
     advice = printed(capsys, "disasm", schedule, "--tiles")
     words = advice.partition("'ratrainc ")[2].partition("'")[0].replace("M --plan P.toml", f"{MODEL} --plan {PLAN}")
     assert main(shlex.split(words)) == 0
-    assert "no tile schedules" not in printed(capsys, "disasm", "X.rtx", "--tiles", "--limit", "1")
+    listed = printed(capsys, "disasm", "X.rtx", "--tiles", "--limit", "1")
+    assert "no tile schedules" not in listed
+    cores = max(map(int, re.findall(r": (\d+) cores;", listed)))
+    printed(capsys, "disasm", "X.rtx", "--tiles", "--limit", "1", "--core", str(cores - 1))
+    assert main(["disasm", "X.rtx", "--tiles", "--core", str(cores)]) == 2
+    refused = capsys.readouterr()
+    assert f"there is no core {cores}: the cores are 0 to {cores - 1}" in refused.err
+    assert not refused.out

@@ -77,6 +77,8 @@ CONTENTS = {
     "flat.toml": "pp = 2\n",
     "plan.toml": PLAN,
     "job.toml": "[training]\nsteps = 1\n",
+    "part.toml": '[optimizer]\nlr = 1e-3\n[job]\ndump_folder = "x"\n',
+    "x.yaml": "a: 1\n",
     "ds.json": '{"train_batch_size": 8}',
     "run.jsonl": '{"step": 1, "loss": 2.5}\n',
 }
@@ -102,6 +104,16 @@ CONTENTS = {
             "the log of a run (JSON lines), not a schedule (.rtir) or program (.rtx) help: 'ratrainc watch run.jsonl'",
         ),
         ("generate mine.toml --prompt a", "'ratrainc run X.rtx --save DIR' writes one"),
+        *(
+            (f"{command} {name}", said)
+            for command in ("import-plan", "import-plan --from torchtitan", "fit", "fit --beside x.yaml")
+            for name, said in (
+                ("plan.toml", "'ratrainc compile --model M --plan plan.toml -o X.rtx' compiles it"),
+                ("mine.toml", "--plan P.toml -o X.rtx --machine mine.toml' compiles for it"),
+                ("x.rtx", "'ratrainc explain x.rtx' says what it needs"),
+                ("x.rtir", "'ratrainc explain x.rtir' says what it needs"),
+            )
+        ),
     ],
 )
 def test_content_tells_apart_files_of_one_ending_and_one_error_says_so(
@@ -116,7 +128,18 @@ def test_content_tells_apart_files_of_one_ending_and_one_error_says_so(
     assert shown.count("error[") == 1
 
 
-@pytest.mark.parametrize(("kind", "name"), [("machine", "mine.toml"), ("plan", "plan.toml"), ("plan", "flat.toml")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("machine", "mine.toml"),
+        ("plan", "plan.toml"),
+        ("plan", "flat.toml"),
+        ("settings", "job.toml"),
+        ("settings", "part.toml"),
+        ("settings", "ds.json"),
+        ("settings", "x.yaml"),
+    ],
+)
 def test_what_is_wanted_by_its_content_is_taken(tmp_path: Path, kind: str, name: str) -> None:
     path = tmp_path / name
     path.write_text(CONTENTS[name])
@@ -131,3 +154,22 @@ def test_a_report_is_not_written_under_an_ending_of_another_form(
     shown = " ".join(capsys.readouterr().err.split())
     assert "name a .html or .htm or .svg" in shown
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("report a.rtx b.rtx -o c.html", "--against b.rtx"),
+        ("run a.rtx b.jsonl --steps 1", "--data b.jsonl"),
+        ("simulate a.rtx m.toml", "--machine m.toml"),
+        ("verify a.rtx b", None),
+    ],
+)
+def test_a_file_too_many_leads_to_the_option_that_takes_it(
+    capsys: pytest.CaptureFixture[str], words: str, way_out: str | None
+) -> None:
+    assert main(words.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "unexpected extra argument" in said if way_out is None else f"one file too many: give it as {way_out}" in said
+    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrainc.cli import commands, main
 from ratrain.ratrainc.commands.training.run import command as run_command
-from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
+from ratrain.ratrainc.commands.words.refused_words import refuse_said_twice
 
 
 def single_options() -> Iterator[tuple[str, click.Option]]:

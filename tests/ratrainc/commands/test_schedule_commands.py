@@ -255,7 +255,9 @@ def test_lint_says_what_a_schedule_is_worth(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "a step takes 57 units: the bubble is 15.8% of it, 18.8% of the work" in shown
     assert "a step takes 38.00 s with the times given: the bubble is 15.8% of it, 18.8% of the work" in shown
-    assert "│ 0    │ 0: 8, 4: 4 │        11 │   48 │    9 │" in shown
+    assert "│ 0    │ 0: 8, 4: 4 │        11 │ 32.00 s │ 6.00 s │" in shown, "work and idle are in the step's unit"
+    assert main(["lint", path]) == 0
+    assert "│ 0    │ 0: 8, 4: 4 │        11 │   48 │    9 │" in capsys.readouterr().out
     assert main(["lint", path, "--forward", "0.5", "--backward", "1.5", "--json"]) == 0
     worth = json.loads(capsys.readouterr().out)["worth"]
     assert (worth["units"], worth["timed"]["seconds"]) == (57, 38)

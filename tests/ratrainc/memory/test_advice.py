@@ -137,6 +137,25 @@ def test_a_plan_is_placed_with_all_its_micro_batches_before_it_is_named(
         assert "a longer one may find a better plan: ratrainc plan ..." in said
 
 
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_what_both_searches_find_is_said_once(monkeypatch: pytest.MonkeyPatch, capacity: float) -> None:
+    monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
+    monkeypatch.setattr(advice_module, "_first_placed", lambda *_: None)
+    request = request_of(capacity, "ratrain")
+    setting = CompileSetting(MODEL, GIVEN, request.strategy.passes, request.machine)
+    found = advice(setting, request.strategy, (1,), ("ratrainc plan --strategy ratrain", "ratrainc plan"))
+    said = [note.message.partition(": ratrainc plan")[0] for note in found.notes]
+    assert len(said) == len(set(said))
+
+
+def test_holders_of_few_bytes_are_never_none_of_a_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(example_path("tiny.json")), "--plan", str(example_path("tiny.toml")), "--no-advice"]
+    assert main(["compile", *words, "--capacity", "4MiB"]) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"note: moment: [\d]+ bytes \(\d+\.\d\d MiB\)", said)
+    assert "(0.00 " not in said
+
+
 def changed_plan(plan: Plan, keys: str) -> Plan:
     """A plan with keys as a plan file has them."""
     values = tomllib.loads("\n".join(re.sub(r", (?=\w+ = )", "\n", keys).splitlines()))

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.analysis.module_diff import diff_modules
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.report.comparison_page import in_words, write_comparison
-from ratrain.ratrainc.report.program_differences import Differences, Side, differences_of, names_of
+from ratrain.ratrainc.report.comparison_page import _change, in_words, write_comparison
+from ratrain.ratrainc.report.program_differences import Differences, Pair, Side, _idle, differences_of, names_of
 from ratrain.ratrainc.report.report_page import write_report
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
@@ -26,6 +28,7 @@ from tests.ratrainc.report.report_page import Page
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.simulator.figures import StageFigures
 
 NAMES = ("baseline-1f1b", "ratrain")
 RECOMPUTED = "place-1f1b,recompute{policy=full},allocate-ddr"
@@ -156,6 +159,30 @@ def test_of_one_program_nothing_differs(sides: tuple[Side, Side], tmp_path: Path
     text = (tmp_path / "p.html").read_text("utf-8")
     assert "Ops, their order, tensors and addresses are the same." in text
     assert "All figures of all stages are the same." in text
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9) | st.floats(0, 1e-15))
+def test_nothing_is_said_as_a_share_of_next_to_nothing(program: float, baseline: float) -> None:
+    pair = Pair(program, baseline)
+    assert pair.share is None or (abs(pair.share) <= 1000 and pair.change)
+    assert "%" not in _change(pair, str) or pair.share is not None
+
+
+def test_the_rounding_of_sums_is_no_idle_time() -> None:
+    """A stage alone that always works has no idle seconds, rather than 1e-18 of them."""
+    busy = side("alone", KEPT, pp=1, dp=1, cuts=())
+    for each in (busy, side("two", KEPT)):
+        seconds = each.figures.step_seconds
+        told = [value for stage in each.figures.stages for value in stage_seconds(stage).values()]
+        told += [value for index in range(len(each.figures.stages)) for value in _idle(each, index).values()]
+        assert [value for value in told if value and value < 1e-11 * seconds] == []
+    found = differences_of(side("two", KEPT), busy)
+    shares = [float(share) for line in in_words(found) for share in re.findall(r"([-+][\d.]+) %", line)]
+    assert all(abs(share) <= 1e5 for share in shares)
+
+
+def stage_seconds(stage: StageFigures) -> dict[str, float]:
+    return {key: getattr(stage, key) for key in ("busy_seconds", "idle_seconds", "exposed_tail_seconds")}
 
 
 def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console import extras, pictures
@@ -112,6 +113,24 @@ def test_endings_that_are_no_picture_are_refused_before_the_work(words, name, tm
     assert f"a plot is written as .png or .svg, not '{name}'" in shown
     assert "missing" not in shown
     assert not list(tmp_path.iterdir())
+
+
+DRAWING = [
+    ("schedule", "--kind", "gpipe", "--stages", "2", "--micro-batches", "4", "--draw"),
+    ("lint", "missing.csv", "--draw"),
+]
+
+
+@pytest.mark.parametrize("words", DRAWING, ids=["schedule", "lint"])
+@pytest.mark.parametrize("name", ["x.png", "x.pdf", "x", "x.svg.gz"])
+def test_what_is_drawn_as_svg_alone_is_refused_under_other_endings(words, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "missing.csv").write_text("0F0,0B0\n")
+    assert main([*words, name]) == 1
+    assert f"a picture is written as .svg, not '{name}'" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+    with pytest.raises(DiagnosticError, match="RT002"):
+        api.schedule("gpipe", 2, 4).picture().save(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("words", [PROGRAM, SEARCH], ids=["run", "scale"])

@@ -153,6 +153,20 @@ def test_weights_of_a_model_that_computes_another_thing_are_refused(name: str, t
     assert any(all(value in problem.message for value in values) for problem in caught.value.diagnostics)
 
 
+def test_weights_of_another_model_are_named_before_its_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is read after them follows from the wrong model, so it is not what is wrong."""
+    wider = evolve(MODEL, vocab_size=2 * MODEL.vocab_size)
+    weights, program, data = folder_of(wider, wider, tmp_path), tmp_path / "m.rtx", tmp_path / "t.bin"
+    write_program(make_program(), str(program))
+    np.arange(wider.vocab_size, dtype="<u2").tofile(data)
+    assert main(["run", str(program), "--init", weights, "--data", str(data), "--steps", "1"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"these weights are of a model with vocab_size = {wider.vocab_size}" in said
+    assert "outside the vocabulary" not in said
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_weights_of_a_model_that_computes_the_same_serve(name: str, tmp_path: Path) -> None:
     model, change = SAME[name]
@@ -576,5 +590,5 @@ def test_lines_of_prompts_and_completions_lead_to_the_option_that_trains_on_them
     path.write_text(json.dumps({"prompt": "a" * 200, "completion": "b" * 200}) + "\n")
     with pytest.raises(DiagnosticError) as refused:
         begun(DataChoice((str(path),), tokenizer=BYTES))
-    assert refused.value.diagnostics[0].help == "--train-on completion trains on prompts and completions"
+    assert "'ratrainc run --train-on completion' trains on prompts and completions" in str(refused.value)
     begun(DataChoice((str(path),), tokenizer=BYTES, train_on="completion")).close()

@@ -52,7 +52,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_told(tmp_path: Path, capsys:
     page = (tmp_path / "l.html").read_text("utf-8")
     assert "2 lines cannot be read and are left out, the first is line 2" in page
     assert "the last line is half of one" in page
-    assert "1 steps have no finite loss, the first is step 1" in page
+    assert "1 step without a finite loss, the first is step 1" in page
     assert "2 steps of 1 run" in capsys.readouterr().out
 
 

@@ -56,6 +56,9 @@ class StripForm(OnChipForm):
     def step_problem(self, step, types) -> str | None:
         return None if all(strips.rows % 2 == 0 for strips in step.on_chip.values()) else "strips have even numbers"
 
+    def cores(self, schedule) -> int:
+        return 1
+
     def fits(self, schedule, constants) -> bool:
         return schedule.rows <= constants["cores"]
 
