@@ -61,6 +61,8 @@ class Cause(Enum):
 
 _CAUSES = tuple(Cause)
 """Causes by number, in the order that `idle_walk` uses."""
+_ROUNDING = 1e-9
+"""Share of a step by which the times of two steps of a settled program may differ by their rounding alone."""
 PIECES = 2
 """Pieces per idle interval that the first attempt makes room for."""
 _TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER, Cause.QUEUE)
@@ -140,8 +142,8 @@ class Bubbles:
         if stop > first and not self.cold:
             last = self.timeline.steps * self.timeline.ops - self.timeline.ops + stop - 1
             own_step = float(self.timeline.ends[last] - self.timeline.ends[last - self.timeline.ops])
-            if own_step < self.window_seconds:
-                idle[Cause.SETTLING] = self.window_seconds - own_step
+            if (rest := self.window_seconds - own_step) > _ROUNDING * self.window_seconds:
+                idle[Cause.SETTLING] = rest
         return idle
 
     def waited_for(self, stage: int, engine: Engine) -> dict[int, float]:
