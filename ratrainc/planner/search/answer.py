@@ -187,6 +187,8 @@ class Answer:
     rejected_plans: list[RejectedPlan] = field(factory=list)
     interrupted: bool = False
     """True if it was asked to end early"""
+    settled: bool = False
+    """True if the search ended by itself: all that it left is ruled out, or expected to be worse than the best"""
 
     @property
     def best(self) -> Candidate | None:

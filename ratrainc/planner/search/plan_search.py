@@ -134,6 +134,8 @@ class Search:
     effort: TimeBudget = field(init=False)
     refused_of: Counter[Kind] = field(factory=Counter)
     """refused plans by kind"""
+    lacks_time: bool = False
+    """True if something was left untried for want of time, and not since it is ruled out or not worth trying"""
     tried_whole: bool = False
     """True if a plan without tensor-parallel and context ranks was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
@@ -176,6 +178,7 @@ class Search:
             if ranked and not is_ended()
             else [],
             is_ended(),
+            settled=not self.lacks_time,
         )
 
     def next_leaf(self, *, of_whole: bool = False) -> _Leaf | None:
@@ -206,7 +209,10 @@ class Search:
             # it is not wanted now, but stays in the queue
             elif of_whole and not leaf.shape.is_whole:
                 others.append(leaf)
-            elif self.is_out(leaf.bound, leaf.expected) or self.is_too_long(leaf):
+            elif self.is_out(leaf.bound, leaf.expected):
+                self.set_aside(leaf.bound)
+            elif self.is_too_long(leaf):
+                self.lacks_time = True
                 self.set_aside(leaf.bound)
             else:
                 for other in others:
@@ -291,6 +297,7 @@ class Search:
         while True:
             while len(running) < run.width:
                 late = not self.may_go_on()
+                self.lacks_time |= late
                 # One plan without these ranks is tried whatever the time, so that others make no answer worse.
                 leaf = None if is_ended() or (late and self.tried_whole) else self.next_leaf(of_whole=late)
                 if leaf is None:
@@ -345,6 +352,7 @@ class Search:
         self.evaluations += 1
         self.effort.learn(leaf.units, evaluation)
         if evaluation.stopped:
+            self.lacks_time = True
             if self.fitting:
                 self.set_aside(leaf.bound)
             else:  # try again later, and longer
