@@ -44,6 +44,8 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
   calls DeepSpeed: options say it here. Sizes and types are asked for; other keys are left out of the plan, and named with the
   value that the plan has then.
 - torchtitan's older names are read as what they are called today.
+- `--machine` (and `--capacity`) name the machine in the plan's file, which other commands then take
+  ([planner](planner.md)). No setting says it: without the option a line says that the default one is taken.
 - What contradicts itself is refused (RT064) at its place: a batch that the replicas cannot share
   out, a size of the command line beside another of the file.
 - A launch script of Megatron-LM is read, not run. What it starts is found as bash finds it: assignments, arrays, functions,

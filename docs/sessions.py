@@ -64,7 +64,7 @@ def _without_figures(text: str) -> str:
     """An output without numbers, pictures made of them, and the breaks of lines that depend on their lengths."""
     one_line = " ".join(text.split())
     as_ever = re.sub(
-        r" ETA \S+|, compiling loops [\d.]+ MiB|; includes one-time compilation of \d+ loops", "", one_line
+        r" ETA \S+|, compiling loops [\d.]+ MiB|; both include the one-time compilation of \d+ loops?", "", one_line
     )  # said where there is one
     return re.sub(r"[\d.,:+-]+( [MG]iB)?|[▁▂▃▄▅▆▇█]+", "#", as_ever)
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext, facts_of
 from ratrain.passes.pipeline_text import parse_pipeline, pass_text
@@ -14,8 +14,8 @@ from ratrain.passes.placed_by import is_placement
 from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.schedules.named import default_schedule
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Note, fail
-from ratrain.ratrain_ir.support.plugins import is_own, place_of
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Note, fail
+from ratrain.ratrain_ir.support.plugins import is_own, line_of, place_of
 from ratrain.ratrain_ir.support.time_limit import go_on
 from ratrain.ratrain_ir.target import Target
 
@@ -84,7 +84,7 @@ class PassManager:
         module.pipeline = f"{module.pipeline},{text}" if module.pipeline else text
         self.runs.append(PassRun(text, seconds, context.statistics, inserted_for))
         if self.verify_each or not is_own(type(item)):
-            _verify_after(module, text, self.target)
+            _verify_after(module, item, text, self.target)
         if self.after_pass is not None:
             self.after_pass(module, self.runs[-1])
 
@@ -164,18 +164,22 @@ def _run_of_plugin(item: Pass, draft: Module, context: PassContext) -> None:
     if len(draft.stages) != stages:
         fail(
             "RT072",
-            f"the pass '{item.name}' left {len(draft.stages)} stages of {stages}: the plan says how many there are",
+            f"the pass '{item.name}' left {len(draft.stages)} stages of {stages}, and the plan says how many there "
+            f"are{line_of(type(item).run)}",
         )
 
 
-def _verify_after(module: Module, text: str, target: Target) -> None:
+def _verify_after(module: Module, item: Pass, text: str, target: Target) -> None:
+    """Raise `DiagnosticError` with what the verifier finds; of a plugin's pass, RT072 with its line stands before."""
     from ratrain.ratrain_ir.verifier import verify
 
     problems = Diagnostics()
     verify(module, problems, target)
-    if problems.errors:
-        note = Note(f"the module was broken by the pass '{text}'")
-        first, *others = problems.errors
-        from attrs import evolve
-
-        raise DiagnosticError([evolve(first, notes=(*first.notes, note)), *others])
+    if not problems.errors:
+        return
+    if not is_own(type(item)):
+        blame = f"the pass '{text}' broke the schedule{line_of(type(item).run)}: what is wrong with it follows"
+        raise DiagnosticError([Diagnostic("RT072", blame), *problems.errors])
+    note = Note(f"the module was broken by the pass '{text}'")
+    first, *others = problems.errors
+    raise DiagnosticError([evolve(first, notes=(*first.notes, note)), *others])

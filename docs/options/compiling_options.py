@@ -189,6 +189,8 @@ COMPILING = {
                 "the ranks, where the file does not say", "--clusters 8", "--from deepspeed ds.json --seq-len 8"
             ),
             "--pp": Option("the stages, where a ds_config does not say", "--pp 2", idle=_NO_CALLER),
+            "--machine": Option("the machine that the plan's file names", "--machine h100-node"),
+            "--capacity": Option("its DDR, which the plan's file names", "--capacity 1GB"),
             "--seq-len": Option(
                 "tokens of a sequence, where the file does not say",
                 "--seq-len 16",

@@ -55,6 +55,12 @@ def is_own(thing: type) -> bool:
     return thing.__module__.startswith("ratrain.")
 
 
+def line_of(function: object) -> str:
+    """Return the place where a plugin's function begins, as ` (file:line)`; empty if it is not written in Python."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
 def place_of(error: BaseException, name: str) -> str:
     """Return the place in a plugin that an error came from, as ` (file:line)`; empty if there is none.
 

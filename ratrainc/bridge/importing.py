@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
+from ratrain.ratrain_ir.config.made_for import MadeFor
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
 from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
@@ -21,11 +22,13 @@ from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
+from ratrain.targets.machine.machine import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 _NOT_CARRIED = "Not carried over"
+NO_MACHINE = f"no machine is named: commands take '{DEFAULT_MACHINE}' for the plan, or their --machine"
 _ELSEWHERE = "Not carried over, said elsewhere or without effect"
 FRAMEWORKS: dict[str, Framework] = {"megatron": MEGATRON, "deepspeed": DEEPSPEED, "torchtitan": TORCHTITAN}
 
@@ -50,6 +53,8 @@ class Imported:
     """keys left out of the plan's file, since neither the settings nor the framework determine them"""
     unset: dict[str, str] = field(factory=dict)
     """variables that a script is taken to lack, and the text that it uses instead"""
+    made_for: MadeFor | None = None
+    """the machine that the plan's file names; None if none was asked for, so that commands take the default one"""
 
     def told(self) -> list[str]:
         """Return what to tell of settings that are not carried over: those that train something else, one a line."""
@@ -58,8 +63,11 @@ class Imported:
         reasons = "reasons: in the plan's comments, and with --json"
         return lines + [f"{_ELSEWHERE.lower()} ({reasons}): {others}"] * bool(others)
 
-    def text(self) -> str:
-        """Return the plan's file. Raises `DiagnosticError` RT011 if it cannot be read back as the same plan."""
+    def text(self, path: str | None = None) -> str:
+        """Return the plan's file, which is for `path`: it names a machine's file as seen from there.
+
+        Raises `DiagnosticError` RT011 if it cannot be read back as the same plan.
+        """
         text = plan_to_toml(self.plan)
         if self.auto_cuts:
             text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
@@ -78,7 +86,10 @@ class Imported:
         ]
         head += [f"{name} is not set: {shown(value)} (--set {name}=...)" for name, value in self.unset.items() if value]
         head += [f"${name} is not given, and empty (--set {name}=...)" for name in self.unset if name.isdigit()]
-        return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan, left_out=self.unsaid)
+        head += [NO_MACHINE] if self.made_for is None else []
+        table = "" if self.made_for is None else f"{self.made_for.text(path or 'P.toml')}\n"
+        whole = "\n".join([*map(toml_comment, head), "", f"{table}{text}"])
+        return checked_plan_text(whole, self.plan, left_out=self.unsaid)
 
 
 def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
@@ -158,6 +169,7 @@ def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
         "from": made.title,
         "plan": {**fields, "cuts": "auto"} if made.auto_cuts else fields,
         "passes": list(made.passes),
+        "made_for": None if made.made_for is None else asdict(made.made_for),
         "defaults": {name: each.value for name, each in made.defaults.items()},
         "unset": made.unset,
         "not_carried": [

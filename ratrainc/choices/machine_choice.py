@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.made_for import MadeFor
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
 
@@ -62,6 +63,16 @@ class MachineChoice:
         files = [Path(each) for each in (mine, its) if each is not None and Path(each).exists()]
         one = mine == its or (len(files) == 2 and files[0].samefile(files[1]))
         return one and self.capacity == other.capacity
+
+    @property
+    def made_for(self) -> MadeFor | None:
+        """The machine as a plan's file names it; None for one that is neither built in nor a file."""
+        from ratrain.ratrain_ir.config.made_for import MadeFor
+        from ratrain.targets.machine.machine import DEFAULT_MACHINE, machine_names
+
+        name = self.machine or DEFAULT_MACHINE
+        known = name in machine_names() or Path(name).is_file()
+        return MadeFor(name, self.capacity) if known else None
 
     @property
     def title(self) -> str:

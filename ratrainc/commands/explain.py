@@ -43,10 +43,12 @@ Examples:
 )
 @seconds_option(
     None,
-    "Time for trying changes, of each process. Default: enough for all of them where these are expected to take "
-    "a minute or less, else 8.",
+    "Time for trying changes, of each process. Default: enough for all of them if they are expected to take a minute "
+    "or less, marked estimates among them, else 8.",
 )
-@processes_option("Levers are tried in parallel too; the answer does not depend on the number.")
+@processes_option(
+    "Levers are tried in parallel too: more processes have time for more of them, and say the same of each."
+)
 @machine_option
 @json_option
 def command(
@@ -61,9 +63,9 @@ def command(
 ) -> None:
     """Explain each byte: which tensors are live at the peak, what the arena adds, and what a change would free.
 
-    Each change (lever) is compiled, placed and simulated alone; several are tried in parallel. If the time (without
-    --seconds: 8 s) does not suffice for whole steps, changes are estimated from fewer micro-batches, and marked; those
-    without time are listed. Prices are simulated seconds.
+    Each change (lever) is compiled, placed and simulated alone; several are tried in parallel. Where whole steps of all
+    are expected to take more than 8 s (more than --seconds, if given), they are estimated from fewer micro-batches, and
+    marked, if that saves much. Changes for which --seconds leave no time are listed. Prices are simulated seconds.
 
     The tables of the peak are printed before changes are tried: an interruption (Ctrl-C) leaves them.
 

@@ -121,7 +121,7 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json
     from ratrain.ratrainc.console.parts import show
-    from ratrain.ratrainc.fit.answer import Verdict
+    from ratrain.ratrainc.fit.verdicts import Verdict
 
     if snapshot is not None:
         from ratrain.ratrainc.report.memory_snapshot import refuse_other_file

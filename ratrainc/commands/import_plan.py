@@ -6,6 +6,7 @@ import click
 
 from ratrain.ratrain_ir.support.limits import MAX_MICRO_BATCH, MAX_PARALLEL, MAX_SEQ_LEN
 from ratrain.ratrainc.bridge.settings import Asked
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     InputFile,
@@ -15,6 +16,7 @@ from ratrain.ratrainc.commands.words.options import (
     misuse_of_command,
     named_model,
     output_file,
+    target_options,
 )
 from ratrain.ratrainc.commands.words.variables import variables
 from ratrain.ratrainc.console.terminal import echo, echo_document
@@ -24,7 +26,7 @@ Examples:
   ratrainc import-plan --from megatron pretrain.sh -o P.toml
   ratrainc import-plan --from megatron train.sbatch --set SLURM_NNODES=4 --set FP8=0 -o P.toml
   ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
-  ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
+  ratrainc import-plan --from torchtitan job.toml --clusters 64 --machine h100-node --json
   ratrainc import-plan train.yaml --devices 8 --steps 2000 --f32-state -o P.toml  of axolotl, torchtune, ...
   ratrainc import-plan sft.yaml --beside fsdp.yaml --model ./smollm -o P.toml
 """
@@ -152,14 +154,16 @@ def _auto(text: str) -> str:
     metavar="P.toml",
     help="Write the plan; without it, it goes to stdout.",
 )
+@target_options
 @json_option
-@in_groups(asked=Asked)
+@in_groups(asked=Asked, target=MachineChoice)
 def command(
     file: str,
     framework: str | None,
     beside: tuple[str, ...],
     model: str | None,
     asked: Asked,
+    target: MachineChoice,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -172,8 +176,8 @@ def command(
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr
-    too, the others by name. Contradictions are refused, as is an unknown name
-    that may decide what is trained. Scripts are read, not run.
+    too, the others by name. The plan's file names the machine of --machine, which other commands then take.
+    Contradictions are refused, as is an unknown name that may decide what is trained. Scripts are read, not run.
     """
     import shlex
 
@@ -182,13 +186,15 @@ def command(
     from ratrain import api
     from ratrain.ratrain_ir.support.files import write_text
     from ratrain.ratrain_ir.support.text import shown
-    from ratrain.ratrainc.bridge.importing import imported_json
+    from ratrain.ratrainc.bridge.importing import NO_MACHINE, imported_json
     from ratrain.ratrainc.console.console import print_json
 
+    machine = target if target.words else None
     with misuse_of_command():
-        made = api.import_plan(framework, file, **(asdict(asked) | {"beside": beside, "model": model}))
+        options = asdict(asked) | {"beside": beside, "model": model, "machine": machine}
+        made = api.import_plan(framework, file, **options)
     if output is not None:
-        write_text(output, made.text())
+        write_text(output, made.text(output))
     if as_json:
         print_json(imported_json(made, output))
     elif output is None:
@@ -196,6 +202,8 @@ def command(
     if output is not None or as_json:  # else the head that was printed names it
         for line in made.told():
             echo(line, err=True)
+        if machine is None:
+            echo(NO_MACHINE, err=True)
     for name, value in made.unset.items():
         if value:
             echo(f"not set: {name}, so the script has {shown(value)} (--set {name}=...)", err=True)

@@ -3,8 +3,7 @@
     job, capacity ──> holdings of each kind of rank ──> the fullest rank against the capacity, within the error band
                                                     ──> ways out, limits
 
-A peak is compared with the capacity together with the band, the error of such answers against published runs
-(`bands.py`): above it in any case does not fit, below it in any case fits, and in between is too close to call.
+Peaks are compared with the capacity within the error band in one place (`verdicts.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
 from ratrain.ratrainc.fit.holdings.terms import RankBytes
 from ratrain.ratrainc.fit.limits import Limits, limits, shares_state
 from ratrain.ratrainc.fit.predicted_snapshot import predicted_memory
+from ratrain.ratrainc.fit.verdicts import Verdict, compared, may_fit, most_bytes, surely_fits
 from ratrain.ratrainc.fit.ways_out import Phrase, WayOut, in_line, ways_out
 from ratrain.ratrainc.report.memory_snapshot import write_snapshot
 
@@ -41,15 +41,6 @@ REFUSED = "'import-plan' refuses the file"
 """Beginning of the reason why there is no plan of ours where none can be made of the settings."""
 _MOST_WAYS = 10
 """Ways out that the text shows; `--json` has all."""
-
-
-class Verdict(Enum):
-    """Answers to the question of a job's fit, as far as the error of the formulas tells."""
-
-    FITS = "fits"
-    FAILS = "does not fit"
-    CLOSE = "too close to call"
-    OPEN = "no capacity given"
 
 
 _SHORT = {Verdict.FITS: "yes", Verdict.FAILS: "no", Verdict.CLOSE: "maybe", Verdict.OPEN: ""}
@@ -91,7 +82,9 @@ class Fit(Shown):
     ways: tuple[WayOut, ...]
     """empty without a capacity"""
     limits: Limits | None
-    """None without a capacity"""
+    """limits of what fits for sure, as far as settings are understood; None without a capacity"""
+    perhaps: Limits | None
+    """limits of what may fit"""
     ours: OurPlan | None = None
     """None unless it was asked for"""
     long: tuple[OurPlan, ...] = ()
@@ -110,22 +103,7 @@ class Fit(Shown):
     @property
     def verdict(self) -> Verdict:
         """Compare the peak with the capacity, within the band; a lower bound never says that a job fits."""
-        return self._verdict_of(self.peak)
-
-    def _verdict_of(self, peak: int) -> Verdict:
-        """Compare a peak of this job, or of a way out of it, with the capacity."""
-        if self.capacity is None:
-            return Verdict.OPEN
-        if peak * (1 - self.band.error) > self.capacity:
-            return Verdict.FAILS
-        if self._fits(peak) and not self.job.not_understood:
-            return Verdict.FITS
-        return Verdict.CLOSE
-
-    def _fits(self, peak: int) -> bool:
-        """Tell whether a peak fits whatever the error, and whatever the routers of experts choose."""
-        assert self.capacity is not None
-        return (peak + hot_expert(HeldPart(self.job, 0))) * (1 + self.band.error) <= self.capacity
+        return compared(self.job, self.peak, self.capacity)
 
     def write_snapshot(self, path: str) -> int:
         """Write the predicted allocations of a step, a device for each kind of rank; return the file's bytes.
@@ -161,7 +139,7 @@ class Fit(Shown):
         else:
             margin = self.capacity - self.peak
             left = f"{size_text(abs(margin))} {'spare' if margin >= 0 else 'short'}"
-            fits = self._fits(self.peak)
+            fits = surely_fits(self.job, self.peak, self.capacity)
             unsure = "cannot tell, as the settings named below are not understood"
             said = unsure if fits and self.job.not_understood else self.verdict.value
             yield f"{said}: needs {need}, {rank.moment}, of {size_text(self.capacity)}: {left}"
@@ -193,7 +171,7 @@ class Fit(Shown):
                 [
                     way.text,
                     size_text(way.peak_bytes),
-                    _SHORT[self._verdict_of(way.peak_bytes)],
+                    _SHORT[way.verdict],
                     f"{100 * way.slower:+.0f} %",
                     ", ".join(way.alters),
                 ]
@@ -204,7 +182,9 @@ class Fit(Shown):
         elif self.limits is not None:
             yield "no change that its settings can express lowers the peak"
         if self.limits is not None:
-            yield f"with all else as it is: {_limits_text(self.limits, self.job)}"
+            assert self.perhaps is not None
+            known = ", as far as it is understood" if self.job.not_understood else ""
+            yield f"with all else as it is{known}: {_limits_text(self.limits, self.perhaps, self.job)}"
 
     def _our_plan(self) -> str:
         ours, which = self.ours, "our own plan for the same devices and batch"
@@ -257,9 +237,8 @@ class Fit(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `--json` prints it."""
-        fits = {Verdict.FITS: True, Verdict.FAILS: False}.get(self.verdict)
         return {
-            "fits": fits,
+            "fits": self.verdict.sure,
             "verdict": self.verdict.value,
             "peak_bytes": self.peak,
             "lower_bound": bool(self.job.not_understood),
@@ -281,21 +260,15 @@ class Fit(Shown):
                     "change": way.text,
                     "changes": list(way.changes),
                     "peak_bytes": way.peak_bytes,
-                    "fits": way.fits,
-                    "verdict": self._verdict_of(way.peak_bytes).value,
+                    "fits": way.verdict.sure,
+                    "verdict": way.verdict.value,
                     "slower": way.slower,
                     "alters": list(way.alters),
                 }
                 for way in self.ways
             ],
-            "limits": None
-            if self.limits is None
-            else {
-                "fewest_devices": self.limits.fewest_devices,
-                "sharding": self.limits.sharding,
-                "longest_sequence": self.limits.longest_sequence,
-                "largest_micro_batch": self.limits.largest_micro_batch,
-            },
+            "limits": None if self.limits is None else asdict(self.limits),
+            "limits_perhaps": None if self.perhaps is None else asdict(self.perhaps),
             "ours": None if self.ours is None else asdict(self.ours),
             "long": [asdict(each) for each in self.long],
             "job": _job_json(self.job),
@@ -315,8 +288,9 @@ def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machi
     capacity = job.device_bytes if capacity is None else capacity
     ranks, band = holdings(job), band_of(job)
     if capacity is None:
-        return Fit(file, title, job, ranks, None, band, machine.name, (), None)
-    ways = ways_out(job, capacity, machine, phrase)
+        return Fit(file, title, job, ranks, None, band, machine.name, (), None, None)
+    room = capacity
+    ways = ways_out(job, room, machine, phrase)
     return Fit(
         file,
         title,
@@ -326,7 +300,8 @@ def answer(file: str, title: str, job: Job, capacity: int | None, machine: Machi
         band,
         machine.name,
         ways,
-        limits(job, int(capacity / (1 + band.error)) - hot_expert(HeldPart(job, 0)), phrase),
+        limits(job, lambda changed: surely_fits(changed, most_bytes(changed), room), phrase),
+        limits(job, lambda changed: may_fit(changed, most_bytes(changed), room), phrase),
     )
 
 
@@ -374,24 +349,41 @@ def _adapter_text(job: Job) -> str:
     return f"{job.method} of rank {adapter.rank} on {', '.join(adapter.targets)}{base}; {trains}"
 
 
-def _limits_text(most: Limits, job: Job) -> str:
+def _limits_text(sure: Limits, may: Limits, job: Job) -> str:
+    """Say the limits: what fits for sure, and what may fit beyond that."""
     texts = []
-    if most.fewest_devices is None and shares_state(job):
+    few, fewer = (each.fewest_devices for each in (sure, may))
+    if fewer is None and shares_state(job):
         texts.append("more devices alone will not help")
-    elif most.fewest_devices is not None:
-        count = f"{number_of(most.fewest_devices, 'device')} or more"
-        texts.append(count + (f" with {in_line(most.sharding)}" if most.sharding else ""))
-    texts.append(
-        f"sequences of up to {most.longest_sequence} tokens"
-        if most.longest_sequence is not None
-        else "no sequence is short enough"
-    )
-    texts.append(
-        f"micro-batches of up to {most.largest_micro_batch}"
-        if most.largest_micro_batch is not None
-        else f"no micro-batch is small enough at {job.seq_len} tokens"
-    )
+    elif fewer is not None:
+        most = few if few is not None else fewer
+        count = f"{number_of(most, 'device')} or more"
+        perhaps = "" if few == fewer else " perhaps" if few is None else f", perhaps {fewer}"
+        texts.append(f"{count}{f' with {in_line(sure.sharding)}' if sure.sharding else ''}{perhaps}{_divided(job)}")
+    none = "no sequence is short enough"
+    texts.append(_most("sequences of up to {} tokens", none, sure.longest_sequence, may.longest_sequence))
+    none = f"no micro-batch is small enough at {job.seq_len} tokens"
+    texts.append(_most("micro-batches of up to {}", none, sure.largest_micro_batch, may.largest_micro_batch))
     return "; ".join(texts)
+
+
+def _most(words: str, none: str, sure: int | None, may: int | None) -> str:
+    if may is None:
+        return none
+    text = words.format(may if sure is None else sure)
+    return text if sure == may else f"{text} perhaps" if sure is None else f"{text}, perhaps {may}"
+
+
+def _divided(job: Job) -> str:
+    """Say which numbers of devices a job accepts whose settings fix the sequences of a step."""
+    if job.whole_batch is None:
+        return ""
+    if not job.follows:
+        return " (the settings fix their number)"
+    parts = f"micro-batches of {job.micro_batch_size}"
+    if job.follows == "micro_batch_size":
+        parts = f"{job.gradient_accumulation} micro-batch{'es' * (job.gradient_accumulation != 1)} each"
+    return f" (numbers that share out the {job.whole_batch} sequences of a step in {parts})"
 
 
 def _note_json(note: Note) -> dict[str, Any]:

@@ -4,8 +4,9 @@
     way out            gradient_checkpointing: true            19.8 GiB, +31 % a token
 
 A candidate changes a few fields of the job; it counts if the file's format can express it (`phrase`), the framework's
-bytes are known with it (`refusal`), and the peak falls. Those that fit stand first, the cheapest in time before others.
-If no single one fits, pairs and then triples are tried: the three cheapest that fit are the answer.
+bytes are known with it (`refusal`), and the peak falls. Those that fit for sure stand first, then those that may; of
+either the cheapest in time before others. If no single one fits for sure, pairs and then triples are tried: the three
+cheapest that do are the answer, or that may if no single one may either.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
-from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.refusals import refusal
+from ratrain.ratrainc.fit.verdicts import Verdict, compared, most_bytes
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job import Job
@@ -58,7 +59,7 @@ class WayOut:
     """bytes of the device that the fullest rank then takes"""
     slower: float
     """share by which a trained token takes longer, estimated (costs.py)"""
-    fits: bool
+    verdict: Verdict
     alters: tuple[str, ...] = ()
 
     @property
@@ -72,13 +73,8 @@ def in_line(words: str) -> str:
     return words.replace("\n", ", ")
 
 
-def most_bytes(job: Job) -> int:
-    """Return the bytes of the device that the fullest rank of a job takes."""
-    return max(rank.reserved_bytes for rank in holdings(job))
-
-
 def ways_out(job: Job, capacity: int, machine: Machine, phrase: Phrase) -> tuple[WayOut, ...]:
-    """Return changes that lower the peak, those that fit `capacity` bytes first, then by their cost."""
+    """Return changes that lower the peak, the best verdict for `capacity` bytes first, then the lowest cost."""
     now = most_bytes(job)
     priced: list[tuple[Change, WayOut]] = []
     for change in candidates(job):
@@ -86,22 +82,37 @@ def ways_out(job: Job, capacity: int, machine: Machine, phrase: Phrase) -> tuple
         if found is not None and found.peak_bytes < now:
             priced.append((change, found))
     single = [way for _, way in priced]
-    if not any(way.fits for way in single):
-        single += _together(job, [change for change, _ in priced], capacity, machine, phrase)
-    return tuple(sorted(single, key=lambda way: (not way.fits, bool(way.alters), way.slower, way.peak_bytes)))
+    best = min((way.verdict for way in single), key=lambda each: each.place, default=Verdict.FAILS)
+    if best is not _best(job):
+        together = list(_together(job, [change for change, _ in priced], capacity, machine, phrase))
+        single += [way for way in together if way.verdict.place < best.place]
+    return tuple(sorted(single, key=lambda way: (way.verdict.place, bool(way.alters), way.slower, way.peak_bytes)))
+
+
+def _best(job: Job) -> Verdict:
+    """Return the best verdict that a change of a job can have: one with settings that are not understood never fits."""
+    return Verdict.CLOSE if job.not_understood else Verdict.FITS
 
 
 def _together(job: Job, changes: Sequence[Change], capacity: int, machine: Machine, phrase: Phrase) -> Iterator[WayOut]:
-    """Yield the cheapest combinations that fit, of the fewest changes with which any fits."""
+    """Yield the cheapest combinations that fit, of the fewest changes with which any does; without one, that may."""
+    may = list[WayOut]()
     for count in range(2, _MOST_TOGETHER + 1):
         found = [
             way
             for chosen in combinations(changes, count)
-            if _are_apart(chosen) and (way := _priced(job, chosen, capacity, machine, phrase)) is not None and way.fits
+            if _are_apart(chosen) and (way := _priced(job, chosen, capacity, machine, phrase)) is not None
         ]
-        if found:
-            yield from sorted(found, key=lambda way: (len(way.alters), way.slower, way.peak_bytes))[:_MOST_COMBINED]
+        sure = [way for way in found if way.verdict is _best(job)]
+        may = may or [way for way in found if way.verdict is Verdict.CLOSE]
+        if sure:
+            yield from _cheapest(sure)
             return
+    yield from _cheapest(may)
+
+
+def _cheapest(ways: Sequence[WayOut]) -> list[WayOut]:
+    return sorted(ways, key=lambda way: (len(way.alters), way.slower, way.peak_bytes))[:_MOST_COMBINED]
 
 
 def _are_apart(changes: Sequence[Change]) -> bool:
@@ -124,7 +135,8 @@ def _priced(job: Job, changes: Sequence[Change], capacity: int, machine: Machine
         return None
     peak = most_bytes(changed)
     alters = tuple(dict.fromkeys(change.alters for change in changes if change.alters))
-    return WayOut(tuple(dict.fromkeys(words)), peak, slower(job, changed, machine), peak <= capacity, alters)
+    verdict = compared(changed, peak, capacity)
+    return WayOut(tuple(dict.fromkeys(words)), peak, slower(job, changed, machine), verdict, alters)
 
 
 _NEXT_SHARDING = {

@@ -33,8 +33,9 @@ def explain(
 
     `module` is a module or the path of a `.rtir` file. With `levers`, changes that free bytes are compiled, placed and
     simulated for about `seconds` seconds. By default there is time for all of them if that takes about a minute or
-    less, and 8 seconds otherwise. If whole steps would take longer than `seconds` (8 by default), steps of fewer
-    micro-batches are simulated where that saves much, and the results are called estimates. `at_peak` is called with
+    less, estimates among them, and 8 seconds otherwise. If whole steps are expected to take longer than `seconds` (than
+    8 by default), steps of fewer micro-batches are simulated where that saves much, and the results are called
+    estimates. `at_peak` is called with
     the report without changes, before the first is tried. Raises `DiagnosticError` if the file is not sound.
     """
     if isinstance(module, str):

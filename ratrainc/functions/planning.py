@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from attrs import evolve
+
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.support.diagnostics import misuse
@@ -258,6 +260,7 @@ def import_plan(
     steps: int | None = None,
     f32_state: bool = False,
     given: Mapping[str, str] | None = None,
+    machine: MachineLike = None,
 ) -> Imported:
     """Make a plan from the settings of another framework.
 
@@ -267,7 +270,8 @@ def import_plan(
     `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are not for Megatron
     and torchtitan, whose files say them; `pp` and `dtype` are for DeepSpeed alone. With `f32_state` a plan with f32
     masters and moments stands for a file that keeps them in fewer bits. `given` has the variables of a Megatron launch
-    script, such as `SLURM_NNODES`, and the script's arguments as `1`, `2`, ... The result lists settings that were not
+    script, such as `SLURM_NNODES`, and the script's arguments as `1`, `2`, ... The plan's file names `machine`, and
+    without one no machine, which is for the default one. The result lists settings that were not
     carried over in `left`, and settings that the file leaves out in `defaults`. Raises `DiagnosticError` with
     everything that is wrong in the file.
     """
@@ -288,7 +292,8 @@ def import_plan(
         model=None if model is None else _model(model),
         f32_state=f32_state,
     )
-    return importing_jobs.import_settings(framework, file, asked)
+    made = importing_jobs.import_settings(framework, file, asked)
+    return made if machine is None else evolve(made, made_for=_machine(machine)[1].made_for)
 
 
 def _model(model: str | ModelConfig) -> ModelConfig:

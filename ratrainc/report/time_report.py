@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.report.summary_tables import collectives_parts
-from ratrain.targets.simulator.bubbles import Bubbles
+from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.figures import Figures
 from ratrain.targets.simulator.timeline import Timeline
 
@@ -121,6 +121,8 @@ def _idle_table(bubbles: Bubbles, places: list[tuple[int, Engine]], title: str) 
         rows.append([f"@{stage} {engine.value}", seconds_text(bubbles.busy_seconds(stage, engine)), *cells, longest])
     names = [cause.value for cause in causes] + (["other"] if len(totals) > len(causes) else [])
     yield TextTable(title, ("engine", "busy", *names, "longest for"), rows)
+    if Cause.SETTLING in causes:
+        yield "settling: the program has not settled: by so much the engine's last step is shorter than the step's time"
 
 
 def _path_tables(bubbles: Bubbles) -> Iterator[Part]:

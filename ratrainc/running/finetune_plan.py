@@ -35,10 +35,12 @@ from ratrain.ratrainc.compiling.building import emit
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.extras import is_installed
 from ratrain.ratrainc.facts.kernel_choice import host_choice, with_kernels
+from ratrain.targets.program.rtx import program_bytes
 from ratrain.targets.runtime.arena.process_memory import resident_bytes, room
 from ratrain.targets.runtime.arena.processor import cpu_flags
 from ratrain.targets.runtime.data.packing import in_pieces, sequences_of
 from ratrain.targets.runtime.engine.certificate import certificate
+from ratrain.targets.runtime.engine.engine import load_kernels
 from ratrain.targets.runtime.engine.first_use import compiles, first_use
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import HOST_DEVICE, default_kernels
@@ -65,6 +67,14 @@ _SHARE_OF_MEMORY = 0.9
 """Part of this machine's memory that a run takes at most, if nobody says how much: the rest is for others."""
 _FOR_TORCH = 1 << 30
 """Memory from which PyTorch multiplies: its libraries take some 250 MiB."""
+_PREPARING = {"fast": 4 << 20}
+"""Bytes by kernel set that a run takes between its plan and its arenas. Seen: 2.8 to 3.4 MiB beside the program."""
+_PREPARING_TORCH = 16 << 20
+"""As `_PREPARING`, of kernel sets that load PyTorch. Seen: 2.7 to 12.9 MiB."""
+_PROGRAM = 4
+"""Bytes that a program takes for each byte of its file, as a run reads it again. Seen: 3."""
+_NOISE = 2
+"""MiB by which two processes that do the same differ. Seen: 0.2."""
 _TRIES = 4
 _ENGINES = 8
 """Threads of engines that one rank has at most: one an engine."""
@@ -126,7 +136,7 @@ def planned(model: ModelConfig, choice: FinetuneChoice, counts: Amounts, setting
                 problem = error
     assert problem is not None
     (first, *_) = problem.diagnostics
-    ways = ["--ram with more, if this machine has it", "a shorter --seq-len"]
+    ways = [f"{first.help or '--ram with more'}, if this machine has it", "a shorter --seq-len"]
     if choice.adapting.whole:
         ways.append("--lora 16, which trains adapters alone")
     elif choice.adapting.base not in (AUTO, PACKED):
@@ -218,7 +228,8 @@ def _fitting(model: ModelConfig, plan: Plan, most: int, settings: RunSettings) -
             return program
         capacity = min(capacity, program.stages[0].arena_bytes) - (held - most)
     text = f"it holds {ceil(held / MIB)} MiB" if held else f"interpreter and libraries take {taken // MIB} MiB"
-    raise DiagnosticError([Diagnostic("RT093", f"{text}, and may hold {most // MIB} MiB")])
+    enough = f"--ram {ceil(held / MIB) + _NOISE}MiB" if held and settings.execution.device == HOST_DEVICE else None
+    raise DiagnosticError([Diagnostic("RT093", f"{text}, and may hold {most // MIB} MiB", help=enough)])
 
 
 def _room_of(device: str) -> int:
@@ -232,10 +243,14 @@ def _taken(device: str) -> int:
 
 
 def held_bytes(program: Program, settings: RunSettings) -> int:
-    """Return the most bytes that a run of a program, with evaluations, holds in this process, or on its device."""
+    """Return the most bytes that a run of a program, with evaluations, holds in this process, or on its device.
+
+    That is no less than what the run itself counts before its first step, and compares with --ram.
+    """
     execution = with_kernels(program, settings, several=False).execution
     threads = execution.kernel_threads(1)
     kernels = kernel_set(execution.kernels, threads, execution.device)
+    load_kernels(program, kernels)  # as an engine does before its constant is measured: it may compile a loop
     bound = certificate(program, kernels, evaluates=True, process_pool=execution.threads > 1)
     loading = first_use(
         program,
@@ -246,4 +261,7 @@ def held_bytes(program: Program, settings: RunSettings) -> int:
         compiles=compiles(program, kernels),
         steps=settings.steps,
     )
-    return bound.total_bytes + _taken(execution.device) + sum(loading.values())
+    total = bound.total_bytes + _taken(execution.device) + sum(loading.values())
+    if execution.device != HOST_DEVICE:
+        return total
+    return total + _PREPARING.get(kernels.name, _PREPARING_TORCH) + _PROGRAM * len(program_bytes(program))

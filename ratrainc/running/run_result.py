@@ -23,6 +23,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, html_of, show
 from ratrain.ratrainc.running.loss_plot import Curves, chart_lines, curve_picture
 from ratrain.targets.runtime.arena.process_memory import MemoryUse
 from ratrain.targets.runtime.data.data import BYTE
+from ratrain.targets.runtime.engine.first_use import BY_COMPILER, COMPILING
 from ratrain.targets.runtime.training.best import Best
 from ratrain.targets.runtime.training.training import TimedStep
 
@@ -134,12 +135,16 @@ def run_parts(result: RunResult) -> Iterator[Part]:
 
 
 def _memory_line(memory: MemoryUse) -> Iterator[Part]:
+    """Compare the peak with the plan, of a run that compiled loops with the plan of one that does."""
     planned, peak = memory.planned_bytes, memory.peak_resident_bytes
     if planned is not None and peak is not None:
         messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
-        share = 100 * (peak / planned - 1)
         anew = compiled_anew()
-        made = f"; includes one-time compilation of {anew} loops" if anew else ""
+        made = ""
+        if anew:
+            made = f"; both include the one-time compilation of {anew} loop{'s' * (anew != 1)}"
+            planned += 0 if BY_COMPILER in memory.first_use else COMPILING
+        share = 100 * (peak / planned - 1)
         side = "above" if share > 0 else "below"
         yield (
             f"memory: at most {size_text(peak, planned)} resident, {abs(share):.1f} % {side} the "

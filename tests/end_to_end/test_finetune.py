@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from ratrain.ratrainc.running.training_data import open_streams
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.arena.tensor_file import open_tensors
 from ratrain.targets.runtime.settings import Evaluation, RunSettings
+from ratrain.targets.runtime.training import preparation
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -344,3 +348,44 @@ def test_refused(words: list[str], said: str, model: str, chats: str, tmp_path: 
     assert main([*command, "--steps", "1", *words]) in (1, 2)
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "o").exists()
+
+
+def test_the_memory_that_a_refusal_names_is_enough_with_no_loop_on_disk(model: str, chats: str, tmp_path: Path) -> None:
+    """The plan counts what the run counts, also a first kernel that must be compiled: one answer to one --ram."""
+
+    def tuned(name: str, ram: str) -> subprocess.CompletedProcess[str]:
+        words = ["finetune", "--model", model, "--data", chats, "--chat-template", "chatml", "--steps", "1"]
+        words += ["-o", str(tmp_path / name), "--ram", ram]
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / f"loops of {name}")}
+        command = [sys.executable, "-m", "ratrain", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    refused = tuned("refused", "250MiB")
+    assert "does not fit: it holds" in refused.stderr
+    assert not (tmp_path / "refused" / "program.rtx").exists()
+    advised = re.search(r"--ram (\d+MiB), if this machine has it", " ".join(refused.stderr.split()))
+    assert advised is not None
+    done = tuned("advised", advised[1])
+    assert done.returncode == 0, done.stderr
+    assert "both include the one-time compilation of" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("ram", [(1 << 30) - 1, 1 << 31])
+def test_a_plan_counts_no_less_than_its_run(
+    ram: int, model: str, chats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: dict[str, list[int]] = {"plan": [], "run": []}
+    held_bytes, check_ram = finetune_plan.held_bytes, preparation._check_ram
+
+    def held(*given: Any) -> int:
+        counted["plan"].append(held_bytes(*given))
+        return counted["plan"][-1]
+
+    def checked(memory: Any, most: int) -> None:
+        counted["run"].append(memory.planned_bytes)
+        check_ram(memory, most)
+
+    monkeypatch.setattr(finetune_plan, "held_bytes", held)
+    monkeypatch.setattr(preparation, "_check_ram", checked)
+    finetune(choice(model, chats, tmp_path / "tuned", ram_bytes=ram, dtype="auto"), Display(quiet=True))
+    assert counted["run"][0] <= counted["plan"][-1] <= ram

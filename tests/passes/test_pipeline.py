@@ -267,7 +267,8 @@ def test_updates_run_where_the_machine_says():
         assert {op.engine for stage in module.stages for op in stage.ops if type(op) is Update} == {engine}
 
 
-def test_the_pass_that_broke_the_module_is_named():
+@pytest.mark.parametrize("home", ["ratrain.passes.ours", "theirs"])
+def test_the_pass_that_broke_the_module_is_named(home: str):
     class DropsReleases(Pass):
         name = "drops-releases"
         forbids = frozenset()
@@ -278,11 +279,18 @@ def test_the_pass_that_broke_the_module_is_named():
             for stage in module.stages:
                 stage.ops.remove(next(op for op in stage.ops if type(op) is Release))
 
+    DropsReleases.__module__ = home
     with pytest.raises(DiagnosticError) as caught:
         PassManager(FakeTarget(), verify_each=True).run(toy(), [DropsReleases()])
     first = caught.value.diagnostics[0]
-    assert first.code == "RT023"
-    assert any("broken by the pass 'drops-releases'" in note.message for note in first.notes)
+    if home == "theirs":
+        code = DropsReleases.run.__code__
+        assert first.code == "RT072"
+        assert f"'drops-releases' broke the schedule ({code.co_filename}:{code.co_firstlineno})" in first.message
+        assert caught.value.diagnostics[1].code == "RT023"
+    else:
+        assert first.code == "RT023"
+        assert any("broken by the pass 'drops-releases'" in note.message for note in first.notes)
 
 
 def test_each_pass_is_shown_after_it_ran():

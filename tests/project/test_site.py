@@ -110,7 +110,7 @@ def test_figures_of_a_clock_do_not_make_a_page_stale() -> None:
     assert is_same("ratrainc run x.rtx", before, "4 steps in 12.0 s: 517 tokens/s\nloss 5.5 -> 4.9\n")
     assert not is_same("ratrainc run x.rtx", before, "4 steps in 3.1 s: no tokens\nloss 5.5 -> 4.9\n")
     assert is_same(
-        "ratrainc run x.rtx", "memory: +4 %\n", "memory: +39 %; includes one-time compilation of\n  31 loops\n"
+        "ratrainc run x.rtx", "memory: +4 %\n", "memory: +39 %; both include the one-time compilation of\n  31 loops\n"
     )
     assert not is_same("ratrainc simulate x.rtx", before, before.replace("3.1", "3.2"))
 

@@ -215,6 +215,9 @@ def _batch(reader: JobReader, asked: Asked) -> None:
             reader.assume("micro_batch_size", whole // parts, MICRO, source)
         elif times is None:
             reader.assume("gradient_accumulation", whole // parts, TIMES, source)
+        reader.put("whole_batch", whole, WHOLE)
+        open_field = "gradient_accumulation" if micro else "micro_batch_size"
+        reader.put("follows", "" if micro and times else open_field, WHOLE)
     reader.put("micro_batch_size", micro, MICRO)
     reader.put("gradient_accumulation", times, TIMES)
     open_ = any(name in reader.settings and not reader.has(name) for name in (WHOLE, MICRO, TIMES))  # "auto"

@@ -183,6 +183,8 @@ def _check_batch(reader: HfReader, at: Callable[[str], str], arguments: Argument
         reader.wrong(key, f"{text}: {_MISMATCH}", way_out='write "auto"')
     elif devices is None:
         reader.put("devices", whole // (micro * times), key)
+    reader.put("whole_batch", whole, key)
+    reader.put("follows", "", key)
 
 
 def _check_type(reader: HfReader, at: Callable[[str], str], arguments: Arguments) -> None:

@@ -232,6 +232,11 @@ class Job:
     """sequences a device and forward"""
     gradient_accumulation: int | None
     """micro-batches a step and device"""
+    whole_batch: int | None = None
+    """sequences of a step over all ranks, if the settings fix them; None: they grow with the devices"""
+    follows: str = "gradient_accumulation"
+    """field that follows from `whole_batch` and the devices: this one, `micro_batch_size`, or empty if the settings fix
+    all of them, so that no other number of devices is accepted"""
 
     devices: int | None = None
     device_bytes: int | None = None

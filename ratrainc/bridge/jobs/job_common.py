@@ -141,6 +141,7 @@ def put_accumulation(reader: JobReader, batch: int | None, key: str, replicas: i
         reader.wrong(key, text, code="RT064", way_out="change one of them, or the number of devices")
     else:
         reader.put("gradient_accumulation", batch // (size * replicas), key)
+        reader.put("whole_batch", batch, key)
 
 
 def ignore_used(reader: JobReader, used: set[str]) -> None:

@@ -10,6 +10,7 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
             foreach_reduce). torchtitan has groups of their own for embedding and head (distributed/fsdp.py)
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     nanotron         DDP's buckets in the weights' type; with sums in f32, gradients in it until the backward's end
+    Megatron-FSDP    counted as ZeRO of the same stage, with its sizes
     ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py); more
             if a module alone has more, as experts may (partitioned_param_coordinator.py fetch_sub_module)
@@ -179,23 +180,28 @@ def _half_gradients(part: Part, phase: Phase) -> Bytes:
     return {"buffers of nanotron: gradients before their sum": itemsize(part.job.weight_dtype) * elements}
 
 
+def _owner(part: Part) -> str:
+    """Return who holds ZeRO's buffers: DeepSpeed, or Megatron-LM with an FSDP of its own, which is counted alike."""
+    return "buffers of Megatron-LM" if part.job.framework in MEGATRON else "buffers of DeepSpeed"
+
+
 def _zero12(part: Part, phase: Phase) -> Bytes:
     if phase in (Phase.LOSS, Phase.LOSS_BACK, Phase.STEP):
         return {}  # made by backward, dropped after it
     sizes = part.job.sizes
     count = 2 if sizes.get("overlap_comm") else 1
     bucket = itemsize(part.job.reduce_dtype) * sizes.get("reduce_bucket_size", BUCKET)
-    return {"buffers of DeepSpeed: buckets": count * bucket}
+    return {f"{_owner(part)}: buckets": count * bucket}
 
 
 def _zero3(part: Part, phase: Phase) -> Bytes:
     sizes = part.job.sizes
     bucket = itemsize(part.job.reduce_dtype) * sizes.get("reduce_bucket_size", BUCKET)
     if phase is Phase.STEP:
-        return {"buffers of DeepSpeed: buckets": bucket}
+        return {f"{_owner(part)}: buckets": bucket}
     live = sizes.get("stage3_max_live_parameters", LIVE) + sizes.get("stage3_prefetch_bucket_size", PREFETCH)
     gathered = part.item * min(part.parameters, max(live, part.largest_module))
-    return {"buffers of DeepSpeed: gathered weights": gathered, "buffers of DeepSpeed: buckets": bucket}
+    return {f"{_owner(part)}: gathered weights": gathered, f"{_owner(part)}: buckets": bucket}
 
 
 def _gathered_rows(part: Part) -> Bytes:

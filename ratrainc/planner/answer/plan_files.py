@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -12,7 +11,6 @@ from attrs import evolve
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placed_by import is_placement, placed_by
-from ratrain.ratrain_ir.config.made_for import MadeFor
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.toml_text import toml_comment
@@ -22,7 +20,6 @@ from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, hiding_exchang
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.space.objective import TIME
-from ratrain.targets.machine.machine import DEFAULT_MACHINE, machine_names
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -99,14 +96,14 @@ def plan_text(
     """
     file = path or "THIS.toml"
     chosen = target or MachineChoice()
-    name = chosen.machine or DEFAULT_MACHINE
-    known = name in machine_names() or Path(name).is_file()
-    words = f"  ratrainc compile --model {shlex.quote(model)} --plan {shlex.quote(file)}{'' if known else chosen.text}"
+    known = chosen.made_for
+    said_there = chosen.text if known is None else ""
+    words = f"  ratrainc compile --model {shlex.quote(model)} --plan {shlex.quote(file)}{said_there}"
     passes = without_idle_options(pipeline, plan, config)
     compiling = ["Compile it with:", words]
     if not _is_default(passes, plan, config):
         compiling = ["Compile it with:", f"{words} \\", f'    --passes "{passes}"']
-    table = f"{MadeFor(name, chosen.capacity).text(file)}\n" if known else ""
+    table = "" if known is None else f"{known.text(file)}\n"
     said = evolve(plan, schedule=placed_by(pipeline))
     text = "".join(f"{toml_comment(line)}\n" for line in [*head, *compiling]) + f"\n{table}{plan_to_toml(said)}"
     lines = text.split("\n")

@@ -205,6 +205,11 @@ class Planned(Shown):
         if best.how == "folded":
             yield _FOLDED + ("leave --quick out" if self.quick else "give it more --seconds")
         yield from self._bounds_text()
+        if answer.settled and not answer.proven:
+            yield (
+                "the search ended by itself, and more --seconds change nothing: what the bound leaves open is expected "
+                "to be worse than the best by 3 % or more; --exhaustive tries it"
+            )
         yield (
             f"{number_of(answer.plans, 'plan', ',')} of {answer.shapes:,} shapes; "
             f"{answer.evaluations} compiled and simulated; "
@@ -266,6 +271,7 @@ class Planned(Shown):
             "relaxed_gap": answer.relaxed_gap,
             "proven": answer.proven,
             "interrupted": answer.interrupted,
+            "settled": answer.settled,
             "crossings": [crossing.to_json() for crossing in self._crossings],
             "notes": self._notes,
             "rejected": [

@@ -191,6 +191,8 @@ class Answer:
     """finds `rejected_plans`, which takes about as long as the bounds of a family"""
     interrupted: bool = False
     """True if it was asked to end early"""
+    settled: bool = False
+    """True if the search ended by itself: all that it left is ruled out, or expected to be worse than the best"""
     profiles: Profiles | None = None
     """those of the search, for others that ask for the same ones"""
 

@@ -137,6 +137,8 @@ class Search:
     effort: TimeBudget = field(init=False)
     refused_of: Counter[Kind] = field(factory=Counter)
     """refused plans by kind"""
+    lacks_time: bool = False
+    """True if something was left untried for want of time, and not since it is ruled out or not worth trying"""
     tried_whole: bool = False
     """True if a plan without tensor-parallel and context ranks was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
@@ -180,7 +182,8 @@ class Search:
             bool(ranked) and bound >= best,
             self.rejected if ranked and not is_ended() else list,
             is_ended(),
-            self.profiles,
+            settled=not self.lacks_time,
+            profiles=self.profiles,
         )
 
     def rejected(self) -> list[RejectedPlan]:
@@ -216,7 +219,10 @@ class Search:
             # it is not wanted now, but stays in the queue
             elif of_whole and not leaf.shape.is_whole:
                 others.append(leaf)
-            elif self.is_out(leaf.bound, leaf.expected) or self.is_too_long(leaf):
+            elif self.is_out(leaf.bound, leaf.expected):
+                self.set_aside(leaf.bound)
+            elif self.is_too_long(leaf):
+                self.lacks_time = True
                 self.set_aside(leaf.bound)
             else:
                 for other in others:
@@ -301,6 +307,7 @@ class Search:
         while True:
             while len(running) < run.width:
                 late = not self.may_go_on()
+                self.lacks_time |= late
                 # One plan without these ranks is tried whatever the time, so that others make no answer worse.
                 leaf = None if is_ended() or (late and self.tried_whole) else self.next_leaf(of_whole=late)
                 if leaf is None:
@@ -355,6 +362,7 @@ class Search:
         self.evaluations += 1
         self.effort.learn(leaf.units, evaluation)
         if evaluation.stopped:
+            self.lacks_time = True
             if self.fitting:
                 self.set_aside(leaf.bound)
             else:  # try again later, and longer

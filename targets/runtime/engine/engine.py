@@ -137,7 +137,7 @@ class ProgramEngine(ABC):
         # that they count as constant; allocate arenas last.
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _check_homes(program, kernels)
-        _load_kernels(program, kernels)
+        load_kernels(program, kernels)
         self.compiles = compiles(program, kernels)
         """True if loops that the program runs are not on disk: they have been compiled, or will be."""
         self.constant_bytes = resident_bytes()
@@ -546,7 +546,7 @@ def _key(rank: RankExecutor, instruction: Instruction) -> _Key:
     return rank.place, id(instruction)
 
 
-def _load_kernels(program: Program, kernels: KernelSet) -> None:
+def load_kernels(program: Program, kernels: KernelSet) -> None:
     """Run a kernel on one element, so that libraries loaded with a kernel set's first call are not part of a step."""
     one, other = np.zeros(1, np.float32), np.zeros(1, NUMPY_DTYPES[Dtype(program.plan.view_dtype)])
     scratch = kernels.memory.scratch(kernels.scratch_bytes("cast", src=one, dst=other))

@@ -24,6 +24,7 @@ _MIB = 1 << 20
 _LOOPS = "compiled loops"
 _BUFFERS = "buffers of BLAS"
 _PAGES = "pages of libraries"
+BY_COMPILER = "compiling loops"
 _CODE = {"fast": 8, "tiled": 8, "torch": 8}
 """MiB by kernel set: loops read from disk at their first call, and what the reader leaves behind. Seen: 5.3."""
 _LIBRARY_PAGES = {"fast": 3, "tiled": 3, "reference": 4, "torch": 13, "torch-device": 18, "torch-triton": 18}
@@ -37,7 +38,7 @@ _STACK = 256 << 10
 """Bytes of a thread's stack that engines touch."""
 _PIECES = 2 * PIECE_ELEMENTS * 4
 """Bytes of weights, checkpoints and data being moved: a piece that is read or written, and its converted copy."""
-_COMPILING = 128 * _MIB
+COMPILING = 128 * _MIB
 """Bytes that the compiler takes and keeps. Seen: 72 MiB, once on a machine."""
 _FIGURES_OF_STEP = 2560
 """Bytes that a run keeps of each step for its summary and plots. Seen: 2.2 KiB."""
@@ -67,7 +68,7 @@ def first_use(
         _PAGES: _LIBRARY_PAGES.get(name, max(_LIBRARY_PAGES.values())) * _MIB,
         "stacks of threads": engines * _STACK,
         "pieces of files": _PIECES,
-        "compiling loops": _COMPILING if compiles and name in _CODE else 0,
+        BY_COMPILER: COMPILING if compiles and name in _CODE else 0,
         "figures of steps": steps * _FIGURES_OF_STEP,
     }
     if name == "reference":  # numpy makes temporaries as large as the scratch of the other kernel sets

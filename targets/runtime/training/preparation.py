@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from math import ceil
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity, fail
+from ratrain.ratrain_ir.support.files import is_directory
 from ratrain.ratrain_ir.support.quantities import MIB
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint.checkpoint import (
@@ -99,6 +102,8 @@ def _begun(
 ) -> TrainingRun:
     """Return the run with its engine filled and its ranks recording their positions."""
     series, lock, said = _open_place(settings.saving, processes, places)
+    if series is None and settings.saving.directory is not None:
+        said += _replaced(settings.saving.directory, settings.start.checkpoint)
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
     start, execution = settings.start, settings.execution
@@ -113,6 +118,8 @@ def _begun(
     if settings.saving.best is not None:
         of_best = Saving(settings.saving.best)
         said += _open_place(of_best, processes, places)[2]
+        if settings.start.checkpoint is None:  # a run that goes on has made that one itself
+            said += _replaced(settings.saving.best, None)
         check_room(program, evolve(settings, saving=of_best), first_step, is_series=False)
     optimizer = program.plan.optimizer
     if loaded is not None:
@@ -192,6 +199,20 @@ def _open_place(
     check_no_series(directory)
     check_checkpoint_place(directory)
     return None, lock, said + clear_leftovers(directory, locks[0])
+
+
+def _replaced(directory: str, resumed: str | None) -> list[Diagnostic]:
+    """Return a warning that a checkpoint which the run does not go on from will be replaced; none where there is none.
+
+    Call it for the place of a single checkpoint, where only a checkpoint can be (`check_checkpoint_place`).
+    """
+    if not is_directory(directory) or not any(Path(directory).iterdir()):
+        return []
+    if resumed is not None and os.path.realpath(resumed) == os.path.realpath(directory):
+        return []
+    text = f"'{directory}' holds a checkpoint that this run does not go on from, and will replace when it saves"
+    way_out = f"--resume {quote(directory)} goes on from it; another directory keeps it"
+    return [Diagnostic("RT092", text, help=way_out, severity=Severity.WARNING)]
 
 
 def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitStack) -> None:

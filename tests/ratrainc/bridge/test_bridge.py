@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.optimizer import COSINE, DECAYS
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.text.plan_file import parse_plan
+from ratrain.ratrain_ir.text.plan_file import made_for, parse_plan
 from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported
 from ratrain.ratrainc.bridge.launchers import LAUNCHER
@@ -26,6 +26,7 @@ from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS
 from ratrain.ratrainc.bridge.recomputing import Recomputing
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main
+from ratrain.targets.machine.machine import _built_in_text
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge"
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -373,3 +374,32 @@ def test_the_secondary_partition_of_views_is_a_view_group(stage: int, size: int,
     assert made.plan is not None
     assert made.plan.view_group == group
     assert ("zero_optimization.zero_hpz_partition_size" in {each.key for each in made.left}) is (group is None)
+
+
+def test_a_plan_that_goes_out_and_comes_back_keeps_the_machine_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`import-plan --machine` writes what a plan's file has of its machine; without it, a line says which is taken."""
+    monkeypatch.chdir(tmp_path)
+    Path("m").mkdir()
+    Path("m/own.toml").write_text(_built_in_text("h100-node"))
+    (tmp_path / "x.megatron").write_text(
+        "WORLD_SIZE=2\nARGUMENTS=(--micro-batch-size 1 --global-batch-size 4 "
+        "--seq-length 64 --bf16 --lr 1e-3 --lr-decay-style constant --num-layers 2)\n"
+    )
+    words = ["import-plan", "--from", "megatron", "x.megatron"]
+    for machine, named in (("h100-node", "h100-node"), ("m/own.toml", "../m/own.toml")):
+        Path("plans").mkdir(exist_ok=True)
+        assert main([*words, "--machine", machine, "--capacity", "40GiB", "-o", "plans/P.toml"]) in (0, None)
+        said = capsys.readouterr()
+        assert "no machine is named" not in said.err
+        text = Path("plans/P.toml").read_text()
+        assert f'[made_for]\nmachine = "{named}"\ncapacity = {40 << 30}\n' in text
+        found = made_for("plans/P.toml")
+        assert found is not None
+        assert (found.machine, found.capacity) == (machine, 40 << 30)
+        assert main([*words, "--machine", machine, "--json"]) in (0, None)
+        assert json.loads(capsys.readouterr().out)["made_for"] == {"machine": machine, "capacity": None}
+    assert main([*words, "-o", "plans/P.toml"]) in (0, None)
+    assert "no machine is named: commands take 'mt3000'" in " ".join(capsys.readouterr().err.split())
+    assert made_for("plans/P.toml") is None

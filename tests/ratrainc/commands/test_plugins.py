@@ -186,7 +186,11 @@ FAULTS = {
         "raise ValueError('my own fault')",
         "the pass 'rename' failed: ValueError: my own fault (FOLDER/mine.py:",
     ),
-    "empties a stage": ("module.stages[0].ops = []", "the module was broken by the pass 'rename'"),
+    "empties a stage": ("module.stages[0].ops = []", "the pass 'rename' broke the schedule (FOLDER/mine.py:16)"),
+    "drops a load": (
+        "module.stages[0].ops = [op for op in module.stages[0].ops if type(op).__name__ != 'LoadInput']",
+        "the pass 'rename' broke the schedule (FOLDER/mine.py:16)",
+    ),
     "drops the stages": ("module.stages = []", "the pass 'rename' left 0 stages of 2"),
 }
 
@@ -199,7 +203,10 @@ def test_what_a_pass_does_wrong_is_told_as_its_fault(tmp_path: Path, schedule: s
     words = ["opt", schedule, "--passes", "rename,allocate-ddr", "-o", "b.rtir"]
     told = ratrainc(tmp_path, "--plugin", "mine.py", *words)
     assert told.returncode == 1, told.stderr
-    assert message.replace("FOLDER", str(tmp_path)) in told.stderr
+    said = " ".join(told.stderr.split())
+    assert said.startswith("error[RT072]: ")
+    assert "FOLDER/mine.py:".replace("FOLDER", str(tmp_path)) in said
+    assert message.replace("FOLDER", str(tmp_path)) in said
 
 
 def test_the_examples_of_the_page_work(tmp_path: Path) -> None:

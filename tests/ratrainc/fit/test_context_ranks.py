@@ -26,7 +26,7 @@ from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.part import Part
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.limits import limits
-from ratrain.ratrainc.fit.ways_out import most_bytes
+from ratrain.ratrainc.fit.verdicts import Verdict, most_bytes
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.fit.jobs import job_of, megatron, model_of
 
@@ -311,7 +311,7 @@ def test_what_a_framework_would_stop_at_is_refused(name: str) -> None:
 def test_the_longest_sequence_is_one_that_context_ranks_can_cut(form: str) -> None:
     whole = job(form, 1, devices=96)
     cut = evolve(whole, cp=6 if whole.context is not Context.HEADS else 8)
-    one, several = (limits(each, 16 * GIB, lambda *_: None) for each in (whole, cut))
+    one, several = (limits(each, lambda one: most_bytes(one) <= 16 * GIB, lambda *_: None) for each in (whole, cut))
     assert one.longest_sequence is not None
     assert several.longest_sequence is not None
     assert several.longest_sequence > one.longest_sequence
@@ -351,7 +351,7 @@ def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
         "attn_implementation: flash_attention_2",
         "gradient_accumulation_steps: 8",
     )
-    assert way.fits
+    assert way.verdict is Verdict.FITS
     assert not way.alters
     file.write_text(
         AXOLOTL.replace("attn_implementation: sdpa", "attn_implementation: flash_attention_2")

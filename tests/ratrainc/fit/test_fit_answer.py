@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -19,10 +19,14 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.option_job import option_phrase
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.fit.answer import Fit, Verdict
+from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.limits import limits
-from ratrain.ratrainc.fit.ways_out import most_bytes, ways_out
+from ratrain.ratrainc.fit.verdicts import Verdict, most_bytes
+from ratrain.ratrainc.fit.ways_out import ways_out
 from ratrain.targets.machine.machine import load_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.fit.answer import Fit
 
 PAGE = Path(__file__).parents[3] / "docs" / "fit.md"
 GIB = 1 << 30
@@ -48,7 +52,7 @@ def test_from_a_file_that_does_not_fit_to_one_that_does(tmp_path: Path) -> None:
     file.write_text(example())
     before = api.fit(file, devices=8, memory=79 * GIB)
     assert before.verdict is Verdict.FAILS
-    assert before.ways[0].fits
+    assert before.ways[0].verdict is Verdict.FITS
     for way in before.ways:
         text = yaml.safe_load(example())
         for change in way.changes:
@@ -56,7 +60,7 @@ def test_from_a_file_that_does_not_fit_to_one_that_does(tmp_path: Path) -> None:
         file.write_text(yaml.safe_dump(text))
         after = api.fit(file, devices=8, memory=79 * GIB)
         assert after.peak == way.peak_bytes, way.changes
-        assert way.fits == (after.peak <= 79 * GIB)
+        assert way.verdict is after.verdict
 
 
 def test_a_setting_that_is_not_understood_makes_the_answer_a_lower_bound(tmp_path: Path) -> None:
@@ -159,7 +163,7 @@ JOBS = st.builds(
 @given(JOBS, st.integers(4, 80))
 def test_limits_are_the_last_that_fit(job: Job, gigabytes: int) -> None:
     capacity = gigabytes * GIB
-    most = limits(job, capacity, option_phrase)
+    most = limits(job, lambda changed: most_bytes(changed) <= capacity, option_phrase)
     if most.longest_sequence is not None:
         assert most_bytes(evolve(job, seq_len=most.longest_sequence)) <= capacity
         assert job.model is not None
@@ -179,8 +183,7 @@ def test_ways_out_lower_the_peak_and_stand_in_order(job: Job, gigabytes: int) ->
     ways = ways_out(job, capacity, load_machine("a100-node"), option_phrase)
     now = most_bytes(job)
     assert all(way.peak_bytes < now for way in ways)
-    assert all(way.fits == (way.peak_bytes <= capacity) for way in ways)
-    keys = [(not way.fits, bool(way.alters), way.slower) for way in ways]
+    keys = [(way.verdict.place, bool(way.alters), way.slower) for way in ways]
     assert keys == sorted(keys)
     assert len({way.text for way in ways}) == len(ways)
 
@@ -213,3 +216,47 @@ def test_exact_adds_a_plan_of_ours_that_its_command_makes(
     best = json.loads(capsys.readouterr().out)["plans"][0]
     assert (best["predicted_step_seconds"], best["peak_bytes"]) == (found.ours.step_seconds, found.ours.peak_bytes)
     assert api.fit(model="m.json", devices=2, memory=8 * GIB, seq_len=64).ours is None
+
+
+def test_verdicts_of_ways_out_and_limits_agree(tmp_path: Path) -> None:
+    """Smaller micro-batches stand in both: those that fit for sure, those that may and those that do not are the same."""
+    file = tmp_path / "train.yaml"
+    file.write_text(example())
+    seen = set()
+    for gibibytes in range(16, 80, 4):
+        found = api.fit(file, devices=8, memory=gibibytes * GIB)
+        assert found.limits is not None
+        assert found.perhaps is not None
+        for way in found.ways:
+            size = next((yaml.safe_load(each).get("micro_batch_size") for each in way.changes), None)
+            if size is None or any("gradient_checkpointing" in each or "fsdp" in each for each in way.changes):
+                continue
+            if len(way.changes) > 1 + any("gradient_accumulation_steps" in each for each in way.changes):
+                continue
+            seen.add(way.verdict)
+            assert (size <= (found.limits.largest_micro_batch or 0)) == (way.verdict is Verdict.FITS)
+            assert (size > (found.perhaps.largest_micro_batch or 0)) == (way.verdict is Verdict.FAILS)
+        order = [way.verdict.place for way in found.ways]
+        assert order == sorted(order)
+        data = found.to_json()
+        assert all((way["fits"] is True) == (way["verdict"] == Verdict.FITS.value) for way in data["ways_out"])
+    assert seen == {Verdict.FITS, Verdict.CLOSE, Verdict.FAILS}
+
+
+def test_following_a_way_out_has_its_verdict_whatever_error_its_settings_have() -> None:
+    """Adapters have another error than full training: the verdict on a change is that of the changed job."""
+    for gibibytes in range(2, 40, 3):
+        found = api.fit(model="tinyllama-1.1b", devices=2, memory=gibibytes * GIB)
+        for way in ways_out(found.job, gibibytes * GIB, load_machine("a100-node"), lambda *_: "changed"):
+            if "another training" in " ".join(way.alters) and way.verdict is Verdict.FITS:
+                assert way.peak_bytes * 1.152 <= gibibytes * GIB
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge", "deepspeed", "trl"])
+@pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3])
+def test_buffers_are_named_by_the_framework_that_holds_them(framework: str, sharding: Sharding) -> None:
+    base = Job(framework, "tinyllama-1.1b", load_model("tinyllama-1.1b"), 128, 1, 1, devices=8)
+    names = [each.name for rank in holdings(evolve(base, sharding=sharding)) for each in rank.owners]
+    buffers = {name.removeprefix("buffers of ").split(":")[0] for name in names if name.startswith("buffers of ")}
+    assert ("DeepSpeed" in buffers) == (not framework.startswith("megatron"))
+    assert ("Megatron-LM" in buffers) == framework.startswith("megatron")

@@ -9,7 +9,8 @@ import pytest
 
 from ratrain.ratrainc.bridge.jobs.formats import format_named
 from ratrain.ratrainc.fit.holdings.refusals import refusal
-from ratrain.ratrainc.fit.ways_out import WayOut, most_bytes, ways_out
+from ratrain.ratrainc.fit.verdicts import most_bytes
+from ratrain.ratrainc.fit.ways_out import WayOut, ways_out
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.bridge import hf_files
 from tests.ratrainc.bridge import test_other_job_phrases as other

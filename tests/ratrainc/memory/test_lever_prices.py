@@ -14,8 +14,10 @@ from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.commands import explain
 from ratrain.ratrainc.console.parts import TextTable, text_of
-from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
+from ratrain.ratrainc.memory import lever_prices
+from ratrain.ratrainc.memory.lever_prices import QUICK_SECONDS, Prices, Pricing, pricing_of
 from ratrain.ratrainc.report import byte_report
 from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.machine.machine import load_machine
@@ -224,3 +226,14 @@ def test_the_peak_is_told_before_changes_are_tried(
     capsys.readouterr()
     assert main(["explain", path]) == 130
     assert "live at the peak, by owner" in capsys.readouterr().out
+
+
+def test_the_help_of_explain_has_one_rule_for_the_time_and_it_is_the_one_that_holds() -> None:
+    """`--seconds` says the time there is, the text the time above which steps are estimated; both by their constants."""
+    said = {each.name: " ".join((getattr(each, "help", "") or "").split()) for each in explain.command.params}
+    text = " ".join((explain.command.help or "").split())
+    assert lever_prices._EXPECTED_AT_MOST == 60
+    assert f"expected to take a minute or less, marked estimates among them, else {QUICK_SECONDS:g}." in said["seconds"]
+    assert f"expected to take more than {QUICK_SECONDS:g} s (more than --seconds, if given)" in text
+    assert text.count(f"{QUICK_SECONDS:g} s") == 1
+    assert not any("does not depend on the number" in each for each in said.values())

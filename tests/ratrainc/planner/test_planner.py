@@ -397,3 +397,19 @@ def test_plans_are_priced_by_their_sums() -> None:
     text = plan_file(runs, runs.best, "small.json")
     assert 'accumulate = "f16-runs"' in text
     assert parse_plan(text, file="P.toml", model=request.model) == runs.best.plan
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e4])
+def test_a_search_that_ends_by_itself_with_a_gap_says_what_closes_it(seconds: float) -> None:
+    """More time changes nothing then: the answer names --exhaustive, as it does not where time ran out."""
+    request = evolve(small_request(capacity=2.6e6, clusters=4, batch=8), exhaustive=False, seconds=seconds)
+    answer = Search(request).run()
+    assert answer.settled == (seconds > 0)
+    told = " ".join(map(str, Planned(answer, False, None, "small", MachineChoice()).parts()))
+    assert ("--exhaustive tries it" in told) == (answer.settled and not answer.proven)
+    if answer.settled:
+        assert answer.evaluations == Search(evolve(request, seconds=2 * seconds)).run().evaluations
+        assert not answer.proven
+        proved = Search(evolve(request, exhaustive=True)).run()
+        assert proved.proven
+        assert proved.bound >= answer.bound

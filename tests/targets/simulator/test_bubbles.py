@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.report import time_report
+from ratrain.ratrainc.report.time_report import time_parts
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator import bubbles
@@ -194,3 +196,25 @@ def test_explain_says_what_does_not_go_together(
     write_program(make_program(), file)
     assert main(["explain", file, *words]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@given(cases(max_layers=4))
+@settings(max_examples=15)
+def test_rounding_alone_is_no_cause_of_idle_time(case: Case) -> None:
+    """Steps of a settled program differ by their rounding, which is not shown as a cause that takes 0.0 us."""
+    _, found = simulated(compiled(case), load_machine(None))
+    steady = Bubbles(found)
+    for stage in range(len(found.program.stages)):
+        for engine in ENGINES:
+            idle = steady.idle_seconds(stage, engine)
+            assert idle.get(Cause.SETTLING, steady.window_seconds) > 1e-9 * steady.window_seconds
+
+
+def test_a_program_that_has_not_settled_says_what_that_column_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = simulated(make_program(), load_machine(None))
+    said = " ".join(map(str, time_parts(found, stage=None, cold=False)))
+    assert "settling" not in said
+    monkeypatch.setattr(bubbles, "_ROUNDING", -1.0)
+    monkeypatch.setattr(time_report, "_SHOWN_CAUSES", len(Cause))
+    said = " ".join(map(str, time_parts(found, stage=None, cold=False)))
+    assert "settling: the program has not settled" in " ".join(said.split())
