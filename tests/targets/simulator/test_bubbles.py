@@ -214,7 +214,7 @@ def test_a_program_that_has_not_settled_says_what_that_column_is(monkeypatch: py
     _, found = simulated(make_program(), load_machine(None))
     said = " ".join(map(str, time_parts(found, stage=None, cold=False)))
     assert "settling" not in said
-    monkeypatch.setattr(bubbles, "_ROUNDING", -1.0)
+    monkeypatch.setattr(bubbles, "beyond_rounding", lambda _difference, _whole: 1.0)
     monkeypatch.setattr(time_report, "_SHOWN_CAUSES", len(Cause))
     said = " ".join(map(str, time_parts(found, stage=None, cold=False)))
     assert "settling: the program has not settled" in " ".join(said.split())
