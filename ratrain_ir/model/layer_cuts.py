@@ -64,7 +64,7 @@ def _cut(work: Sequence[int], stages: int) -> tuple[int, ...]:
     heaviest = _least_heaviest(work, ends, stages)
     # of each layer: the least (squares, layers weighted by the stages behind them) before it, and the cuts there
     best: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), ())}
-    for behind in range(stages - 1, 0, -1):
+    for behind in reversed(range(1, stages)):
         reached: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {}
         for start, ((squares, early), cuts) in best.items():
             most = min(bisect_right(ends, ends[start] + heaviest) - 1, len(work) - behind)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.ops.base import Part
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.runtime.data import data
 from ratrain.targets.runtime.data.data import Batches, TokenStream, builtin_text_tokens, open_tokens
 
@@ -212,7 +213,7 @@ class TestBatches:
     def test_too_short(self, tokens):
         (problem,) = refusal(Batches, counting(tokens), make_plan(), "shuffled", 0)
         assert problem.code == "RT090"
-        assert f"has {tokens} tokens" in problem.message
+        assert f"has {number_of(tokens, 'token')}:" in problem.message
         assert "take 5" in problem.message
 
     def test_sequential_goes_round(self):
