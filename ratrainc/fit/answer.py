@@ -382,7 +382,7 @@ def _divided(job: Job) -> str:
         return " (the settings fix their number)"
     parts = f"micro-batches of {job.micro_batch_size}"
     if job.follows == "micro_batch_size":
-        parts = f"{job.gradient_accumulation} micro-batch{'es' * (job.gradient_accumulation != 1)} each"
+        parts = f"{number_of(job.gradient_accumulation or 1, 'micro-batch')} each"
     return f" (numbers that share out the {job.whole_batch} sequences of a step in {parts})"
 
 

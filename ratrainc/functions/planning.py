@@ -225,9 +225,9 @@ def compare_best(
 
     Plans are for at most `clusters` clusters and `global_batch` sequences of `seq_len` tokens a step. `strategies` are
     names; None means all that have a shape to search. All plans take from `like` what `PlanChoice.like` names, what
-    trains among it. `effort` is for each search: by default 20 seconds. If no plan
-    fits the default strategy, a note replaces the first comparison. Raises `DiagnosticError` for an unknown name or
-    machine, and for a named strategy without any shape to search, or named after another schedule than `like` has.
+    trains among it. `effort` is for each search: by default 20 seconds. If no plan fits the default strategy, a note
+    replaces the first comparison. Raises `DiagnosticError` for an unknown name or machine, and for a named strategy
+    without any shape to search, or named after another schedule than `like` has.
     """
     chosen, effort = _machine(machine, like)[0], effort or SearchEffort(seconds=20.0)
     config = _model(model)
@@ -266,14 +266,13 @@ def import_plan(
 
     `framework` is `megatron`, `deepspeed`, `torchtitan`, or the name of a format that `fit` reads; None: by the file's
     content. `beside` are further files of the same run: an accelerate file, a ds_config.json. `model` is for files of
-    trainers, in place of the one that they name. The numbers from
-    `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are not for Megatron
-    and torchtitan, whose files say them; `pp` and `dtype` are for DeepSpeed alone. With `f32_state` a plan with f32
-    masters and moments stands for a file that keeps them in fewer bits. `given` has the variables of a Megatron launch
-    script, such as `SLURM_NNODES`, and the script's arguments as `1`, `2`, ... The plan's file names `machine`, and
-    without one no machine, which is for the default one. The result lists settings that were not
-    carried over in `left`, and settings that the file leaves out in `defaults`. Raises `DiagnosticError` with
-    everything that is wrong in the file.
+    trainers, in place of the one that they name. The numbers from `clusters` to `steps` fill in what the file does not
+    say. Those from `pp` on, except `seq_len`, are not for Megatron and torchtitan, whose files say them; `pp` and
+    `dtype` are for DeepSpeed alone. With `f32_state` a plan with f32 masters and moments stands for a file that keeps
+    them in fewer bits. `given` has the variables of a Megatron launch script, such as `SLURM_NNODES`, and the script's
+    arguments as `1`, `2`, ... The plan's file names `machine`, and without one no machine, which is for the default
+    one. The result lists settings that were not carried over in `left`, and settings that the file leaves out in
+    `defaults`. Raises `DiagnosticError` with everything that is wrong in the file.
     """
     asked = Asked(
         clusters=clusters,

@@ -75,7 +75,8 @@ class Attempt:
 
     def close(self, height: int, gap: float | None = None) -> bool:
         """Tell whether a height is as near the bound as a gap says, or without one as the effort asks."""
-        whole, gap = self.base + self.bound, self.effort.gap if gap is None else gap
+        whole = self.base + self.bound
+        gap = self.effort.gap if gap is None else gap
         return (self.base + height - whole) * _PARTS <= whole * round(gap * _PARTS)
 
     def target(self) -> int:

@@ -214,7 +214,8 @@ def pareto_front(
     of_clusters = against == "clusters"
     points: list[FrontPoint] = []
     until = inf if quick else begin + _ESTIMATING * request.seconds
-    limits = _thinned(list((_of_clusters if of_clusters else _of_bytes)(request, spaces, tick, until)))
+    found = _of_clusters(request, spaces, tick) if of_clusters else _of_bytes(request, spaces, tick, until)
+    limits = _thinned(list(found))
     for number, each in enumerate(limits):
         left_of_time = request.seconds - (time.monotonic() - begin)
         candidate = each.answer.best
@@ -257,7 +258,7 @@ def _limit_text(against: str, limit: float) -> str:
     return f"{limit:.0f}" if against == "clusters" else size_text(int(limit))
 
 
-def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps, _until: float) -> Iterator[_Limit]:
+def _of_clusters(request: PlanRequest, spaces: Sequence[FamilySpace], tick: Steps) -> Iterator[_Limit]:
     """Yield the numbers of clusters on the front of estimates, ascending."""
     least = bound = inf
     counts = sorted({count for space in spaces for count in np.unique(space.clusters)})

@@ -123,6 +123,7 @@ def tried(answer: Answer, tick: Steps, seconds: float = inf) -> None:
         if begun:
             tick.begin(" beside ".join(names))
         tasks = [evolve(request.task(each.plan, each.pipeline), seconds=allowed) for each, _ in begun]
+        # forks, which have all imported; workers would import for longer than these few plans take
         with processes(request.jobs, least_work=_WORTH_A_PROCESS):
             found = each_of(evaluate, tasks, work=int(sum(units for _, units in begun)))
         for (candidate, units), name, evaluation in zip(begun, names, found, strict=True):

@@ -69,6 +69,7 @@ def _interruptions_held_back() -> Iterator[None]:
 
 
 _OPEN: ContextVar[WorkerPool | None] = ContextVar("open", default=None)
+"""The pool of the innermost `workers` block."""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ ADAPTED = r"re:model\.layers\.({})\.self_attn\.(q|v)_proj"
 
 @st.composite
 def trainings(draw: st.DrawFn, layers: int) -> Training:
-    """What trains: everything, adapters in all layers or from one on, or all but some parameters."""
+    """Draw what trains: everything, adapters in all layers or from one on, or all but some parameters."""
     kind = draw(st.sampled_from(["whole", "lora", "upper", "freeze"]))
     if kind == "whole":
         return WHOLE

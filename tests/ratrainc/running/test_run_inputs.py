@@ -156,7 +156,7 @@ def test_weights_of_a_model_that_computes_another_thing_are_refused(name: str, t
 def test_weights_of_another_model_are_named_before_its_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is read after them follows from the wrong model, so it is not what is wrong."""
+    """Name weights of another model first: errors of data read after them would follow from the wrong model."""
     wider = evolve(MODEL, vocab_size=2 * MODEL.vocab_size)
     weights, program, data = folder_of(wider, wider, tmp_path), tmp_path / "m.rtx", tmp_path / "t.bin"
     write_program(make_program(), str(program))
