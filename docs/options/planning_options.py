@@ -184,7 +184,13 @@ PLANNING = {
                 _REQUEST,
                 (f"{_SEARCH} --quick", f"{_SEARCH} --exhaustive", "--model m.json --clusters 2 --smallest"),
             ),
-            "--jobs": Option(_JOBS, "--jobs 3", _SEARCH, _REQUEST, ("--model m.json --clusters 2 --smallest",)),
+            "--jobs": Option(
+                _JOBS,
+                "--jobs 3",
+                _SEARCH,
+                _REQUEST,
+                (f"{_SEARCH} --pareto memory", "--model m.json --clusters 2 --smallest"),
+            ),
             "--tokens": Option(
                 "the time of a whole training", "--tokens 1e9", idle=("--model m.json --clusters 2 --smallest",)
             ),

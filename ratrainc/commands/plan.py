@@ -233,7 +233,7 @@ def command(
         idle = ("size_global_batch", *asked, "effort_seconds", "effort_jobs")
         refuse_idle("does not go with --smallest, which looks for bytes alone", *idle)
         refuse_idle("does not go with --smallest, which finds one plan", *_OF_GOAL, "front_pareto", "front_plot")
-    _check_goal(goal, front)
+    _check_goal(goal, front, quick=quick)
     if size.global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
     if output is not None and len(questions.what_ifs) > 1:
@@ -348,12 +348,15 @@ def _show_smallest(fewest: FewestClusters, output: str | None, *, as_json: bool)
     _print(fewest, {"output": output}, [] if output is None else [output], as_json=as_json)
 
 
-def _check_goal(goal: Goal, front: FrontChoice) -> None:
+def _check_goal(goal: Goal, front: FrontChoice, *, quick: bool) -> None:
     """Raise `click.UsageError` for questions that contradict each other."""
     asked = ("questions_robust", "questions_robust_links", "questions_what_ifs")
     if front.pareto is not None:
-        others = (*_OF_GOAL, "effort_exhaustive", "effort_jobs", *asked)
-        refuse_idle("is for one search: it does not go with --pareto", *others)
+        refuse_idle("is for one search: it does not go with --pareto", *_OF_GOAL, "effort_exhaustive", *asked)
+        if quick or front.pareto != "clusters":
+            refuse_idle(
+                "is for plans tried side by side: of fronts, --pareto clusters does, without --quick", "effort_jobs"
+            )
     else:
         refuse_idle("draws what --pareto shows: give it too", "front_plot")
     if goal.objective != "time":

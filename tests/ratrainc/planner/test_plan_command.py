@@ -18,6 +18,7 @@ from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constan
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.planner.answer import fewest_clusters as fewest
+from ratrain.ratrainc.planner.search import quick
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, evaluate
 from ratrain.ratrainc.planner.space.variants import leanest
 from ratrain.targets.machine.machine import load_machine
@@ -435,6 +436,8 @@ def test_a_front_lists_a_plan_again_only_where_more_bytes_make_it_faster(capsys)
         ("--plot", "x.svg"),
         ("--pareto", "clusters", "--keep", "2"),
         ("--pareto", "clusters", "--objective", "memory"),
+        ("--pareto", "clusters", "--quick", "--jobs", "1"),
+        ("--pareto", "memory", "--jobs", "1"),
         ("--objective", "memory", "--robust-links"),
         ("--keep", "2", "--what-if", "ddr=16GiB"),
         ("--schedules", "zb-w"),
@@ -443,6 +446,17 @@ def test_a_front_lists_a_plan_again_only_where_more_bytes_make_it_faster(capsys)
 )
 def test_questions_that_contradict_each_other_are_refused(words):
     assert main(["plan", *QUICK, *words]) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_front_of_clusters_tries_plans_in_as_many_processes_as_it_is_told(jobs, capsys, monkeypatch):
+    asked = []
+    usual = quick.processes
+    monkeypatch.setattr(quick, "processes", lambda count, **more: asked.append(count) or usual(count, **more))
+    words = ("--pareto", "clusters", "--schedules", "1f1b", "--tp", "1", "--seconds", "0")
+    assert main(["plan", *QUICK, *words, "--jobs", str(jobs), "--json"]) == 0
+    assert set(asked) == {jobs}
+    assert json.loads(capsys.readouterr().out)["points"]
 
 
 def test_a_strategy_that_places_goes_with_no_schedules(capsys):
