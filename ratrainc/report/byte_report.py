@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.process_pool import each, each_stage, processes_for
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome
 from ratrain.ratrainc.choices.timed_plan import RefusedPlan
 from ratrain.ratrainc.compiling.building import emit
@@ -223,7 +224,7 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
         kind, _, layer = name.partition(".")
         sizes[kind] = sizes.get(kind, 0) + size
         counts[kind] = counts.get(kind, 0) + bool(layer)
-    layers = {kind: f" ({count} layer{'s' if count > 1 else ''})" if count else "" for kind, count in counts.items()}
+    layers = {kind: f" ({number_of(count, 'layer')})" if count else "" for kind, count in counts.items()}
     return sorted(((f"{kind}{layers[kind]}", size) for kind, size in sizes.items()), key=lambda item: -item[1])
 
 

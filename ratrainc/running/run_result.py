@@ -142,7 +142,7 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         anew = compiled_anew()
         made = ""
         if anew:
-            made = f"; both include the one-time compilation of {anew} loop{'s' * (anew != 1)}"
+            made = f"; both include the one-time compilation of {number_of(anew, 'loop')}"
             planned += 0 if BY_COMPILER in memory.first_use else COMPILING
         share = 100 * (peak / planned - 1)
         side = "above" if share > 0 else "below"
