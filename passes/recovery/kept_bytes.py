@@ -34,14 +34,14 @@ def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:
     return 0 if is_parallel_mlp(model, plan, mlp) else aligned(activation_type(model, plan, mlp).nbytes)
 
 
-def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
+def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice, layer: int = 0) -> int:
     """Return the bytes that a layer keeps in addition to its checkpoint.
 
     Counted are the saved slots of the choice, the slots that are always kept, and the mlp's input unless the whole
     layer is recomputed.
     """
     nbytes = 0 if recovers_whole_layer(plan, choice) else mlp_input_bytes(model, plan)
-    for unit in (block("attention", 0), block("mlp", 0)):
+    for unit in (block("attention", layer), block("mlp", layer)):
         kept = choice.kept(unit.kind)
         always = kept_in_forward(model, plan, unit)
         for slot in saved_slots(model, plan, unit):

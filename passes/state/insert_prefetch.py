@@ -31,7 +31,7 @@ from ratrain.ratrain_ir.model.blocks import Block, block_chain
 from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step
 from ratrain.ratrain_ir.ops.base import Engine, Op, Quantity
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter, is_blocking
-from ratrain.ratrain_ir.ops.compute import BackwardWeight, InputGradientOp, Update
+from ratrain.ratrain_ir.ops.compute import BackwardWeight, BlockOp, InputGradientOp, Update
 from ratrain.ratrain_ir.ops.kinds import brings_parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 
@@ -128,7 +128,7 @@ def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
     # grows.
     for op in moving:
         updated = last_update if is_blocking(op) else op.blocks
-        needed = [last_update.get(block, len(rest) - 1) for block in updated] or [_last_reduction(rest)]
+        needed = [last_update.get(block, len(rest) - 1) for block in updated] or [_last_needed(rest)]
         earliest = max(earliest, *needed)
         after.setdefault(earliest, []).append(op)
     ops: list[Op] = list(after.get(-1, ()))
@@ -139,12 +139,13 @@ def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
     return len(gathers)
 
 
-def _last_reduction(ops: list[Op]) -> int:
-    """Return the index of the last op that makes flags of gradients or another scalar; -1 if there is none.
+def _last_needed(ops: list[Op]) -> int:
+    """Return the index of the last op that makes flags of gradients or another scalar, or computes; -1 without any.
 
-    Other scalars count because all ranks run these collectives in one order.
+    Other scalars count because all ranks run these collectives in one order. Compute counts because a stage in which
+    nothing trains has flags of nothing, but gathers views for forwards that the other stages wait for.
     """
-    kinds = ReduceScatter | AllReduce | AllReduceScalar
+    kinds = ReduceScatter | AllReduce | AllReduceScalar | BlockOp
     return next((at for at in reversed(range(len(ops))) if isinstance(ops[at], kinds)), -1)
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 CONFIG_PREFIX = "config."
 """Prefix of inert `config.json` keys among the fields of a text's header."""
-_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert", "training"})
+_NO_MATHEMATICS = frozenset(
+    {"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert", "training", "layer_numbers"}
+)
 """Fields that do not change a model's results with given weights: its name, and how weights are stored, drawn or
 trained."""
 
@@ -142,6 +144,8 @@ class ModelConfig:
     """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
     training: Training = WHOLE
     """Parameters that train, from a plan: `rank_model` sets it. It is in no text of a model."""
+    layer_numbers: tuple[int, ...] = ()
+    """Numbers that its layers have in a larger model, which `of_layers` takes them of; empty: their own. In no text."""
 
     @property
     def padding_row(self) -> int | None:
@@ -197,10 +201,10 @@ class ModelConfig:
         """Return the first layer of the same kind as a layer, which represents all of them."""
         return self.layer_kinds.index(self.layer_kinds[layer]) if self.layer_kinds else 0
 
-    def with_one_layer(self) -> ModelConfig:
-        """Return the model with a single layer, of the kind with the least work; a lower bound for its layers."""
-        kind = "w" if self.sliding_window is not None else "n" if "n" in self.layer_kinds else "f"
-        return evolve(self, layers=1, layer_kinds=kind if kind == "n" else "")
+    def of_layers(self, numbers: tuple[int, ...]) -> ModelConfig:
+        """Return the model with some of its layers alone, whose parameters keep their names."""
+        kinds = "".join(self.layer_kinds[number] for number in numbers) if self.layer_kinds else ""
+        return evolve(self, layers=len(numbers), layer_kinds=kinds, layer_numbers=numbers)
 
     @property
     def widest_window(self) -> int | None:
@@ -281,7 +285,7 @@ class ModelConfig:
     def to_fields(self) -> dict[str, Value]:
         """Return the configuration as flat `field = value`, as in the header of the IR text."""
         values: dict[str, Value] = asdict(self, recurse=False)
-        del values["inert"], values["training"]
+        del values["inert"], values["training"], values["layer_numbers"]
         for name in values.keys() - set(_ALWAYS):
             if values[name] == usual_value(self.family, name):
                 del values[name]

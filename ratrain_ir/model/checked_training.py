@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 
 def check_training(model: ModelConfig, plan: Plan) -> None:
-    """Raise RT064 where frozen parameters or adapters of a plan do not fit its model, or their layout is not built."""
-    if not plan.training:
+    """Raise RT064 where frozen parameters or adapters of a plan do not fit its model, or their layout is not built.
+
+    Some layers of a model (`ModelConfig.of_layers`) are taken as they are: names may mean the others.
+    """
+    if not plan.training or model.layer_numbers:
         return
     if plan.training.adapts:
         _check_targets(model, plan)

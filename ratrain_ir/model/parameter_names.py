@@ -121,7 +121,7 @@ def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str
     if kind == "head" and weight == "table" and model.tied_embeddings:
         return names["embed"]["table"]
     name = names[kind][weight]
-    return name if layer is None else f"{_LAYERS.get(model.family, 'model.layers')}.{layer}.{name}"
+    return name if layer is None else f"{_layer_module(model, layer)}.{name}"
 
 
 def module_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
@@ -191,7 +191,13 @@ def is_router_module(module: str) -> bool:
 
 
 def _experts_parent(model: ModelConfig, layer: int | None) -> str:
-    return f"model.layers.{layer}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}"
+    assert layer is not None
+    return f"{_layer_module(model, layer)}.{'block_sparse_moe' if model.family == 'granitemoe' else 'mlp'}"
+
+
+def _layer_module(model: ModelConfig, layer: int) -> str:
+    number = model.layer_numbers[layer] if model.layer_numbers else layer
+    return f"{_LAYERS.get(model.family, 'model.layers')}.{number}"
 
 
 _ROUTERS: Mapping[str, str] = {"granitemoe": "router"}

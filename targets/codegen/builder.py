@@ -438,7 +438,7 @@ class Builder:
         # Backwards: a step is needed if it writes something needed; then its operands are needed too, unless they are
         # given.
         for step in reversed(self.steps):
-            outputs = KERNELS[step.kernel].outputs
+            outputs = [name for name in KERNELS[step.kernel].outputs if name in step.operands]
             if not any(parse_reference(step.operands[name]).whole in needed for name in outputs):
                 continue
             operands = dict(step.operands)

@@ -11,6 +11,7 @@ from ratrain import api
 from ratrain.ratrain_ir.analysis.actions import actions_of_module, parse_torch_csv
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import block, parameters
 from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -62,6 +63,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero 1": {**FOUR, **REPLICAS, "zero": 1},
     "zero 2": {**FOUR, **REPLICAS, "zero": 2, "reduce": "each-micro-batch"},
     "zero 3": {**FOUR, **REPLICAS, "zero": 3},
+    "zero 3 with flags": {**FOUR, **REPLICAS, "zero": 3, "view_dtype": "f16"},
+    "zero 3, prefetched": {**FOUR, **REPLICAS, "zero": 3, "view_dtype": "f16", "name": "tuned-1f1b"},
     "clipped": {**FOUR, "optimizer": CLIPPED},
     "dynamic scale": {**FOUR, "view_dtype": "f16", "optimizer": CLIPPED},
     "recovered": {**FOUR, "name": "baseline-1f1b"},
@@ -120,6 +123,20 @@ def test_ranks_of_processes_have_the_losses_and_the_state_of_one_process(keys: d
     for run in ranks:
         run.close()
     assert same(outcome_of(start(program, 0, resume=folder)), ([], outcome_of(alone)[1]))
+
+
+def test_the_last_norm_trains_alone_beside_a_frozen_tied_table() -> None:
+    """The head's backward then makes no gradient of its table; that of the norm has the bits of full training's."""
+    tied = evolve(DEEP, tied_embeddings=True)
+    norm = Training(freeze="model.embed_tokens.*, model.layers.*")
+    alone = outcome(api.emit(module_of(norm, tied, **FOUR)), 1)
+    assert same(alone, outcome(on_one_stage(norm, {}, tied), 1))
+    whole = outcome(on_one_stage(Training(), {}, tied), 1)
+    assert alone[0] == whole[0]
+    where = 4 * parameters(tied, block("head"))[-1].offset
+    for name in ("p", "m1", "m2"):
+        mine, theirs = alone[1][f"head {name}"], whole[1][f"head {name}"]
+        assert mine[: 4 * tied.hidden_size] == theirs[where : where + 4 * tied.hidden_size]
 
 
 def test_experts_with_router_losses_go_forward_only_below() -> None:

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.config.tensor_ranks import problems
 from ratrain.ratrain_ir.config.training import WHOLE, Training
+from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
@@ -33,7 +34,6 @@ from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.space.tilings import tilings
-from ratrain.ratrainc.planner.space.trained import check_planned_training
 from ratrain.targets.machine.machine import load_machine
 from tests.targets.machine.test_links import group
 from tests.targets.machine.test_links import machine as grouped_machine
@@ -163,10 +163,38 @@ FROZEN = st.builds(
     Training,
     freeze=st.sampled_from(["*embed*", "*mlp*", "*attention*, *attn*", "*norm*", "*embed*, *head*", "*embed*, *attn*"]),
 )
+UNLIKE = st.builds(
+    Training,
+    freeze=st.sampled_from(
+        [
+            "*embed*, *layers.0.*",
+            "*embed*, *layers.[0-2].*",
+            "*embed*, *layers.0.*, *layers.1.self_attn*, *layers.1.input_layernorm*",
+            "*layers.1.*",
+            "*layers.[1-9].*, *head*, *model.norm*",
+            "*layers.*",
+            "*embed*, *layers.*",
+            "*embed*, *layers.2.mlp*",
+        ]
+    ),
+) | st.builds(
+    Training,
+    method=st.just("lora"),
+    rank=st.sampled_from([2, 64]),
+    targets=st.sampled_from(
+        [
+            f"re:.*\\.layers\\.{layers}\\.(self_attn|mlp)\\.{names}_proj"
+            for layers in ("[1-9]", "0", "[13]")
+            for names in ("(q|v)", "(up|down)", "[a-z]+")
+        ]
+    ),
+    base=st.sampled_from(["view", "nf4"]),
+)
+"""Trainings in which layers differ: frozen below, between or above, or with adapters in some."""
 
 
 @settings(max_examples=8)
-@given(planned(), ADAPTED | FROZEN, st.booleans())
+@given(planned(), ADAPTED | FROZEN | UNLIKE | UNLIKE, st.booleans())
 def test_bounds_of_less_training_are_never_above_what_is_found(case, training, tied):
     """Adapters of attention, of the MLP or of both, frozen parameters, packed matrices, tied embeddings."""
     model, shape, layers, named, machine, room = case
@@ -189,7 +217,7 @@ def is_planned(model, shape, named, machine, training):
     ):
         return False
     try:
-        check_planned_training(model, setting.shaped(tp=shape.tp, cp=shape.cp))
+        check_training(model, setting.shaped(tp=shape.tp, cp=shape.cp))
     except DiagnosticError:
         return False
     return True
@@ -205,6 +233,15 @@ def test_bounds_are_never_above_what_is_found(case):
     found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine)
     if max(found.peak_bytes) <= budget:
         check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
+
+
+@settings(max_examples=4)
+@given(planned(peers=st.just(1)), st.sampled_from(["wf", "fw", "wwf"]), st.sampled_from([4, 20]))
+def test_bounds_of_layers_with_other_windows_are_never_above_what_is_found(case, kinds, window):
+    model, shape, layers, named, machine, _ = case
+    kinds = (kinds * model.layers)[: model.layers]
+    model = in_family(small_model(model.layers, wide=True), "gemma2", sliding_window=window, layer_kinds=kinds)
+    check(model, shape, layers, named, machine, evaluated(model, shape, layers, named.passes, named, machine))
 
 
 @settings(max_examples=8)

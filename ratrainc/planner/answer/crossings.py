@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     ReduceScatter,
 )
 from ratrain.ratrainc.console.console import size_text
+from ratrain.ratrainc.planner.space.layer_classes import layer_classes
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.timing import collective_way
 from ratrain.targets.target import target_of
@@ -75,7 +76,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     single = evolve(
         plan, pp=1, cuts=(), chunks=1, layout="loop", slices=(), schedule=None, micro_batches=1, mapping=mapping
     )
-    module = lower(model.with_one_layer(), single)
+    module = lower(layer_classes(model, plan.training).model, single)
     target = target_of(machine)
     by_kind: dict[tuple[str, str], Crossing] = {}
     for op in module.stages[0].ops:
@@ -83,7 +84,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
             continue
         timed = target.timed(module, module.stages[0], op)
         way = collective_way(timed, single, machine)
-        # all mlps are alike, so one of each collective and group is shown
+        # one of each collective and group is shown: of the first layer that has it
         if way is None or (op.keyword, timed.group) in by_kind:
             continue
         used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]

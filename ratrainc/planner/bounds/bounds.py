@@ -55,15 +55,19 @@ from ratrain.ratrainc.planner.bounds.shape_columns import (
     Numbers,
     backward_bytes,
     evenest,
+    excess_sum,
+    layer_sum,
     least_bytes,
     least_recovery,
     left_behind,
+    most,
     raise_to_engines,
     stage_numbers,
     surely_held,
     unit_sum,
+    with_backward,
 )
-from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
+from ratrain.ratrainc.planner.space.units import EMBED, EXCESS, HEAD, LAYER
 
 
 @frozen(eq=False)
@@ -79,6 +83,7 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
 
     The first axis of `layers` has all stages of a plan in order, the last one the shapes of `c`. Arguments broadcast.
     """
+    c = c.within(before, layers)
     memory = _memory(c, layers)
     seconds, peak = _with_other_memory(c, layers, _seconds(c, memory, before), memory.peak_bytes())
     return StageBounds(np.where(peak <= c.capacity, seconds, np.inf), peak)
@@ -90,12 +95,12 @@ def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers
     They bound as `stage_bounds` does, whose arguments they take, but leave out round trips and waits: these get
     shorter with more layers before a stage.
     """
+    c = c.anywhere(layers, before)
     memory = _memory(c, layers)
     if isinstance(memory, PlacedMemory):
         longest = _seconds(c, memory, before)
     else:
-        work = unit_sum(c, c.micro_batches * (c.forward + c.backward), layers)
-        work += memory.recovery()
+        work = unit_sum(c, c.micro_batches * (c.forward + c.backward), layers) + memory.recovery()
         longest = _way_up(c, before, stage_numbers(layers)) + (work - left_behind(c, layers)) + c.tail[EMBED]
         raise_to_engines(c, longest, work, layers)
     longest, peak = _with_other_memory(c, layers, longest, memory.peak_bytes())
@@ -127,13 +132,12 @@ def _seconds(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Num
 def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
     """Return the seconds of the longest chain (up, window and tail), or of a busier engine."""
     m, layers = c.micro_batches, memory.layers
-    work = unit_sum(c, m * (c.forward + c.backward), layers)
-    work += memory.recovery()
+    work = unit_sum(c, m * (c.forward + c.backward), layers) + memory.recovery()
     outside = _way_up(c, before, stage_numbers(layers))
     after = left_behind(c, layers)
     if isinstance(memory, _Memory):
-        window = _window_in_order(c, memory, c.there_and_back - outside, work)
-        outside += c.tail[EMBED]
+        window = _window_in_order(c, memory, _trip(c, outside, before, stage_numbers(layers)), work)
+        outside = outside + c.tail[EMBED]
         np.maximum(outside[1:], c.tail[LAYER], out=outside[1:])  # a later stage's first block is an attention
     else:
         window = unit_sum(c, m * c.forward, layers)  # weight halves may run while earlier stages go on
@@ -145,9 +149,36 @@ def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Number
 def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
     """Return the seconds of one micro-batch in the stages before each: both ways under 1F1B, else one."""
     columns = c.forward_way + c.backward_way if c.in_order else c.forward_way
+    if c.overlaps_steps:
+        return _way_up_from_gradients(c, columns)
     up: Numbers = stage * (2 * c.message) + (columns[EMBED] + before * columns[LAYER])
+    if c.span is not None:
+        up = up + excess_sum(columns, c.span.before)
     up[0] = 0.0
     return up
+
+
+def _way_up_from_gradients(c: Columns, columns: Numbers) -> Numbers:
+    """Return the seconds of a micro-batch in the stages before each, from the lowest layer with a backward on."""
+    assert c.mix is not None
+    assert c.span is not None
+    passed = c.span.before[c.mix.goes_back]
+    layers = passed.sum(axis=0)
+    excess = columns[EXCESS:][c.mix.goes_back] if len(columns) > EXCESS else columns[EXCESS:]
+    up: Numbers = (layers > 0) * (2 * c.message) + layers * columns[LAYER]
+    return up + sum((n * row for n, row in zip(passed, excess, strict=False)), np.zeros(1))
+
+
+def _trip(c: Columns, outside: Numbers, before: Numbers, stage: Numbers) -> Numbers:
+    """Return the seconds from the start of a stage's first forward until its gradient has been computed."""
+    if not c.overlaps_steps:
+        return c.there_and_back - outside
+    # gradients stop at the first stage with a backward, so messages back count from this stage on
+    both, from_here = c.forward_way + c.backward_way, 2 * c.message * (c.pp - 1 - stage)
+    assert c.span is not None
+    passed = (stage > 0) * (both[EMBED] + before * both[LAYER] + excess_sum(both, c.span.before))
+    trip: Numbers = c.everything @ both - passed + from_here
+    return trip
 
 
 def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
@@ -171,13 +202,25 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     window += at_the_end
     trips = (memory.windows + 1) * trip
     trips = trips + (memory.rest - 1) * f
-    return np.maximum(window, trips, out=window)
+    return _of_stages_with_backward(memory, np.maximum(window, trips), work)
+
+
+def _of_stages_with_backward(memory: _Memory, window: Numbers, work: Numbers) -> Numbers:
+    """Return the windows of stages that wait for gradients, and the work alone of those that only go forward."""
+    if memory.back is memory.layers:
+        return window
+    found: Numbers = np.where(memory.back > 0, window, work)
+    found[-1] = window[-1]  # the head goes back
+    return found
 
 
 def _window_with_exchanges(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
     """Return the same for shapes with tensor-parallel or context ranks: a way, f' or b', differs from work, f or b."""
     f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     exchanged = unit_sum(c, c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
+    if c.overlaps_steps:
+        ahead = np.minimum(_exchange_ahead(c), exchanged)
+        exchanged, trip = exchanged - ahead, trip - ahead
     way_back = unit_sum(c, c.backward_way, memory.layers)
     others = memory.flight - 1
     down = trip - f - exchanged - way_back
@@ -186,10 +229,23 @@ def _window_with_exchanges(c: Columns, memory: _Memory, trip: Numbers, work: Num
     window += waits * np.minimum(memory.windows, 1.0)
     alone = others == 0
     window += alone * (c.micro_batches - 1) * exchanged
-    window -= np.where(alone, c.weight_half[LAYER], left_behind(c, memory.layers))
+    window -= np.where(alone, most(c.weight_half), left_behind(c, memory.layers))
     trips = (memory.windows + 1) * trip + memory.windows * np.maximum(b - way_back, 0.0)
     trips = trips + np.maximum((memory.rest - 1) * f - exchanged, 0.0)
-    return np.maximum(window, trips, out=window)
+    return _of_stages_with_backward(memory, np.maximum(window, trips), work)
+
+
+def _exchange_ahead(c: Columns) -> Numbers:
+    """Return the seconds of exchanges at most with which a stage's forward may begin beside the backward before it.
+
+    The backward of a stage ends with the exchange of its input's gradient, which the next exchange waits for. That of
+    the first stage with a backward ends with compute.
+    """
+    assert c.mix is not None
+    assert c.span is not None
+    is_first = c.span.before[c.mix.goes_back].sum(axis=0) == 0
+    seconds: Numbers = is_first * most(c.forward_way - c.forward)
+    return seconds
 
 
 @frozen(eq=False)
@@ -202,6 +258,8 @@ class _Memory:
 
     c: Columns
     layers: Numbers
+    back: Numbers
+    """layers that have a backward; `layers` itself if all have"""
     flight: Numbers
     """micro-batches in flight"""
     held: Numbers
@@ -224,24 +282,35 @@ class _Memory:
         sure = surely_held(c, flight)
         windows = np.floor((m - 1) / flight)
         # by a micro-batch in flight, whatever is recovered
-        held = layers * (c.activation + c.always_kept) + c.documents
+        held = layer_sum(c, c.held, layers) + c.documents
         held[0] += c.tokens
         own = final = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
         if c.has_exchanges:
             own, final = backward_bytes(c, own)
+        back = with_backward(c, layers)
+        if back is not layers:
+            own, final = np.where(back > 0, own, 0.0), np.where(back > 0, final, 0.0)
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c, c.carried, layers)  # the loss scale takes an alignment
         head = c.head_scratch + c.head_ends + c.head_gradient + c.labels
-        free[-1] -= np.maximum(head - own, 0.0)
-        most, ended = np.maximum(own, head), final - c.head_view  # nobody reads it after the head's last backward
-        updated = most - np.maximum(ended - c.gradients[HEAD], head)
+        if back is not layers:
+            own, final = np.broadcast_to(own, free.shape), np.broadcast_to(final, free.shape)
+            of_last, ended = own[-1], final[-1]
+        else:
+            of_last, ended = own, final
+        free[-1] -= np.maximum(head - of_last, 0.0)
+        largest, ended = (
+            np.maximum(of_last, head),
+            ended - c.head_view,
+        )  # nobody reads it after the head's last backward
+        updated = largest - np.maximum(ended - c.gradients[HEAD], head)
         early = free - sure * held
         early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
-        early[-1] += np.where(m > 1, 0.0, most - np.maximum(ended, head))
+        early[-1] += np.where(m > 1, 0.0, largest - np.maximum(ended, head))
         late = free
         late -= surely_held(c, np.minimum(places, m - 1)) * held
         late -= unit_sum(c, c.gradients, layers)
         late += np.where(m == 2, own - final, 0.0)  # the second micro-batch is the last
-        return cls(c, layers, flight, sure, windows, m - windows * flight, early, late, updated)
+        return cls(c, layers, back, flight, sure, windows, m - windows * flight, early, late, updated)
 
     def peak_bytes(self) -> Numbers:
         """Return lower bounds on the peaks of the stages."""
@@ -280,9 +349,9 @@ class _Memory:
         """Return a line below the recovery in a step, given that of a layer, with `more` bytes left in each window."""
 
         def of_window(count: Numbers, free: Numbers) -> Numbers:
-            sure = np.minimum(count, self.held) * self.layers - 1
-            rest = (count * self.layers - sure) * self.c.recovery_least
-            return sure * intercept + slope * (free + more) + rest
+            sure = np.minimum(count, self.held) * self.back - 1
+            rest = (count * self.back - sure) * self.c.recovery_least
+            return self.where_it_recovers(sure * intercept + slope * (free + more) + rest)
 
         return self.windows * of_window(self.flight, self.free_in_windows()) + of_window(self.rest, self.early)
 
@@ -293,24 +362,29 @@ class _Memory:
         """
         c = self.c
         sure = np.minimum(count, self.held) if c.has_exchanges else count
-        layers = sure * self.layers
+        layers = sure * self.back
         layers -= 1
         share = free / np.maximum(layers, 1.0)
         seconds = least_recovery(c, share)
         seconds *= layers
         seconds += c.recovery_least
         if c.has_exchanges:
-            seconds += (count - sure) * self.layers * c.recovery_least
-        return seconds
+            seconds += (count - sure) * self.back * c.recovery_least
+        return self.where_it_recovers(seconds)
+
+    def where_it_recovers(self, seconds: Numbers) -> Numbers:
+        """Return seconds of recovery, without those of stages that only go forward."""
+        return seconds if self.back is self.layers else np.where(self.back > 0, seconds, 0.0)
 
 
 def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
-    """Return the least seconds of recovery of stages in a step; axes of `layers` as for `stage_bounds`."""
-    return _memory(c, layers).recovery()
+    """Return the least seconds of recovery of the stages of plans in a step; `layers` [stages, plans]."""
+    return _memory(c.cut(layers), layers).recovery()
 
 
 def transfer_seconds(c: Columns, layers: Numbers) -> Numbers:
-    """Return the least seconds of transfers to another memory; 0 without one. Axes as for `stage_bounds`."""
+    """Return the least seconds of transfers to another memory; 0 without one. Axes as for `recovery_seconds`."""
+    c = c.cut(layers)
     if c.other is None:
         return np.zeros_like(layers)
     return crossing_bytes(c.other, layers, _memory(c.other.whole, layers)) / c.other.rate
@@ -324,17 +398,28 @@ def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
     step = max(1, _BLOCK // stages)
     for start in range(0, plans, step):
         rows = slice(start, start + step)
-        chosen, part = c.rows(rows), np.ascontiguousarray(layers[rows].T)
+        part = np.ascontiguousarray(layers[rows].T)
+        chosen = c.rows(rows).within(before @ part, part)
         memory = _memory(chosen, part)
         longest, peak = _seconds(chosen, memory, before @ part), memory.peak_bytes()
         longest, peak = _with_other_memory(chosen, part, longest, peak)
         peaks[:, rows] = peak
-        seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, longest.max(axis=0), np.inf)
+        found = longest.max(axis=0)
+        if c.mix is not None:  # a stage whose layers are not known is bounded by less than all together
+            found = np.maximum(found, shape_bounds(chosen))
+        seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, found, np.inf)
     return StageBounds(seconds, peaks.T)
 
 
 _BLOCK = 12288
 """Stages bounded together, few enough that intermediate arrays stay in the cache."""
+
+
+def _recovering_rows(c: Columns) -> list[int]:
+    """Return the rows of a column that stand for layers with a backward: of all, or of some classes."""
+    if c.mix is None or c.mix.all_go_back:
+        return [LAYER]
+    return [EXCESS + at for at, back in enumerate(c.mix.goes_back) if back]
 
 
 def shape_bounds(c: Columns) -> Numbers:
@@ -349,11 +434,15 @@ def shape_bounds(c: Columns) -> Numbers:
     P-th micro-batch's round trip makes a chain.
     """
     m, p = c.micro_batches, c.pp
-    everything = np.array([1.0, c.layers, 1.0])
+    everything = c.everything
     units = c.forward + c.backward
     both = everything @ units
     heaviest = evenest(c, units)
-    if c.in_order:
+    if c.overlaps_steps:
+        # a stage's backwards lie on the way back; stages that only go forward wait for nothing
+        last = (m - 1) * evenest(c, c.backward) * (1 - c.merged) * c.in_order
+        drained = c.in_one_step @ (c.first_forward + c.first_backward) + last
+    elif c.in_order:
         last = np.maximum(np.where(m > p, both / p, 0.0), evenest(c, c.backward))
         drained = both + (m - 1) * last + 2 * c.message * (p - 1) + c.tail[EMBED]
         trips = np.ceil(m / p) * c.there_and_back + c.tail[EMBED]
@@ -363,7 +452,7 @@ def shape_bounds(c: Columns) -> Numbers:
         if c.is_one_chunk_order:
             drained = np.maximum(m * heaviest, first_slice_there_and_back(c))
     recovering = units.copy()
-    recovering[LAYER] += c.slices * c.recovery_least
+    recovering[_recovering_rows(c)] += c.slices * c.recovery_least
     busy = evenest(c, m * recovering + c.update)
     link = (everything @ c.link + m * (everything @ c.link_each)) / p
     tensor = m * (everything @ c.exchange) / p

@@ -34,9 +34,10 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
         offloaded = plan_estimates(all_offloaded(c), layers)
         fits = np.isfinite(plan_bounds(c.with_capacity(c.capacity * _USABLE), layers).seconds)
         return np.minimum(plan_estimates(c.other.whole, layers), np.where(fits, offloaded, np.inf))
+    by_stage = layers.T
+    c = c.cut(by_stage)
     usable = c.with_capacity(c.capacity * _USABLE)
     fits = np.isfinite(plan_bounds(usable, layers).seconds)
-    by_stage = layers.T
     stages, m = len(by_stage), c.micro_batches
     each = unit_sum(c, c.forward + c.backward + c.exchange, by_stage) + recovery_seconds(usable, by_stage) / m
     pipeline = each.sum(axis=0) + (m - 1) * each.max(axis=0)
@@ -58,7 +59,7 @@ def shape_guesses(c: Columns) -> Numbers:
 
     Guesses only decide the order in which shapes are looked at.
     """
-    units = np.array([1.0, c.layers, 1.0])
+    units = c.everything
     m, p = c.micro_batches, c.pp
     layers = c.layers / p
     # passes in flight on the first stage, as layers: the schedule's multiple of P, at most all micro-batches
@@ -69,7 +70,7 @@ def shape_guesses(c: Columns) -> Numbers:
         working = working + layers * c.pending / c.chunks
     working = working + (c.slices > 1) * (units @ c.sliced_gradients) / p
     state = (units @ (c.carried + c.gradients * (m > 1))) / p
-    free = _USABLE * c.capacity - state - working - held * (c.activation + c.always_kept)
+    free = _USABLE * c.capacity - state - working - held * (units @ c.held) / c.layers
     recovery = m * c.slices * layers * least_recovery(c, free / np.maximum(held - 1, 1.0))
     work = (m * (units @ (c.forward + c.backward)) + units @ c.update) / p
     way = (units @ (c.forward_way + c.backward_way) + recovery * p / m) * (p - 1) / p

@@ -7,16 +7,16 @@ also do not count for the engine if a program may keep the tensors gathered for 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import numpy as np
-from attrs import frozen
+from attrs import fields, frozen
 
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.model.blocks import previous_block
+from ratrain.ratrain_ir.model.blocks import Block, previous_block
 from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
 from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherKeys, GatherRows, ReduceKeys, ReduceRows, TensorOp
-from ratrain.ratrainc.planner.space.units import UNIT_OF, Vector
+from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -41,18 +41,19 @@ class ExchangeProfile:
     """`backward` of its first slice, or of all without slices"""
 
 
-NO_EXCHANGES = ExchangeProfile(*(np.zeros(3) for _ in range(5)))
-"""Profile of a rank that computes micro-batches alone."""
+def no_exchanges(classes: int) -> ExchangeProfile:
+    """Return the profile of a rank that computes micro-batches alone."""
+    return ExchangeProfile(*(unit_vector(0, [0] * classes, 0) for _ in range(5)))
 
 
 def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
-    """Read the exchanges of a shape off a module of one stage, one layer and one micro-batch."""
-    small = setting.model.with_one_layer()
+    """Read the exchanges of a shape off a module of one stage, one layer of each class and one micro-batch."""
+    classes = setting.classes
     peers = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
     plan = setting.shaped(**peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices))
-    module = lower(small, plan)
+    module = lower(classes.model, plan)
     target, stage = target_of(setting.machine), module.stages[0]
-    found = {name: np.zeros(3) for name in ("engine", "forward", "backward", "first_forward", "first_backward")}
+    found: dict[str, dict[Block, float]] = {field.name: defaultdict(float) for field in fields(ExchangeProfile)}
     may_keep_gathered = setting.may_keep_gathered
     for op in stage.ops:
         if op.engine is not Engine.TENSOR or not isinstance(op, TensorOp):
@@ -61,25 +62,25 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
         # the gathered tensor may be kept from the forward, and then this exchange does not happen
         if way is None and may_keep_gathered:
             continue
-        unit, seconds = _unit(op, small), target.op_seconds(module, stage, op)
-        found["engine"][unit] += seconds
+        owner, seconds = _owner(op, classes.model), target.op_seconds(module, stage, op)
+        found["engine"][owner] += seconds
         if way is None:
             continue
-        found[way][unit] += seconds
+        found[way][owner] += seconds
         # the first slice has number 0; without slices the number is None
         if not op.slice:
-            found[f"first_{way}"][unit] += seconds
-    return ExchangeProfile(**found)
+            found[f"first_{way}"][owner] += seconds
+    return ExchangeProfile(**{name: by_block(len(classes), owners.__getitem__) for name, owners in found.items()})
 
 
-def _unit(op: TensorOp, model: ModelConfig) -> int:
-    """Return the unit of an exchange: of the block whose output it sums, or that reads the gathered rows."""
+def _owner(op: TensorOp, model: ModelConfig) -> Block:
+    """Return the block of an exchange: the one whose output it sums, or that reads the gathered rows."""
     # An exchange at the border of two blocks is named after the later one. Sums of activations, and gradients gathered
     # on the way back, belong to the earlier.
     of_block_before = (isinstance(op, ReduceRows) and op.payload is Payload.ACTIVATION) or (
         isinstance(op, GatherRows) and op.payload is Payload.GRADIENT
     )
-    return UNIT_OF[(previous_block(op.block, model) if of_block_before else op.block).kind]
+    return previous_block(op.block, model) if of_block_before else op.block
 
 
 def _way(op: TensorOp) -> str | None:

@@ -24,7 +24,7 @@ from attrs import evolve
 
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, OtherMemory, unit_sum
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, OtherMemory, most_sum, unit_sum
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -54,11 +54,8 @@ def granted(whole: Columns, machine: Machine, memory: str) -> Columns:
         both_ways = sum(1 / way for way in ways)
         room = float(dict(machine.stores)[home])
         other = OtherMemory(whole, room, min(ways), both_ways, takes_state=True, streams=not machine.updates_in(home))
-    nothing = np.zeros_like(whole.activation)
-    flat = np.zeros_like(whole.recovery_slope)
-    left = evolve(
-        whole, activation=nothing, always_kept=nothing, recovery_slope=flat, recovery_intercept=flat, other=other
-    )
+    nothing, flat = np.zeros_like(whole.held), np.zeros_like(whole.recovery_slope)
+    left = evolve(whole, held=nothing, recovery_slope=flat, recovery_intercept=flat, other=other)
     if not other.takes_state:
         return left
     # state that streams is updated by the host, and compute does not wait for it
@@ -100,5 +97,5 @@ def crossing_bytes(other: OtherMemory, layers: Numbers, memory: Recovering) -> N
 def _state_there(other: OtherMemory, layers: Numbers) -> Numbers:
     """Return the most bytes of state of stages that may be in the memory."""
     c = other.whole
-    of_stages = unit_sum(c, c.state, layers)
+    of_stages = most_sum(c, c.state, layers)
     return np.minimum(of_stages, other.room) if other.takes_state else np.zeros_like(of_stages)

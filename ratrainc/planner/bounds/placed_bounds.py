@@ -41,12 +41,14 @@ from ratrain.ratrainc.planner.bounds.shape_columns import (
     Numbers,
     backward_bytes,
     evenest,
+    layer_sum,
     least_recovery,
     left_behind,
     raise_to_engines,
     stage_numbers,
     surely_held,
     unit_sum,
+    with_backward,
 )
 from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
 
@@ -60,8 +62,10 @@ class PlacedMemory:
 
     c: Columns
     layers: Numbers
+    back: Numbers
+    """layers that have a backward, at least; `layers` itself if all have"""
     pass_layers: Numbers
-    """least layers of each pass"""
+    """least layers with a backward of each pass"""
     early_held: Numbers
     late_held: Numbers
     windows: Numbers
@@ -81,27 +85,34 @@ class PlacedMemory:
         early_held, late_held, windows, pending, others = _of_stages(c, names, layers)
         early_held = surely_held(c, early_held)
         late_held = surely_held(c, late_held)
-        pass_layers = np.floor(layers / c.chunks)
-        held = pass_layers * (c.activation + c.always_kept)
+        back = with_backward(c, layers)
+        chunked = (c.chunks > 1).any()
+        # which layers a chunk has is not known here, so they count as the least ones
+        held = np.floor(layers / c.chunks) * c.held[LAYER] if chunked else layer_sum(c, c.held, layers)
+        pass_layers = np.zeros_like(back) if chunked and back is not layers else np.floor(back / c.chunks)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
         final = own
         if c.has_exchanges:
             own, final = backward_bytes(c, own)
+        if back is not layers:
+            own, final = np.where(back > 0, own, 0.0), np.where(back > 0, final, 0.0)
         free = c.capacity - ALIGNMENT_BYTES - unit_sum(c, c.carried, layers)
         # the stage of an instant may have dropped these by then, so they count as free
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
         between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held
-        free -= own
-        sliced = free - (c.slices - 1) * held - pass_layers * (c.sliced_gradients[LAYER] - c.mlp_gradient)
+        free = free - own
+        sliced = (
+            free - (c.slices - 1) * held - pass_layers * np.maximum(c.sliced_gradients[LAYER] - c.mlp_gradient, 0.0)
+        )
         early = free - early_held * held
         late = free - late_held * held - unit_sum(c, (1 - c.merged) * c.gradients, layers)
         late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
         late += np.where(c.micro_batches > 2, 0.0, own - final)
         late, between = np.where(late_held > 0, late, np.inf), np.where(c.merged > 0, np.inf, between)
         sliced = np.where((c.slices > 1) & (c.merged == 0) & (not c.has_halves), sliced, np.inf)
-        return cls(c, layers, pass_layers, early_held, late_held, windows, early, late, between, sliced)
+        return cls(c, layers, back, pass_layers, early_held, late_held, windows, early, late, between, sliced)
 
     def peak_bytes(self) -> Numbers:
         """Return lower bounds on the peaks of the stages."""
@@ -113,7 +124,7 @@ class PlacedMemory:
     def recovery(self) -> Numbers:
         """Return the least seconds of recovery of the stages in a step."""
         c = self.c
-        least = c.micro_batches * c.slices * self.layers * c.recovery_least
+        least = c.micro_batches * c.slices * self.back * c.recovery_least
         # `late` is infinite if there is no such instant; then there are no windows either
         late = self.more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         more = np.maximum(self.more_than_least(self.early_held, self.early), self.windows * late)
@@ -129,7 +140,7 @@ class PlacedMemory:
             return items * (intercept - c.recovery_least) + slope * (free + more)
 
         late = self.windows * more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
-        least = c.micro_batches * c.slices * self.layers * c.recovery_least
+        least = c.micro_batches * c.slices * self.back * c.recovery_least
         total: Numbers = least + np.maximum(more_than_least(self.early_held, self.early), late)
         return total
 
@@ -152,8 +163,7 @@ def _of_stages(c: Columns, names: Sequence[str], layers: Numbers) -> list[Number
 def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
     """Return the seconds of stages: their longest chain, or a busier engine."""
     m, layers = c.micro_batches, memory.layers
-    work = unit_sum(c, m * (c.forward + c.backward), layers)
-    work += memory.recovery()
+    work = unit_sum(c, m * (c.forward + c.backward), layers) + memory.recovery()
     window = unit_sum(c, m * c.forward, layers) if c.has_halves else work - left_behind(c, layers)
     longest: Numbers = window + _first_slice_way(c, before, stage_numbers(layers)) + c.tail[EMBED]
     longest = np.maximum(longest, first_slice_there_and_back(c))
@@ -162,6 +172,8 @@ def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
 
 def _first_slice_way(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
     """Return the seconds of the first slice to each stage's first chunk, and back if backwards are whole."""
+    if c.overlaps_steps:
+        return np.zeros_like(stage)
     columns = c.first_forward if c.has_halves else c.first_forward + c.first_backward
     # of n layers of a stage, its first chunk has (n - (V - 1)) / V or more
     passed = np.maximum(stage, (before - stage * (c.chunks - 1)) / c.chunks)
@@ -176,9 +188,9 @@ def first_slice_there_and_back(c: Columns) -> Numbers:
     Left out are messages between the chunks of a stage, and backwards in halves: their input halves are timed with
     tensor-parallel ranks alone.
     """
-    everything = np.array([1.0, c.layers, 1.0])
     backward = c.first_backward * (c.merged if c.has_halves else 1.0)
-    way: Numbers = everything @ (c.first_forward + backward) + 2 * c.message * (c.pp - 1)
+    hops = 0.0 if c.overlaps_steps else 2 * c.message * (c.pp - 1)
+    way: Numbers = c.in_one_step @ (c.first_forward + backward) + hops
     return way
 
 
@@ -191,9 +203,9 @@ def placed_shape_seconds(c: Columns) -> Numbers:
     them, and for layers alone: a gather of the embedding may take longer than its compute.
     """
     m, p = c.micro_batches, c.pp
-    everything = np.array([1.0, c.layers, 1.0])
+    everything = c.everything
     busy: Numbers = np.maximum(m * evenest(c, c.forward + c.backward), first_slice_there_and_back(c))
-    if c.has_halves or (c.chunks > 1).any():
+    if c.has_halves or (c.chunks > 1).any() or c.mix is not None:
         return busy
     first = c.first_forward + c.first_backward
     ratios = np.maximum((m * (c.forward + c.backward) - 2 * c.weight_half) / first, 1.0)

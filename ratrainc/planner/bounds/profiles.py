@@ -1,8 +1,8 @@
 """Profiles: lower bounds of the seconds and bytes of a model's units, asked of the compiler's own functions.
 
-Units are the embedding, one layer (attention and mlp) and the head. This module and the profiles that it makes
-(`work_profile.py`, `state_profile.py`, `exchange_profile.py`) are the only ones of the planner that ask a target for
-times; all others compute with the arrays made here. No figure exceeds that of the compiler and the simulator.
+Units are the embedding, a layer of each class (attention and mlp) and the head. This module and the profiles that it
+makes (`work_profile.py`, `state_profile.py`, `exchange_profile.py`) are the only ones of the planner that ask a target
+for times; all others compute with the arrays made here. No figure exceeds that of the compiler and the simulator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.topology import Mesh, mesh_of_shape
-from ratrain.ratrainc.planner.bounds.exchange_profile import NO_EXCHANGES, ExchangeProfile, exchange_profile
+from ratrain.ratrainc.planner.bounds.exchange_profile import ExchangeProfile, exchange_profile, no_exchanges
 from ratrain.ratrainc.planner.bounds.state_profile import StateProfile, state_profile
 from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile, work_profile
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
@@ -80,7 +80,7 @@ class Profiles:
     def exchange(self, shape: Shape) -> ExchangeProfile:
         """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share one."""
         if shape.is_whole:
-            return NO_EXCHANGES
+            return no_exchanges(len(self.setting.classes))
         near = shape.dp, shape.tp, shape.cp, shape.tiles
         if near not in self.ranks_near:
             mesh = _mesh(1, shape.replicas, shape.tp, shape.cp)

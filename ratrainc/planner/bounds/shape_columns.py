@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.bounds.exchange_profile import ExchangeProfile
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
+from ratrain.ratrainc.planner.bounds.layer_mix import LayerMix, Span
 from ratrain.ratrainc.planner.bounds.state_profile import StateProfile
 from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile
 from ratrain.ratrainc.planner.space.space import Shape
-from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
+from ratrain.ratrainc.planner.space.units import EMBED, EXCESS, HEAD, LAYER
 from ratrain.targets.machine.slowest_rank import slowest_rank
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Columns:
     """bytes that a rank has left for tensors"""
     forward: Numbers
     backward: Numbers
-    activation: Numbers
+    held: Numbers
     mlp_ends: Numbers
     head_ends: Numbers
     tokens: Numbers
@@ -89,8 +90,6 @@ class Columns:
     """1 if a pass may be merged with the next one, as with tensor-parallel ranks, else 0"""
     exchanging: Numbers
     """1 if several ranks compute a micro-batch together, and exchange for it, else 0"""
-    always_kept: Numbers
-    """bytes that a layer of a pass holds in addition to its input, whatever is recovered"""
     pending: Numbers
     """bytes that it holds from the input half of its backward to its weight half, if they are apart"""
     chunks: Numbers
@@ -104,6 +103,10 @@ class Columns:
     """True if weight halves may come later than the gradients of inputs"""
     head_stage: int
     """stage of the head: -1, or 0 in a vee"""
+    mix: LayerMix | None = None
+    """layers by class; None if all are alike"""
+    span: Span | None = None
+    """layers by class of the stages that are bounded; None if all layers are alike, or the least ones are meant"""
     other: OtherMemory | None = None
     """another memory that plans may use; the columns above are then what stays in DDR in any case"""
 
@@ -111,6 +114,56 @@ class Columns:
     def has_exchanges(self) -> bool:
         """True if some shape has tensor-parallel or context ranks; else the terms for them are skipped, for speed."""
         return bool(self.exchanging.any())
+
+    @property
+    def everything(self) -> Numbers:
+        """Factors of a column's rows whose sum is that of all units."""
+        counts = np.zeros(0) if self.mix is None else self.mix.counts[: len(self.forward) - EXCESS]
+        return np.array([1.0, self.layers, 1.0, *counts])
+
+    @property
+    def overlaps_steps(self) -> bool:
+        """True if some layers only go forward: a stage of such may begin the next step while others go back."""
+        return self.mix is not None and not self.mix.all_go_back
+
+    @property
+    def in_one_step(self) -> Numbers:
+        """Factors of a column's rows whose sum is that of all units that wait in each step for the step before.
+
+        They are all units, or those that a gradient goes back through.
+        """
+        if self.mix is None or self.mix.all_go_back:
+            return self.everything
+        back = np.where(self.mix.goes_back, self.mix.counts, 0.0)
+        return np.array([0.0, back.sum(), 1.0, *back[: len(self.forward) - EXCESS]])
+
+    def within(self, before: Numbers, layers: Numbers) -> Columns:
+        """Return the columns for stages of some layers after some others, whose classes are then known."""
+        if self.mix is None:
+            return self
+        if (self.chunks > 1).any():  # a stage's layers are in several places
+            return self.anywhere(layers)
+        before = before.reshape((1,) * (layers.ndim - before.ndim) + before.shape)
+        return self._over(Span(self.mix.first(before), self.mix.between(before, layers), exact=True))
+
+    def anywhere(self, layers: Numbers, before: Numbers | None = None) -> Columns:
+        """Return the columns for stages of some layers, of any classes, after at least `before` others."""
+        if self.mix is None:
+            return self
+        in_a_row = not (self.chunks > 1).any()
+        own = self.mix.anywhere(layers, in_a_row=in_a_row)
+        passed = self.mix.first(before) if in_a_row and before is not None else np.zeros(len(own))
+        return self._over(Span(passed, own, exact=False))
+
+    def cut(self, layers: Numbers) -> Columns:
+        """Return the columns for the stages of plans, [stages, plans]."""
+        return self if self.mix is None else self.within(np.cumsum(layers, axis=0) - layers, layers)
+
+    def _over(self, span: Span) -> Columns:
+        other = self.other
+        if other is not None:
+            other = attrs.evolve(other, whole=attrs.evolve(other.whole, span=span))
+        return attrs.evolve(self, span=span, other=other)
 
     @property
     def in_order(self) -> bool:
@@ -170,6 +223,7 @@ class Columns:
             exchange=exchanged["engine"],
             merged=np.array([float(shape.tp > 1) for shape in sizes])[size],
             exchanging=np.array([float(not shape.is_whole) for shape in sizes])[size],
+            mix=LayerMix.of(profiles.setting.classes),
             **of_work,
             **dict[str, Any]((name, column.take(state, axis=-1)) for name, column in of_state.items()),
         )
@@ -177,8 +231,7 @@ class Columns:
     @property
     def there_and_back(self) -> Numbers:
         """Seconds of one micro-batch through all stages and back."""
-        everything = np.array([1.0, self.layers, 1.0])
-        return everything @ (self.forward_way + self.backward_way) + 2 * self.message * (self.pp - 1)
+        return self.everything @ (self.forward_way + self.backward_way) + 2 * self.message * (self.pp - 1)
 
     def rows(self, index: slice | NDArray[np.intp]) -> Columns:
         """Return the columns of some of the shapes."""
@@ -286,11 +339,53 @@ def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbe
 
 
 def unit_sum(c: Columns, column: Numbers, layers: Numbers) -> Numbers:
-    """Sum a column over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`."""
-    total: Numbers = layers * column[LAYER]
+    """Sum a column over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`.
+
+    Of layers that differ those count that `Columns.span` has; without it the least ones.
+    """
+    total: Numbers = layer_sum(c, column, layers)
     total[0] += column[EMBED]
     total[c.head_stage] += column[HEAD]
     return total
+
+
+def layer_sum(c: Columns, column: Numbers, layers: Numbers) -> Numbers:
+    """Sum a column over the layers of stages."""
+    total: Numbers = layers * column[LAYER]
+    return total if c.span is None else total + excess_sum(column, c.span.own)
+
+
+def excess_sum(column: Numbers, counts: Numbers) -> Numbers:
+    """Sum what layers have beyond the least one, `counts` of each class; 0 where all are alike."""
+    total: Numbers = sum((n * row for n, row in zip(counts, column[EXCESS:], strict=False)), np.zeros(1))
+    return total
+
+
+def most_sum(c: Columns, column: Numbers, layers: Numbers) -> Numbers:
+    """Sum a column over the units of stages; if it is not known which layers they have, at most so much."""
+    if c.span is None or c.span.exact:
+        return unit_sum(c, column, layers)
+    total: Numbers = unit_sum(attrs.evolve(c, span=None), column, layers) + layers * (most(column) - column[LAYER])
+    return total
+
+
+def most(column: Numbers) -> Numbers:
+    """Return a column's number of the layer that has most."""
+    excess = column[EXCESS:]
+    largest: Numbers = column[LAYER] + (excess.max(axis=0) if len(excess) else 0.0)
+    return largest
+
+
+def with_backward(c: Columns, layers: Numbers) -> Numbers:
+    """Return how many layers of stages have a backward; at least so many if it is not known which they are."""
+    if c.mix is None or c.mix.all_go_back:
+        return layers
+    if c.span is None:
+        return np.zeros_like(layers)
+    back: Numbers = c.span.own[c.mix.goes_back].sum(axis=0)
+    if not c.span.exact:  # those without one may be other stages'
+        back = np.maximum(back, layers - c.mix.counts[~c.mix.goes_back].sum())
+    return back
 
 
 def raise_to_engines(c: Columns, longest: Numbers, work: Numbers, layers: Numbers) -> Numbers:
@@ -324,7 +419,7 @@ def backward_bytes(c: Columns, of_mlp: Numbers) -> tuple[Numbers, Numbers]:
     its gradients.
     """
     scores = np.where(c.merged > 0, 0.0, c.attention_scores - c.layer_part)
-    return np.maximum(of_mlp, scores), np.maximum(of_mlp, scores - c.gradients[LAYER])
+    return np.maximum(of_mlp, scores), np.maximum(of_mlp, scores - most(c.gradients))
 
 
 def surely_held(c: Columns, passes: Numbers) -> Numbers:
@@ -334,7 +429,7 @@ def surely_held(c: Columns, passes: Numbers) -> Numbers:
 
 def left_behind(c: Columns, layers: Numbers) -> Numbers:
     """Return the most backward seconds after a stage's last gradient has left: weight halves of two merged passes."""
-    seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_exchanges else np.zeros(1)
+    seconds: Numbers = 2 * layers * most(c.weight_half) if c.has_exchanges else np.zeros(1)
     return seconds
 
 
@@ -354,8 +449,8 @@ def evenest(c: Columns, units: Numbers) -> Numbers:
     special = np.stack([units[EMBED], units[HEAD]]) if c.head_stage else (units[EMBED] + units[HEAD])[None]
     plain = c.pp - len(special)
     # no load is below the mean, nor below that of a special stage with its least layer
-    low = np.maximum(np.array([1.0, c.layers, 1.0]) @ units / c.pp, special.max(axis=0) + units[LAYER])
-    high = special.sum(axis=0) + c.layers * units[LAYER]
+    low = np.maximum(c.everything @ units / c.pp, special.max(axis=0) + units[LAYER])
+    high = c.everything @ units
     one, layer = high.copy(), np.maximum(units[LAYER], 1e-300)
     for _ in range(_HALVINGS):
         load = (low + high) / 2
@@ -373,11 +468,13 @@ _HALVINGS = 24
 
 def least_bytes(c: Columns) -> Numbers:
     """Return the bytes that some stage needs at least: a P-th of the state, and the operands of one backward."""
-    carried = np.array([1.0, c.layers, 1.0]) @ c.carried - c.embed_view - c.head_view
+    carried = c.everything @ c.carried - c.embed_view - c.head_view
     own = c.mlp_saved + c.mlp_ends + c.mlp_view
     if c.in_order or not c.has_halves:
         own = own + c.mlp_scratch + c.mlp_gradient
     if c.has_exchanges:
         own = backward_bytes(c, own)[1]
+    if c.mix is not None and not c.mix.all_go_back:
+        own = 0.0 * own  # it may be a stage without a backward
     nbytes: Numbers = carried / c.pp + own
     return nbytes if c.other is None else np.maximum(nbytes, least_bytes(c.other.whole) - c.other.room)

@@ -1,4 +1,7 @@
-"""Profile of the work of a model on a machine: seconds and bytes of one micro-batch, read off a module of one layer."""
+"""Profile of the work of a model on a machine: seconds and bytes of one micro-batch.
+
+It is read off a module of one layer of each class.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,16 @@ from ratrain.ratrain_ir.ops.compute import (
     Project,
     Recompute,
 )
-from ratrain.ratrainc.planner.space.units import KINDS, UNITS, Vector
+from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.config.types import TensorType
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.tensor import Tensor
+    from ratrain.ratrainc.planner.space.layer_classes import LayerClasses
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 _FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
@@ -60,20 +65,21 @@ class WorkProfile:
     """
 
     forward: Vector
-    """seconds of a unit's forward [embed, layer, head]"""
+    """seconds of a unit's forward"""
     backward: Vector
     """seconds of a unit's backward without recovery"""
     kept_bytes: Vector
-    """bytes that a layer keeps beyond its checkpoint, ascending: corners of the convex hull of all choices of
-    recovery"""
+    """bytes that a layer with a backward keeps beyond its checkpoint, ascending: corners of the convex hull of all
+    choices of recovery"""
     recovery: Vector
     """seconds of recovery at these corners, descending"""
-    activation: int
-    """bytes of a layer's input, or of the head's"""
+    held: Vector
+    """bytes that a layer holds of each pass whatever is recovered: its input, and keys and values for later slices or
+    for context ranks' backward; nothing without a backward"""
     mlp_ends: int
     """bytes of an mlp's input and of the gradients of its input and output; whole tensors with tensor-parallel ranks"""
     head_ends: int
-    """bytes of the head's input and of its gradient"""
+    """bytes of the head's input and of its gradient, where something below trains"""
     tokens: int
     """bytes of the tokens of a micro-batch, held for the embedding's backward; 0 if it has none"""
     labels: int
@@ -102,20 +108,17 @@ class WorkProfile:
     """
     weight_half: Vector
     """seconds of a unit's backward that may follow after the gradient has passed; 0 if backwards are whole"""
-    always_kept: int
-    """bytes that a layer holds in addition to its input whatever is recovered: keys and values, for later slices or
-    for context ranks' backward"""
     pending: int
     """bytes that a layer holds from the input half of its backward to its weight half, if they are apart"""
 
 
 def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int) -> WorkProfile:
     """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` x `cp` ranks."""
-    small = setting.model.with_one_layer()
+    classes = setting.classes
     # the ops of two micro-batches may differ, and the lesser one bounds both
     sizes = {"tp": tp, "cp": cp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
     plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices))
-    module = lower(small, plan)
+    module = lower(classes.model, plan)
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     # one stage for each choice of recovery, with its recomputation written out
@@ -126,10 +129,10 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
     halves = apart if tp > 1 else None
     numbers = range(slices) if plan.slices else (None,)
     parts = [
-        _slice_profile(small, slice_plan(plan, number), module, chosen, halves, context, number) for number in numbers
+        _slice_profile(classes, slice_plan(plan, number), module, chosen, halves, context, number) for number in numbers
     ]
     seconds = {name: np.sum([part.seconds[name] for part in parts], axis=0) for name in parts[0].seconds}
-    nbytes: dict[str, Any] = {name: min(part.nbytes[name] for part in parts) for name in parts[0].nbytes}
+    nbytes: dict[str, Any] = {name: np.min([part.nbytes[name] for part in parts], axis=0) for name in parts[0].nbytes}
     # points of all slices together: the hull lies below the choices of each
     kept_bytes, recovery = _lower_hull([point for part in parts for point in part.choices])
     return WorkProfile(
@@ -139,7 +142,7 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
         recovery=recovery,
         mlp_scratch=_scratch_bytes(module, target, "mlp") if halves is None else 0,
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
-        attention_scores=_scores_bytes(module) if cp > 1 else 0,
+        attention_scores=_scores_bytes(module) if cp > 1 and classes.all_go_back else 0,
         first_forward=parts[0].seconds["forward"],
         first_backward=parts[0].seconds["passed_back"],
         pending=0 if apart is None else min(_pending_bytes(apart, number) for number in numbers),
@@ -151,14 +154,15 @@ class _SliceProfile:
     """Fields of a `WorkProfile` by name, of one slice or of a whole micro-batch."""
 
     seconds: dict[str, Vector]
-    nbytes: dict[str, int]
+    nbytes: dict[str, Any]
     head_saved: int
     choices: list[tuple[int, float]]
-    """bytes that each choice of recovery keeps beyond what is always kept, and seconds beyond the least"""
+    """bytes that each choice of recovery keeps beyond what is always kept, and seconds beyond the least; of layers with
+    a backward"""
 
 
 def _slice_profile(
-    model: ModelConfig,
+    classes: LayerClasses,
     plan: Plan,
     module: Module,
     chosen: Sequence[tuple[LayerChoice, Stage]],
@@ -167,74 +171,116 @@ def _slice_profile(
     number: int | None,
 ) -> _SliceProfile:
     """Read the profile of slice `number`, whose plan is `plan`; `halves`: the stage with split backwards, if any."""
+    model, embed, head = classes.model, block("embed"), block("head")
     whole = _Ops.of(module, module.stages[0], context, number)
-    always_kept = _always_kept_bytes(model, plan)
-    # The first layer of a model whose lowest block that trains is an mlp holds that one's input in place of its own.
-    attention_goes_back = has_backward(model, plan, block("attention", 0))
-    passes_on = passes_gradient_on(model, plan, block("mlp", 0))
-    twice = 0 if attention_goes_back else mlp_input_bytes(model, plan)
-    options = [
-        (max(kept_bytes(model, plan, choice) - always_kept - twice, 0), _Ops.of(module, stage, context, number))
-        for choice, stage in chosen
+    options = [(choice, _Ops.of(module, stage, context, number)) for choice, stage in chosen]
+    layers = [
+        _class_profile(model, plan, layer, goes_back, options) for layer, goes_back in enumerate(classes.goes_back)
     ]
-    # the least over all choices of recovery, so that no choice takes less than forward, backward and its recovery
-    layer_forward = min(ops.seconds(_FORWARD, "layer") for _, ops in options)
-    layer_backward = min(ops.seconds(_BACKWARD, "layer") for _, ops in options)
-    least = layer_forward + layer_backward
-    stream, whole_stream = aligned(exchanged_type(model, plan).nbytes), aligned(stream_type(model, plan).nbytes)
-    ends = aligned(computed_type(model, plan, block("mlp", 0)).nbytes)
-    # With peers the gathered tensor is live together with the rows of the output's gradient, to which a sum then adds.
-    gathered = ends if shares_rows(plan) else 0
-    backward = np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")])
-    passed_back, weight_half = backward, np.zeros(3)
+    returning = [layer for layer, back in zip(layers, classes.goes_back, strict=True) if back]
+    forward = unit_vector(
+        whole.seconds(Forward, embed), [each.forward for each in layers], whole.seconds(Forward, head)
+    )
+    backward = unit_vector(
+        whole.seconds(Backward, embed), [each.backward for each in layers], whole.seconds(Backward, head)
+    )
+    passed_back, weight_half = backward, np.zeros_like(backward)
     if halves is not None:
         split = _Ops.of(module, halves, context, number)
-        passed_back = np.minimum(backward, [split.seconds((*_BACKWARD, BackwardInput), unit) for unit in UNITS])
-        weight_half = np.array([split.seconds(BackwardWeight, unit) for unit in UNITS])
+        passed_back = by_block(len(classes), lambda owner: split.seconds((*_BACKWARD, BackwardInput), owner))
+        passed_back = np.minimum(backward, passed_back)
+        weight_half = by_block(len(classes), lambda owner: split.seconds(BackwardWeight, owner))
     tokens = aligned(token_type(plan).nbytes)
+    all_attentions = all(has_backward(model, plan, block("attention", layer)) for layer in range(len(classes)))
     return _SliceProfile(
-        seconds={
-            "forward": np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
-            "backward": backward,
-            "passed_back": passed_back,
-            "weight_half": weight_half,
-        },
+        seconds={"forward": forward, "backward": backward, "passed_back": passed_back, "weight_half": weight_half},
         nbytes={
-            "activation": stream,
-            "mlp_ends": (stream if attention_goes_back else 0) + gathered + (1 + passes_on) * ends,
-            "head_ends": 2 * whole_stream,
-            "tokens": tokens if has_backward(model, plan, block("embed")) else 0,
+            "held": unit_vector(0, [each.held for each in layers], 0),
+            "mlp_ends": min((each.mlp_ends for each in returning), default=0),
+            "head_ends": (1 + passes_gradient_on(model, plan, head)) * aligned(stream_type(model, plan).nbytes),
+            "tokens": tokens if has_backward(model, plan, embed) else 0,
             "labels": tokens,
-            "documents": tokens if plan.keeps_documents_apart and attention_goes_back else 0,
-            "mlp_saved": _saved_bytes(model, plan, block("mlp", 0)),
+            "documents": tokens if plan.keeps_documents_apart and all_attentions else 0,
+            "mlp_saved": min((each.mlp_saved for each in returning), default=0),
             "boundary": exchanged_type(model, plan).nbytes,
-            # context ranks keep no keys for a backward that there is not
-            "always_kept": always_kept if plan.cp == 1 or attention_goes_back else 0,
         },
-        head_saved=_saved_bytes(model, plan, block("head")),
-        choices=[(kept, ops.seconds((*_FORWARD, Recompute, *_BACKWARD), "layer") - least) for kept, ops in options],
+        head_saved=_saved_bytes(model, plan, head),
+        choices=[point for each in returning for point in each.choices] or [(0, 0.0)],
     )
 
 
 @frozen(eq=False)
-class _Ops:
-    """Seconds of the block ops of one slice by op class and kind of block, the lesser of two micro-batches."""
+class _ClassProfile:
+    """Seconds and bytes of a layer of a class, of one slice or of a whole micro-batch."""
 
-    times: dict[tuple[type, str], float]
+    forward: float
+    backward: float
+    held: int
+    mlp_ends: int
+    mlp_saved: int
+    choices: list[tuple[int, float]]
+
+
+def _class_profile(
+    model: ModelConfig, plan: Plan, layer: int, back: bool, options: Sequence[tuple[LayerChoice, _Ops]]
+) -> _ClassProfile:
+    """Read the profile of a layer of the model of classes; `options` are the ops under each choice of recovery."""
+    attention, mlp = block("attention", layer), block("mlp", layer)
+    # the least over all choices of recovery, so that no choice takes less than forward, backward and its recovery
+    forward = min(ops.seconds(_FORWARD, attention, mlp) for _, ops in options)
+    backward = min(ops.seconds(_BACKWARD, attention, mlp) for _, ops in options)
+    if not back:
+        return _ClassProfile(forward, backward, 0, 0, 0, [])
+    always_kept = _always_kept_bytes(model, plan, attention)
+    stream, ends = (aligned(kind(model, plan).nbytes) for kind in (exchanged_type, _mlp_type))
+    # The first layer of a model whose lowest block that trains is an mlp holds that one's input in place of its own.
+    attention_goes_back = has_backward(model, plan, attention)
+    twice = 0 if attention_goes_back else mlp_input_bytes(model, plan)
+    # With peers the gathered tensor is live together with the rows of the output's gradient, to which a sum then adds.
+    gathered = ends if shares_rows(plan) else 0
+    # Without a backward of the attention its rows are not read again once they are gathered for that of the mlp.
+    own = stream if attention_goes_back else -stream if gathered else 0
+    # context ranks keep no keys for a backward that there is not
+    keys = always_kept if plan.cp == 1 or attention_goes_back else 0
+    return _ClassProfile(
+        forward,
+        backward,
+        held=stream + keys,
+        mlp_ends=own + gathered + (1 + passes_gradient_on(model, plan, mlp)) * ends,
+        mlp_saved=_saved_bytes(model, plan, mlp),
+        choices=[
+            (
+                max(kept_bytes(model, plan, choice, layer) - always_kept - twice, 0),
+                ops.seconds((*_FORWARD, Recompute, *_BACKWARD), attention, mlp) - forward - backward,
+            )
+            for choice, ops in options
+        ],
+    )
+
+
+def _mlp_type(model: ModelConfig, plan: Plan) -> TensorType:
+    return computed_type(model, plan, block("mlp", 0))
+
+
+@frozen(eq=False)
+class _Ops:
+    """Seconds of the block ops of one slice by op class and block, the lesser of two micro-batches."""
+
+    times: dict[tuple[type, Block], float]
 
     @classmethod
     def of(cls, module: Module, stage: Stage, context: PassContext, number: int | None) -> _Ops:
-        times: dict[tuple[type, str], float] = {}
+        times: dict[tuple[type, Block], float] = {}
         for op in stage.ops:
             if isinstance(op, BlockOp) and op.slice == number:
-                key = (type(op), op.block.kind)
+                key = (type(op), op.block)
                 seconds = context.op_seconds(module, stage, op)
                 times[key] = min(times.get(key, seconds), seconds)
         return cls(times)
 
-    def seconds(self, classes: type | tuple[type, ...], unit: str) -> float:
+    def seconds(self, classes: type | tuple[type, ...], *owners: Block) -> float:
         chosen = classes if isinstance(classes, tuple) else (classes,)
-        return sum(self.times.get((op, kind), 0.0) for op, kind in product(chosen, KINDS[unit]))
+        return sum(self.times.get((op, owner), 0.0) for op, owner in product(chosen, owners))
 
 
 def _saved_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
@@ -251,14 +297,16 @@ def _in_halves(module: Module) -> Stage:
 
 def _pending_bytes(stage: Stage, number: int | None) -> int:
     """Return the least bytes of a layer that its input halves touch and its weight halves read, for one slice."""
-    found: dict[int, set[Tensor]] = {}
+    found: dict[tuple[int, int | None], set[Tensor]] = {}
     before: dict[tuple[int, Block], set[Tensor]] = {}
     for op in stage.ops:
         if isinstance(op, BackwardInput) and op.slice == number:
             before[op.micro_batch, op.block] = {*op.reads, *op.writes, *op.updates}
         elif isinstance(op, BackwardWeight) and op.slice == number:
             both = before[op.micro_batch, op.block].intersection(op.reads)
-            found.setdefault(op.micro_batch, set()).update(t for t in both if t.kind in _OF_ACTIVATIONS)
+            found.setdefault((op.micro_batch, op.block.layer), set()).update(
+                t for t in both if t.kind in _OF_ACTIVATIONS
+            )
     return min(sum(aligned(tensor.type.nbytes) for tensor in tensors) for tensors in found.values())
 
 
@@ -266,10 +314,10 @@ _OF_ACTIVATIONS = (StateKind.SAVED, StateKind.CHECKPOINT, StateKind.BOUNDARY, St
 
 
 def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
-    """Return the workspace of the backward of a kind of block in a one-layer module: the least of all micro-batches."""
+    """Return the least workspace of the backwards of a kind of block."""
     ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
     requests = [target.workspace(module, op) for op in ops]
-    return min(aligned(request.nbytes) if request is not None else 0 for request in requests)
+    return min((aligned(request.nbytes) if request is not None else 0 for request in requests), default=0)
 
 
 def _scores_bytes(module: Module) -> int:
@@ -282,9 +330,8 @@ def _scores_bytes(module: Module) -> int:
 _OF_SCORES = (StateKind.SAVED, StateKind.ACTIVATION, StateKind.PARTIAL)
 
 
-def _always_kept_bytes(model: ModelConfig, plan: Plan) -> int:
+def _always_kept_bytes(model: ModelConfig, plan: Plan, attention: Block) -> int:
     """Return the bytes of a layer's slots that its forward keeps whatever is recovered."""
-    attention = block("attention", 0)
     always = kept_in_forward(model, plan, attention)
     return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, attention) if slot.name in always)
 

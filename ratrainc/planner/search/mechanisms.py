@@ -43,7 +43,7 @@ class Mechanisms:
 def mechanisms(space: FamilySpace, shape: Shape) -> Mechanisms:
     """Return the mechanisms of a shape under its best cuts; without recovery if none fit."""
     c = space.columns_of(shape)
-    units = np.array([1.0, c.layers, 1.0])
+    units = c.everything
     layers = np.array(best_cuts(c).layers, float)[:, None]
     stages = float(c.pp[0])
     # as in `placed_bounds.py`: with halves only the way forward is surely waited for

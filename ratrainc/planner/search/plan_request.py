@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
@@ -30,7 +31,7 @@ from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes, with_dtype
 from ratrain.ratrainc.planner.space.space import template as usual_template
 from ratrain.ratrainc.planner.space.tensor_ranks import choose_tp, with_whole_rows
-from ratrain.ratrainc.planner.space.trained import check_planned_training, ends_train
+from ratrain.ratrainc.planner.space.trained import ends_train
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.target import target_of
 
@@ -135,7 +136,7 @@ class PlanRequest:
         that are asked for, or needed by the strategy, do not share out the model, if context ranks that are asked for
         do not share out its sequences, or if bounds or the schedule do not go with what trains.
         """
-        check_planned_training(self.model, self.setting.shaped())
+        check_training(self.model, self.setting.shaped())
         self.check_attention()
         if (reason := self.left_out(self.schedule)) is not None:
             fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
@@ -254,7 +255,7 @@ def planning_request(
     # fail before the search on anything that no plan of it could have
     planned = request.setting.template
     check_plan(planned, model)
-    check_planned_training(model, request.setting.shaped())
+    check_training(model, request.setting.shaped())
     if not searched:
         request.check_attention()
     return request

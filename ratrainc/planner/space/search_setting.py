@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
+from ratrain.ratrainc.planner.space.layer_classes import LayerClasses, layer_classes
 from ratrain.targets.machine.machine import Machine
 
 
@@ -28,6 +29,11 @@ class SearchSetting:
     shape is ignored"""
     passes: str
     """pipeline of the strategy"""
+
+    @property
+    def classes(self) -> LayerClasses:
+        """Classes of the model's layers under what the template trains."""
+        return layer_classes(self.model, self.template.training)
 
     @property
     def _recovering(self) -> list[RecomputePass | JointOrderPass]:

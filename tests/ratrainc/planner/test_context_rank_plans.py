@@ -182,8 +182,11 @@ def test_bounds_on_bytes_have_the_keys_of_all_context_ranks(name: str, micro_bat
     rows, width = 1024, model.heads * model.head_dim
     whole = 2 * rows * width * (2 + 4)  # keys and values in f16, and in f32 the parts of their gradients
     assert columns.attention_scores[0] > whole
-    assert columns.always_kept[0] == 2 * rows // 4 * width * 2
-    without = evolve(columns, attention_scores=0 * columns.attention_scores, always_kept=0 * columns.always_kept)
+    keys, inputs = 2 * rows // 4 * width * 2, rows // 4 * model.hidden_size * 2
+    assert columns.held.ravel().tolist() == [0, inputs + keys, 0]
+    without = evolve(
+        columns, attention_scores=0 * columns.attention_scores, held=columns.held * inputs / (inputs + keys)
+    )
     peaks = [plan_bounds(each, np.array([layers], float)).peak_bytes[0] for each in (without, columns)]
     assert peaks[0][0] + 0.8 * whole < peaks[1][0]
     assert (peaks[0] <= peaks[1]).all()

@@ -11,12 +11,19 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.plan_file import load_plan
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.functions.planning import compare, pareto, plan, smallest, what_if
-from ratrain.ratrainc.planner.space.space import template
+from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+from ratrain.ratrainc.planner.space.space import Shape, template
 from ratrain.targets.machine.machine import load_machine
 
 if TYPE_CHECKING:
@@ -100,13 +107,53 @@ def test_tensor_ranks_that_take_norms_together_are_left_out(like: str) -> None:
     assert searched(like, peers=(2,)).plan.tp == 2
 
 
-@pytest.mark.parametrize(
-    ("freeze", "text"),
-    [("model.layers.0.*", "layers 0 and 1"), ("model.layers.*", "no parameter of a layer"), ("*", "left to train")],
-)
-def test_layers_that_do_not_train_alike_are_refused(freeze: str, text: str, tmp_path: Path) -> None:
-    with pytest.raises(DiagnosticError, match=text):
-        searched(written(Training(freeze=freeze), tmp_path))
+def test_a_plan_in_which_nothing_trains_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match="left to train"):
+        searched(written(Training(freeze="*"), tmp_path))
+
+
+UNLIKE = {
+    "upper half": Training(freeze="model.embed_tokens.*, model.layers.[0-2].*"),
+    "first layer frozen": Training(freeze="model.layers.0.*"),
+    "ends alone": Training(freeze="model.layers.*"),
+    "adapters of the last layer": Training(method="lora", rank=4, targets=r"re:.*\.layers\.5\..*_proj", base="nf4"),
+    "adapters of other ranks": Training(
+        method="lora", rank=4, rank_pattern=ModuleNumbers(((r"layers\.[01]\..*", 64),))
+    ),
+}
+
+
+@pytest.mark.parametrize("training", UNLIKE)
+@pytest.mark.sampled(2)
+def test_layers_that_do_not_train_alike_are_planned(training: str, tmp_path: Path) -> None:
+    """The plan has the simulated time and peak that it says, no bound is above it, and its cuts fit what trains."""
+    model = evolve(MODEL, layers=6)
+    answer = searched(written(UNLIKE[training], tmp_path), model)
+    answer.save(str(tmp_path / "found.toml"))
+    found = load_plan(str(tmp_path / "found.toml"), model)
+    assert found.training == UNLIKE[training]
+    timed = time_plan(model, found, answer.passes, load_machine("mt3000"))
+    assert isinstance(timed, TimedPlan)
+    assert timed.figures.step_seconds == pytest.approx(answer.best.seconds)
+    assert answer.answer.bound_seconds <= answer.best.seconds
+    assert answer.answer.relaxed_bound_seconds <= answer.best.seconds
+
+
+def test_cuts_give_stages_that_only_go_forward_more_layers() -> None:
+    """Of 8 layers 4 only go forward: best cuts of two stages are those of the work, and the bound is near the step."""
+    model, machine = evolve(MODEL, layers=8, hidden_size=256, ffn_size=704, head_dim=64), load_machine("mt3000")
+    training = Training(freeze="model.embed_tokens.*, model.layers.[0-3].*")
+    named = strategy("ratrain")
+    setting = SearchSetting(model, machine, evolve(template(32), head_chunk=8, training=training), named.passes)
+    shape = Shape(2, 1, 1, 8, 0, "last")
+    best = best_cuts(Columns.of(Profiles(setting), [shape]))
+    assert best.layers == (5, 3)
+    steps = {
+        layers: evaluate(Task(model, shape.plan(setting, cuts_of(layers, shape)), named.passes, machine)).step_seconds
+        for layers in [(3, 5), (4, 4), (5, 3), (6, 2)]
+    }
+    assert min(steps, key=steps.__getitem__) == best.layers
+    assert 0.9 * steps[best.layers] < best.seconds <= steps[best.layers]
 
 
 def test_other_questions_are_answered_for_adapters_too(like: str) -> None:
