@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import BlockOp, Update
 from ratrain.ratrain_ir.ops.messages import MessageOp
-from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
+from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, staged_state
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.target import WorkspaceRequest
 from ratrain.targets.codegen.emitter import emit
@@ -86,7 +86,7 @@ class MachineTarget:
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
         if reduces_over_replicas(op):
             return self._staging_chunks
-        streamed = streamed_state(op)
+        streamed = staged_state(op)
         if streamed and not self.machine.updates_in(streamed[0].home):
             kinds = STREAMS_OF_UPDATE if isinstance(op, Update) else 1
             most = 2 * kinds * self.machine.whole("collective_chunk")

@@ -23,7 +23,8 @@ them, and dropped behind it:
     ... = forward mlp.0 m0 (%x.mlp.0.m0, %back.f.mlp.0.m0.forward)
 
 A recomputation shares the fetch of its backward. `insert-prefetch` and `joint-order` move fetches ahead of the use, as
-gathers under zero = 3. Frozen parameters that replicas have between them, as under zero = 3, are refused.
+gathers under zero = 3. There replicas have frozen parameters between them, and the gather of each use streams a
+replica's part from the other memory.
 
 No computed value changes. The pass comes before passes that spend the bytes it frees.
 """
@@ -36,12 +37,11 @@ from attrs import evolve, field, frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind, aligned
-from ratrain.ratrain_ir.model.sharded_blocks import shares_frozen
 from ratrain.ratrain_ir.ops.base import Phase, Piece, WorkGroup, piece_fields, piece_name
 from ratrain.ratrain_ir.ops.compute import BlockOp
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch
-from ratrain.ratrain_ir.ops.roles import frozen_roles
+from ratrain.ratrain_ir.ops.state_homes import streamed_state
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.support.diagnostics import fail
 
@@ -78,8 +78,8 @@ class OffloadStatePass(Pass):
         """Move the state of every stage.
 
         Raises `DiagnosticError` RT053 where the machine has no such memory or too little of it, RT073 for a number of
-        blocks that is 0 or more than any stage has, and for views where none that is in DDR is frozen, RT071 for views
-        that replicas have between them.
+        blocks that is 0 or more than any stage has, and for views where none that is in DDR is frozen, RT071 where a
+        gather would read from two memories.
         """
         most = max(map(len, module.topology.stage_blocks))
         if self.blocks is not None and not 0 < self.blocks <= most:
@@ -87,7 +87,6 @@ class OffloadStatePass(Pass):
             fail("RT073", text, help="leave it out to move all of them; leave out the pass to move none")
         home = _HOMES[self.home]
         room = context.target.info(module).capacity_of(home)
-        self.refuse_shared(module)
         moved = [self.moved(stage, module) for stage in module.stages]
         if self.what == VIEWS and not any(moved):
             text = (
@@ -108,17 +107,16 @@ class OffloadStatePass(Pass):
                 context.statistics[f"stage {stage.index} fetches"] = fetches
         for tensor in (tensor for tensors in moved for tensor in tensors):
             tensor.home = home
+        for op in (op for stage in module.stages for op in stage.ops):
+            self.refuse_two_memories(op)
 
-    def refuse_shared(self, module: Module) -> None:
-        """Refuse to move frozen parameters that replicas have between them, with RT071."""
-        blocks = [block for stage in module.stages for block in last_blocks(stage, module, self.blocks)]
-        shared = [block for block in blocks if shares_frozen(module.plan, block)]
-        if self.what == VIEWS and any(frozen_roles(module.model, module.plan, block) for block in shared):
-            text = (
-                f"'what={VIEWS}' of '{self.name}' moves frozen parameters that each replica has whole; under zero = 3 "
-                f"replicas have those of {shared[0]} between them, and fetches before gathers are not built"
-            )
-            fail("RT071", text, help="leave it out; or use zero = 2 or less, or dp = 1")
+    def refuse_two_memories(self, op: Op) -> None:
+        """Refuse a gather of masters in one memory and frozen parameters in another, with RT071."""
+        read = streamed_state(op)
+        homes = list(dict.fromkeys(tensor.home.value for tensor in read))
+        if len(homes) > 1:
+            text = f"'{op!r}' would read %{read[0].name} in '{homes[0]}' and %{read[-1].name} in '{homes[1]}'"
+            fail("RT071", text, help=f"let '{self.name}' move state and frozen parameters to one memory")
 
     def moved(self, stage: Stage, module: Module) -> list[Tensor]:
         """Return the tensors of a stage that move."""

@@ -1,7 +1,8 @@
 """Training state in other memories than DDR: the ops that work on it there, and their engine.
 
 Masters and moments are most of a step's state and are touched rarely: by the update of their block, and masters also by
-the gathers of its view. These two ops read and write another memory themselves, a piece at a time through a workspace.
+the gathers of its view. These two ops read and write another memory themselves, a piece at a time through a workspace;
+gathers also read frozen parameters there that replicas have between them, right into the view.
 For every other op a tensor in another memory has to be fetched first.
 """
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 STATE_ELSEWHERE = frozenset({StateKind.MASTER, StateKind.MOMENT})
 """The kinds of state that may be in another memory from step to step."""
+_STREAMED = STATE_ELSEWHERE | {StateKind.FROZEN}
 STREAMS_OF_UPDATE = 3
 """Number of values that an update streams for each element: master and both moments."""
 LEAST_STAGING = STREAMS_OF_UPDATE * ALIGNMENT_BYTES
@@ -34,7 +36,12 @@ def streamed_state(op: Op) -> tuple[Tensor, ...]:
         operands = op.reads
     else:
         return ()
-    return tuple(tensor for tensor in operands if tensor.home is not Home.DDR and tensor.kind in STATE_ELSEWHERE)
+    return tuple(tensor for tensor in operands if tensor.home is not Home.DDR and tensor.kind in _STREAMED)
+
+
+def staged_state(op: Op) -> tuple[Tensor, ...]:
+    """Return the operands in another memory that an op streams through workspace: frozen parameters need none."""
+    return tuple(tensor for tensor in streamed_state(op) if tensor.kind is not StateKind.FROZEN)
 
 
 def engine_of_update(op: Update, of_target: Engine) -> Engine:

@@ -46,7 +46,7 @@ from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp, Store
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, DonorAccept, DonorReturn, MessageOp, OffloadOp, Recv, Send
 from ratrain.ratrain_ir.ops.operands import SignatureError
 from ratrain.ratrain_ir.ops.signatures import bind
-from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, streamed_state
+from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, staged_state, streamed_state
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.liveness import check_lives
 from ratrain.ratrain_ir.verifier.reporter import Reporter, refuser
@@ -364,8 +364,8 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
         return
     streamed = streamed_state(op)
     stored = streamed or (op.writes if isinstance(op, Store) else op.reads if isinstance(op, Fetch) else ())
-    if streamed:
-        check_staging(module, stage, op, streamed, report)
+    if staged := staged_state(op):
+        check_staging(module, stage, op, staged, report)
     for tensor in op.operands:
         if tensor.home is not Home.DDR and tensor not in stored:
             text = f"'{op!r}' works in DDR, and %{tensor.name} is in the memory '{tensor.home.value}'"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.targets.machine.cost import copy_seconds
 from ratrain.targets.machine.resource_work import Flow, ResourceWork, StorePath
 
@@ -25,12 +25,17 @@ class Elsewhere:
     home: Home
     """that memory; DDR where there are none"""
     nbytes: int
+    frozen_bytes: int = 0
+    """those of frozen parameters among them"""
 
     @classmethod
-    def of(cls, operands: Iterable[tuple[Home, TensorType]]) -> Elsewhere:
-        """Return the operands outside DDR, given the memory and type of each; all are in one memory."""
-        found = [(home, type_) for home, type_ in operands if home is not Home.DDR]
-        return cls(found[0][0], sum(type_.nbytes for _, type_ in found)) if found else NOTHING_ELSEWHERE
+    def of(cls, operands: Iterable[tuple[Home, StateKind, TensorType]]) -> Elsewhere:
+        """Return the operands outside DDR, given the memory, kind and type of each; all are in one memory."""
+        found = [(home, kind, type_.nbytes) for home, kind, type_ in operands if home is not Home.DDR]
+        if not found:
+            return NOTHING_ELSEWHERE
+        frozen_bytes = sum(nbytes for _, kind, nbytes in found if kind is StateKind.FROZEN)
+        return cls(found[0][0], sum(nbytes for *_, nbytes in found), frozen_bytes)
 
 
 NOTHING_ELSEWHERE = Elsewhere(Home.DDR, 0)

@@ -142,7 +142,7 @@ def timed_op(
         nbytes, elements = shared.given * itemsize, shared.given
         own = (shared.added + shared.given) * itemsize
     hop = None if ends is None else (min(ends), max(ends))
-    elsewhere = Elsewhere.of((tensor.home, tensor.type) for tensor, _ in operands)
+    elsewhere = Elsewhere.of((tensor.home, tensor.kind, tensor.type) for tensor, _ in operands)
     runs = elements // max(1, rest) if keyword in _OF_KEYS else 0
     return TimedOp(keyword, group, engine, None, nbytes, elements, own, hop, elsewhere, runs)
 
@@ -316,13 +316,15 @@ def _streaming_update(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
 
 
 def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> ResourceWork:
-    """Return the work of a gather of masters that are in another memory.
+    """Return the work of a gather of masters, or of frozen parameters, that are in another memory.
 
-    They come unchanged, or rounded where there is a processor next to them.
+    They come unchanged; masters come rounded where there is a processor next to them.
     """
-    home, fetched = op.elsewhere.home, op.elsewhere.nbytes
+    home, frozen_bytes = op.elsewhere.home, op.elsewhere.frozen_bytes
+    fetched = op.elsewhere.nbytes - frozen_bytes
     if machine.updates_in(home):
         fetched = fetched // _MASTER_BYTES * op.payload_bytes // max(1, op.payload_elements)
+    fetched += frozen_bytes
     return streamed_work(work, StreamedBytes(home, fetched=fetched), machine)
 
 

@@ -30,6 +30,7 @@ from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, s
 from tests.end_to_end.toys import SHARED_EXPERT
 from tests.mutation.subjects import DEEPER, GEMMA2, WITH_STORES
 from tests.program_files import prepare
+from tests.targets.runtime.ranks.thread_ranks import trained_by_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,6 +182,12 @@ FROZEN: dict[str, dict[str, Any]] = {
     "adapters": {"training": LORA, "zero": 1},
     "adapters, packed base": {"training": evolve(LORA, base="nf4"), "zero": 2, "reduce": "each-micro-batch"},
     "adapters, gathered for each use": {"training": evolve(LORA, base="int8-block"), "zero": 3, "dp": 1},
+    "adapters, between replicas": {"training": evolve(LORA, base="nf4"), "zero": 3},
+    "partly frozen, between replicas": {
+        "training": Training(freeze="model.embed_tokens.*, *.mlp.*"),
+        "zero": 3,
+        "reduce": "each-micro-batch",
+    },
     "adapters, peers": {"training": evolve(LORA, base="int4-block"), "tp": 2},
     "adapters, slices": {"training": LORA, "slices": (4, 3, 3)},
     "adapters, chunks": {
@@ -240,9 +247,9 @@ def test_frozen_parameters_elsewhere_train_the_same_bits(plan: str, order: str, 
     assert losses(found) == losses(plain)
     same_bits(found, plain)
     for before, after in zip(of_kind(kept, StateKind.FROZEN), of_kind(moved, StateKind.FROZEN), strict=True):
-        carried = [tensor for tensor in after if tensor.carried]
-        assert {tensor.home for tensor in carried} <= {Home(home)}
-        assert sum(tensor.type.nbytes for tensor in before) == sum(tensor.type.nbytes for tensor in carried)
+        ours, theirs = ([tensor for tensor in tensors if tensor.carried] for tensors in (after, before))
+        assert {tensor.home for tensor in ours} <= {Home(home)}
+        assert sum(tensor.type.nbytes for tensor in ours) == sum(tensor.type.nbytes for tensor in theirs)
 
 
 @pytest.mark.parametrize("plan", FROZEN)
@@ -338,6 +345,26 @@ def test_fetches_take_the_seconds_of_their_bytes() -> None:
     read, written = program.stages[0].moved_bytes(Home.HOST)
     assert not written
     assert read / 1e5 <= figures.step_seconds < 1.05 * read / 1e5
+
+
+def test_ranks_of_processes_gather_frozen_parts_from_where_they_are() -> None:
+    program = fetched_program(FROZEN["adapters, between replicas"], FETCHED[0], "offload-state{home=file what=views},")
+    alone = losses(train(program, 2))
+    for run in trained_by_threads(program, 2):
+        assert [step.report.loss for step in run.done] == alone
+        run.close()
+
+
+def test_a_gather_reads_from_one_memory() -> None:
+    """Masters and frozen parts of a block, between replicas: in one file, but not one of them in the host's memory."""
+    plan = FROZEN["partly frozen, between replicas"]
+    state, views = (f"offload-state{{home=file what={what}}}," for what in ("all", "views"))
+    same_bits(
+        train(fetched_program(plan, FETCHED[0], state + views), 2), train(fetched_program(plan, FETCHED[0], ""), 2)
+    )
+    for both in (f"offload-state,{views}", f"{views}offload-state,"):
+        with pytest.raises(DiagnosticError, match=r"would read %\S+ in '(file|host)' and %\S+ in '(host|file)'"):
+            fetched_program(plan, FETCHED[0], both)
 
 
 def test_masters_and_frozen_parameters_may_both_be_elsewhere() -> None:

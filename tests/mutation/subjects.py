@@ -300,6 +300,13 @@ SUBJECTS: dict[str, Subject] = {
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=full}},allocate-ddr",
         ),
         Subject(
+            "p2-d2-zero3-frozen-shared-in-file",
+            {"micro_batches": 2, "zero": 3, "training": evolve(ADAPTERS, targets="q_proj, v_proj", base="nf4")},
+            f"place-1f1b,offload-state{{home=file what=views}},insert-prefetch,{_BUCKETS},allocate-ddr",
+            MODEL,
+            WITH_STORES,
+        ),
+        Subject(
             "p2-d4-frozen-in-view-groups-placed",
             {"dp": 4, "micro_batches": 2, "zero": 3, "view_group": 2, "training": evolve(ADAPTERS, base="nf4")},
             "place-1f1b,recompute{policy=attention}",

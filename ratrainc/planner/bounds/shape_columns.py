@@ -362,7 +362,7 @@ def excess_sum(column: Numbers, counts: Numbers) -> Numbers:
 
 
 def most_sum(c: Columns, column: Numbers, layers: Numbers) -> Numbers:
-    """Sum a column over the units of stages; if it is not known which layers they have, at most so much."""
+    """Sum a column over the units of stages; at most, if it is not known which layers they have."""
     if c.span is None or c.span.exact:
         return unit_sum(c, column, layers)
     total: Numbers = unit_sum(attrs.evolve(c, span=None), column, layers) + layers * (most(column) - column[LAYER])
@@ -377,7 +377,7 @@ def most(column: Numbers) -> Numbers:
 
 
 def with_backward(c: Columns, layers: Numbers) -> Numbers:
-    """Return how many layers of stages have a backward; at least so many if it is not known which they are."""
+    """Return how many layers of stages have a backward; at least, if it is not known which they are."""
     if c.mix is None or c.mix.all_go_back:
         return layers
     if c.span is None:

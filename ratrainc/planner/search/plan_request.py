@@ -25,13 +25,13 @@ from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, stra
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
 from ratrain.ratrainc.planner.space.context_ranks import choose_cp
+from ratrain.ratrainc.planner.space.layer_classes import ends_train
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes, with_dtype
 from ratrain.ratrainc.planner.space.space import template as usual_template
 from ratrain.ratrainc.planner.space.tensor_ranks import choose_tp, with_whole_rows
-from ratrain.ratrainc.planner.space.trained import ends_train
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.target import target_of
 
@@ -164,7 +164,7 @@ class PlanRequest:
             # a search that is not asked for context ranks has the fewest that may pay
             contexts_of_one=self.contexts is None,
         )
-        if not ends_train(self.setting.template, self.model):  # a level of their own would be of nothing
+        if not ends_train(self.model, self.setting.template.training):  # a level of their own would be of nothing
             space = [shape for shape in space if shape.ends is None]
         return with_whole_rows(self.setting, space)
 

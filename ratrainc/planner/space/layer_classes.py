@@ -67,7 +67,7 @@ class LayerClasses:
 @cache
 def layer_classes(model: ModelConfig, training: Training) -> LayerClasses:
     """Return the classes of a model's layers under a training."""
-    trained = evolve(model, training=training.in_family(model.family)) if training else model
+    trained = _trained(model, training)
     chain = block_chain(trained)
     lowest = next(at for at, owner in enumerate(chain) if trained_parameters(trained, owner))
     place = {owner: at for at, owner in enumerate(chain)}
@@ -82,3 +82,13 @@ def layer_classes(model: ModelConfig, training: Training) -> LayerClasses:
     first = tuple(of_layer.index(each) for each in range(len(numbers)))
     goes_back = tuple(place[block("mlp", layer)] >= lowest for layer in first)
     return LayerClasses(model.of_layers(first), tuple(of_layer), goes_back)
+
+
+def ends_train(model: ModelConfig, training: Training) -> bool:
+    """Tell whether embedding or head has parameters that train."""
+    trained = _trained(model, training)
+    return any(trained_parameters(trained, block(kind)) for kind in ("embed", "head"))
+
+
+def _trained(model: ModelConfig, training: Training) -> ModelConfig:
+    return evolve(model, training=training.in_family(model.family)) if training else model

@@ -26,7 +26,7 @@ from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
 from ratrain.targets.runtime.engine.quantised import gradient_bits, mean_of_packed, round_view, view_bits
 from ratrain.targets.runtime.engine.rank import RankExecutor
-from ratrain.targets.runtime.engine.streamed_state import cast_master
+from ratrain.targets.runtime.engine.streamed_state import cast_master, copy_frozen
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -157,8 +157,8 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
     for name in first.blocks:
         for part, role in gathered_frozen(views[0], name):
             whole = views[0][role]
-            for mine, place in zip(views, whole.reshape(len(members), -1), strict=True):
-                kernels.memory.copy(place, mine[part])
+            for member, place in zip(members, whole.reshape(len(members), -1), strict=True):
+                copy_frozen(*member, part, place, kernels)
             for other in views[1:]:
                 kernels.memory.copy(other[role], whole)
         if f"{made}.{name}" not in views[0]:

@@ -56,6 +56,17 @@ def cast_master(
         kernels.cast(piece, view[start:stop], scratch=scratch)
 
 
+def copy_frozen(
+    rank: RankExecutor, instruction: Instruction, role: str, place: NDArray[Any], kernels: KernelSet
+) -> None:
+    """Copy an instruction's frozen parameters, operand `role`, to a place of a view; they may be in a file."""
+    stored = rank.in_files(instruction).get(role)
+    if stored is None:
+        kernels.memory.copy(place, rank.by_role(instruction)[role])
+    else:
+        stored.get(0, place)
+
+
 def _staged(workspace: NDArray[Any], files: Mapping[str, StoredArray], memory: Memory) -> dict[str, NDArray[Any]]:
     """Divide the bytes of a workspace into equal, aligned buffers, one for each file; the workspace has any dtype."""
     data = memory.bytes_of(workspace)

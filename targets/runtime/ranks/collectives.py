@@ -33,7 +33,7 @@ from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.runtime.engine import collectives, tensor_collectives
 from ratrain.targets.runtime.engine.quantised import gradient_bits, view_bits
-from ratrain.targets.runtime.engine.streamed_state import cast_master
+from ratrain.targets.runtime.engine.streamed_state import cast_master, copy_frozen
 from ratrain.targets.runtime.kernels.host_scalars import any_raised, norm_of_stages
 from ratrain.targets.runtime.ranks.communicator import Request
 
@@ -286,7 +286,8 @@ class GroupCollectives:
         requests = []
         for block in instruction.blocks:
             for part, role in collectives.gathered_frozen(views, block):
-                self.kernels.memory.copy(views[role].reshape(members.size, -1)[members.rank], views[part])
+                place = views[role].reshape(members.size, -1)[members.rank]
+                copy_frozen(self.rank, instruction, part, place, self.kernels)
                 requests.append(members.iallgather(views[role]))
             if f"{made}.{block}" not in views:
                 continue
