@@ -166,7 +166,8 @@ def _links(job: Job, machine: Machine) -> float:
     if job.sharding in _GATHERS_WEIGHTS:
         gathers = 2 if job.reshard_after_forward else 1
         gathered = gathers * _bytes(job.compute_dtype) * parameters * _quantised_share(job)
-        moved = micro_batches * (gathered + _bytes(job.reduce_dtype) * reduced)
+        reductions = 1 if job.sums_whole else micro_batches
+        moved = micro_batches * gathered + reductions * _bytes(job.reduce_dtype) * reduced
     else:  # a reduction and a gather of the updated weights, or an all-reduce: as many bytes
         moved = (_bytes(job.reduce_dtype) + _bytes(job.weight_dtype)) * reduced
     return between + moved / _link_bandwidth(job, machine)

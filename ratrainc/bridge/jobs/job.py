@@ -98,6 +98,17 @@ class Experts(Enum):
     """a module for each expert, and a loop over them: transformers 4"""
 
 
+OF_TRAINER = frozenset({"axolotl", "llama-factory", "trl", "transformers", "accelerate"})
+"""Frameworks that train with transformers' Trainer and accelerate, by the name that a job has."""
+WAITS = OF_TRAINER | {"litgpt"}
+"""Frameworks whose FSDP reduces gradients after the last micro-batch of a step: they run the others under no_sync.
+
+transformers' Trainer does (src/transformers/trainer.py Trainer._run_epoch; 4.28 in _inner_training_loop) through
+accelerate (src/accelerate/accelerator.py Accelerator.no_sync, which does it to FSDP 2 since version 1.11), and
+Lightning Fabric (litgpt/finetune/full.py, no_backward_sync). torchtune, torchtitan and nanotron reduce each, and
+Composer does with FSDP (composer/distributed/dist_strategy.py ddp_sync_context)."""
+
+
 @frozen
 class Origin:
     """Origin of a field's value: a key of the file, or a default in the framework's source."""
@@ -268,6 +279,8 @@ class Job:
     gradient_dtype: str = "f32"
     """gradients as held until the optimizer's step"""
     reduce_dtype: str = "f32"
+    reduces_each: bool = False
+    """true if the settings have gradients reduced after each micro-batch where the framework waits for the last"""
     master_dtype: str | None = None
     """master weights apart from `weight_dtype`; None: the optimizer updates the weights themselves"""
 
@@ -326,6 +339,13 @@ class Job:
         Adapters have that of their gradients; an engine with master weights holds one type for all.
         """
         return self.weight_dtype if self.adapter is None or self.master_dtype else self.gradient_dtype
+
+    @property
+    def sums_whole(self) -> bool:
+        """True if whole gradients of earlier micro-batches wait on each rank of FSDP for the last one."""
+        fully = self.sharding in (Sharding.FSDP1, Sharding.FSDP2)
+        waits = fully and self.framework in WAITS and not self.reduces_each
+        return waits and (self.gradient_accumulation or 1) > 1
 
     @property
     def model_ranks(self) -> int:

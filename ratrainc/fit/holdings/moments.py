@@ -19,7 +19,7 @@ from ratrain.ratrainc.fit.holdings.activations import (
     recomputed,
 )
 from ratrain.ratrainc.fit.holdings.adapters import head_trained, largest_trained
-from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers
+from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers, in_reduction
 from ratrain.ratrainc.fit.holdings.logits import logit_gradient, loss_bytes
 from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
@@ -35,6 +35,7 @@ from ratrain.ratrainc.fit.holdings.state import (
 )
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, Moment, owners_of, together
+from ratrain.ratrainc.fit.holdings.whole_sums import waiting_gradients
 
 _OF_THE_HEAD = (Phase.LOSS, Phase.LOSS_BACK, Phase.HEAD, Phase.NORM)
 
@@ -53,6 +54,7 @@ def _account(part: Part, phase: Phase) -> Bytes:
             _split_gradients(part, phase),
             _activations(part, phase),
             buffers(part, phase),
+            {} if part.sums_whole else in_reduction(part, phase),
             {"optimizer: copies of the step": step_copies(part) if phase is Phase.STEP else 0},
             {"workspace: cuBLAS": WORKSPACE},
         ]
@@ -60,7 +62,9 @@ def _account(part: Part, phase: Phase) -> Bytes:
 
 
 def _split_gradients(part: Part, phase: Phase) -> Bytes:
-    """Return the bytes of held gradients, with the gradients of experts apart."""
+    """Return the bytes of held gradients, with the gradients of experts apart where they are shards."""
+    if part.sums_whole and phase is not Phase.STEP:
+        return waiting_gradients(part, phase)
     held = _gradients(part, phase)
     if part.model.experts is None or part.job.adapter is not None or part.job.optimizer_in_backward:
         return {GRADIENTS: held}

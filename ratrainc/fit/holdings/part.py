@@ -345,6 +345,11 @@ class Part:
         return min(passes, self.micro_batches * chunks) * (self.layers // chunks)
 
     @property
+    def sums_whole(self) -> bool:
+        """True if FSDP keeps whole gradients until the last micro-batch of a step."""
+        return self.job.sums_whole
+
+    @property
     def accumulates(self) -> bool:
         """True if gradients of earlier micro-batches are there while a later one runs."""
         return self.micro_batches > 1

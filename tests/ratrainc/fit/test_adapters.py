@@ -292,7 +292,7 @@ def test_what_is_proposed_is_said_in_one_line_with_whole_numbers(tmp_path: Path)
     assert any("lora_r: 16, lora_alpha: 32, lora_target_linear: true" in way.text for way in found.ways)
     said = [line for part in map(str, found.parts()) for line in part.splitlines() if "devices or more with" in line]
     assert len(said) == 1
-    assert "fsdp_version: 2, perhaps 4; no sequence is short enough" in said[0]
+    assert "sync_each_batch: true}}, perhaps 4; no sequence is short enough" in said[0]
 
 
 def test_a_low_rank_is_not_proposed_where_it_does_not_count(tmp_path: Path) -> None:
