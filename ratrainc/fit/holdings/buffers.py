@@ -12,7 +12,8 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     nanotron         DDP's buckets in the weights' type; with sums in f32, gradients in it until the backward's end
     Megatron-FSDP    counted as ZeRO of the same stage, with its sizes
-    ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
+    ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm, and the slices of one that go to
+            several ranks, joined (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py); more
             if a module alone has more, as experts may (partitioned_param_coordinator.py fetch_sub_module)
     Megatron-LM      placeholders of weight gradients, and one buffer for the gathered input of a sequence-parallel
@@ -215,8 +216,10 @@ def _zero12(part: Part, phase: Phase) -> Bytes:
         return {}  # made by backward, dropped after it
     sizes = part.job.sizes
     count = 2 if sizes.get("overlap_comm") else 1
-    bucket = itemsize(part.job.reduce_dtype) * sizes.get("reduce_bucket_size", BUCKET)
-    return {f"{_owner(part)}: buckets": count * bucket}
+    elements = sizes.get("reduce_bucket_size", BUCKET)
+    # slices of a bucket that go to several ranks are joined in one more tensor (allreduce_bucket, flatten)
+    joined = min(elements, trained(part)) if part.shards > 1 and part.job.framework not in MEGATRON else 0
+    return {f"{_owner(part)}: buckets": itemsize(part.job.reduce_dtype) * (count * elements + joined)}
 
 
 def _zero3(part: Part, phase: Phase) -> Bytes:

@@ -8,6 +8,7 @@ gradients         none (or all, if micro-batches accumulate) ...  all    all
 
 from __future__ import annotations
 
+from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.activations import (
     GRADIENTS as IN_BACKWARD,
 )
@@ -27,7 +28,10 @@ from ratrain.ratrainc.fit.holdings.state import (
     GRADIENTS,
     all_gradients,
     gradients,
+    gradients_at_step,
+    gradients_of_partition,
     gradients_stay,
+    has_partitions,
     split,
     state,
     step_copies,
@@ -78,12 +82,15 @@ def _gradients(part: Part, phase: Phase) -> int:
     if phase in (Phase.LOSS, Phase.LOSS_BACK):
         return everything if gradients_stay(part) else 0
     if phase is Phase.STEP:
-        return 0 if part.job.optimizer_in_backward else everything
+        return gradients_at_step(part)
     # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
     adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON and not sums_apart(part)
     table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
     matrix = largest_trained(part) if part.job.adapter else table or part.layer_matrix
     waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0
+    if adds and part.job.sharding is Sharding.ZERO2 and has_partitions(part) and phase is not Phase.HEAD:
+        # a partition's new gradients are whole before the earlier ones take them in (all_grad_tensors, add_)
+        waiting = gradients_of_partition(part)
     if gradients_stay(part) or phase in (Phase.FIRST, Phase.END):
         return everything + waiting
     return gradients(part, head_trained(part))

@@ -341,6 +341,9 @@ fsdp_config: {transformer_layer_cls_to_wrap: LlamaDecoderLayer, reshard_after_fo
 """
 
 
+EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
+
+
 def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(AXOLOTL)
@@ -350,6 +353,7 @@ def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
         "context_parallel_size: 8",
         "attn_implementation: flash_attention_2",
         "gradient_accumulation_steps: 8",
+        EACH,
     )
     assert way.verdict is Verdict.FITS
     assert not way.alters
@@ -357,6 +361,7 @@ def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
         AXOLOTL.replace("attn_implementation: sdpa", "attn_implementation: flash_attention_2")
         .replace("steps: 1", "steps: 8")
         .replace("micro", "context_parallel_size: 8\nmicro", 1)
+        + EACH
     )
     after = api.fit(file, devices=8, memory=79 * GIB)
     assert after.peak == way.peak_bytes
