@@ -187,9 +187,9 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     upcasts = job.framework != "axolotl" or _changed_by_launch(job)
     engine = value in ZERO_STAGES[1:]
     # LLaMA-Factory casts what trains to f32 before a mechanism sees it
-    trains = job.gradient_dtype if job.adapter is not None and job.framework == "llama-factory" else job.weight_dtype
+    trains = job.gradient_dtype if job.trains_part and job.framework == "llama-factory" else job.weight_dtype
     types = types_held(value, trains, mixed, engine=engine, upcasts=upcasts)
-    if job.adapter is not None and not engine:
+    if job.trains_part and not engine:
         del types["weight_dtype"]  # frozen weights stay as they are loaded
     return evolve(changed, **types)
 

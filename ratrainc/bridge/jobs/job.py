@@ -200,6 +200,13 @@ class Thawed:
     spread: bool = False
     """true if the layers are spread evenly over the model (LLaMA Pro)"""
 
+    def numbers(self, count: int) -> range:
+        """Return the numbers of the layers that train, of `count`; those that are spread must divide them."""
+        if self.spread:
+            stride = count // self.layers
+            return range(stride - 1, count, stride)
+        return range(max(0, count - self.layers), count) if self.layers > 0 else range(min(-self.layers, count))
+
 
 @frozen
 class Training:
@@ -336,9 +343,15 @@ class Job:
     def trained_dtype(self) -> str:
         """Type of what trains, as held between steps.
 
-        Adapters have that of their gradients; an engine with master weights holds one type for all.
+        Adapters, and what trains beside frozen weights, have that of their gradients; an engine with master weights
+        holds one type for all.
         """
-        return self.weight_dtype if self.adapter is None or self.master_dtype else self.gradient_dtype
+        return self.gradient_dtype if self.trains_part and not self.master_dtype else self.weight_dtype
+
+    @property
+    def trains_part(self) -> bool:
+        """True if weights are frozen: adapters train in their place, or some layers alone."""
+        return self.adapter is not None or self.thawed is not None
 
     @property
     def sums_whole(self) -> bool:

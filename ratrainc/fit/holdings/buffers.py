@@ -36,6 +36,7 @@ from ratrain.ratrainc.fit.holdings.adapters import (
     outer_trained,
     trained,
 )
+from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
 from ratrain.ratrainc.fit.holdings.state import sums_apart
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
@@ -158,7 +159,7 @@ def _reduced_by_fsdp2(part: Part, phase: Phase) -> int:
     unit, item, apart = layer_trained(part), part.item, _groups_apart(part)
     reduced = itemsize(part.job.reduce_dtype)
     head = item * head_trained(part)
-    last_group = outer_trained(part) if part.job.adapter else part.embedding_parameters if apart else _root(part)
+    last_group = outer_trained(part) if part.job.trains_part else part.embedding_parameters if apart else _root(part)
     waiting = 0 if apart else head
     return {
         Phase.HEAD: head,
@@ -266,13 +267,14 @@ def _casts(part: Part, phase: Phase) -> Bytes:
     layer = 0 if quantised else part.layer_parameters - part.layer_vectors
     if part.model.experts is not None:  # autocast does not know grouped products
         layer -= part.layer_experts
-    head = part.head_matrix
+    trained = layers_of(part).trained
+    head = head_trained(part) if part.job.thawed is not None else part.head_matrix
     # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
-    saved = part.layers - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)
-    again = min(part.job.checkpoint_every, part.layers - saved)
+    saved = trained - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)
+    again = min(part.job.checkpoint_every, trained - saved)
     # autocast keeps casts of weights that train; of frozen ones autograd keeps those that a backward reads
     layers = {
-        Phase.LOSS: saved if part.job.adapter else part.layers,
+        Phase.LOSS: saved if part.job.adapter else trained,
         Phase.LAST: saved + again,
         Phase.FIRST: 1,
     }.get(phase, saved)

@@ -86,7 +86,7 @@ def _gradients(part: Part, phase: Phase) -> int:
     # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
     adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON and not sums_apart(part)
     table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
-    matrix = largest_trained(part) if part.job.adapter else table or part.layer_matrix
+    matrix = largest_trained(part) if part.job.trains_part else table or part.layer_matrix
     waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0
     if adds and part.job.sharding is Sharding.ZERO2 and has_partitions(part) and phase is not Phase.HEAD:
         # a partition's new gradients are whole before the earlier ones take them in (all_grad_tensors, add_)

@@ -24,6 +24,7 @@ from ratrain.ratrainc.fit.holdings.adapters import (
     outer_trained,
     trained,
 )
+from ratrain.ratrainc.fit.holdings.frozen_layers import trains_embedding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -76,7 +77,7 @@ def state(part: Part) -> Bytes:
     masters = itemsize(job.master_dtype) * held if job.master_dtype else 0
     on_host = job.offload_optimizer or (job.offload_parameters and part.sharded)
     whole = {
-        **({FROZEN: frozen_bytes(part)} if job.adapter else {}),
+        **({FROZEN: frozen_bytes(part)} if job.trains_part else {}),
         ADAPTERS if job.adapter else WEIGHTS: 0 if job.offload_parameters else weights,
         MASTERS: 0 if on_host else masters,
         OPTIMIZER: 0 if on_host else moments(part, held),
@@ -113,7 +114,7 @@ def moments(part: Part, elements: int, *, embeds: bool = True) -> int:
         return _F32 * _factors(part)
     count = MOMENTS[name]
     if name in {"adamw-8bit", "lion-8bit"}:
-        embeds = embeds and part.job.framework in TRANSFORMERS and part.job.adapter is None
+        embeds = embeds and part.job.framework in TRANSFORMERS and part.job.adapter is None and trains_embedding(part)
         wide = share(part.embedding_parameters, part.shards) if embeds else 0
         narrow = elements - wide
         return count * (narrow + _F32 * share(narrow, _BLOCK_8BIT) + _F32 * wide)
@@ -228,7 +229,7 @@ def gradients_at_step(part: Part) -> int:
 
 def gradients_of_partition(part: Part) -> int:
     """Return the bytes of gradients of a partition's parameters, each of which is whole (copy_grads_in_partition)."""
-    largest = max(part.largest_matrix if part.job.adapter is None else 0, share(trained(part), part.shards))
+    largest = max(largest_trained(part), share(trained(part), part.shards))
     return itemsize(part.job.gradient_dtype) * largest
 
 
