@@ -24,12 +24,14 @@ from ratrain.ratrainc.bridge.jobs.job import (
     ZERO_STAGES,
     Adapter,
     Checkpointing,
+    Context,
     Job,
     Loss,
     Note,
     Origin,
     Sharding,
 )
+from ratrain.ratrainc.bridge.jobs.job_common import STRIDE
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
@@ -173,6 +175,10 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     if name == "adapter":
         return evolve(job, adapter=value, method="lora", **(_adapter_types(job, value) or {}))
     changed = evolve(job, **{name: value})
+    if name == "cp" and job.framework == "nanotron" and job.cp == 1:
+        # the kernel of its words, and ZeRO over the ranks of one sequence's place alone (nanotron_job.py)
+        group = changed.dp if job.sharding is Sharding.ZERO1 else None
+        return evolve(changed, context=Context.GATHER, sizes={**job.sizes, STRIDE: 1}, shard_size=group)
     if name == "cp" and job.shard_size is not None:  # all ranks with the same weights, or those of one token's place
         return evolve(changed, shard_size=None if job.shard_size == job.replicas else changed.dp)
     if name == "loss" and value is Loss.FUSED and job.framework in _LIGER_ALONE:
