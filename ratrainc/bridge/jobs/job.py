@@ -105,8 +105,8 @@ WAITS = OF_TRAINER | {"litgpt"}
 
 transformers' Trainer does (src/transformers/trainer.py Trainer._run_epoch; 4.28 in _inner_training_loop) through
 accelerate (src/accelerate/accelerator.py Accelerator.no_sync, which does it to FSDP 2 since version 1.11), and
-Lightning Fabric (litgpt/finetune/full.py, no_backward_sync). torchtune, torchtitan and nanotron reduce each, and
-Composer does with FSDP (composer/distributed/dist_strategy.py ddp_sync_context)."""
+Lightning Fabric (litgpt/finetune/full.py, no_backward_sync; lightning/fabric/strategies/fsdp.py). torchtune, torchtitan
+and nanotron reduce each, and Composer does with FSDP (composer/distributed/dist_strategy.py ddp_sync_context)."""
 
 
 @frozen

@@ -38,7 +38,7 @@ from ratrain.ratrainc.fit.holdings.adapters import (
 )
 from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
-from ratrain.ratrainc.fit.holdings.state import sums_apart
+from ratrain.ratrainc.fit.holdings.state import gradients, sums_apart
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
 
@@ -110,13 +110,15 @@ def _reduced_by_fsdp1(part: Part, phase: Phase) -> int:
     unit, item = layer_trained(part), part.item
     reduced = itemsize(part.job.reduce_dtype)
     copy = reduced if reduced != item else 0
-    head = item * head_trained(part)
+    head, outer = item * head_trained(part), outer_trained(part)
     return {
         Phase.HEAD: head,
         Phase.NORM: head,
         Phase.LAST: item * unit + of_the_layer_before(part, item + copy) + head,
         Phase.FIRST: (2 * item + copy) * unit + head,
-        Phase.END: (item + copy) * max(outer_trained(part), unit),
+        # the root's parts and the tensor that joins them, before its shard is made; or its copy, when the gathered root
+        # is gone (_post_backward_hook reshards first)
+        Phase.END: max(2 * item * outer - gradients(part, outer), copy * outer, 0),
     }.get(phase, 0)
 
 

@@ -146,6 +146,20 @@ def test_whole_gradients_wait_and_the_peak_has_them(mesh, kind, reduced, vocab, 
     assert rank.peak_bytes - WORKSPACE == pytest.approx(seen, rel=WITHIN)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reduced", ["bf16", "f32"])
+def test_a_step_of_one_micro_batch_under_fsdp1_is_fullest_where_its_root_is_reduced(mesh, reduced) -> None:
+    job = sharded(Sharding.FSDP1, 8192, reduce_dtype=reduced, gradient_accumulation=1)
+    module, context = wrapped(job, mesh)
+    live = Live()
+    for each in module.parameters():
+        live.add(each)
+    assert run(job, module, context, live) == []
+    (rank,) = holdings(job)
+    assert rank.moment == "at the end of the backward"
+    assert rank.peak_bytes - WORKSPACE == pytest.approx(live.peak, rel=0.001)
+
+
 JOBS = {
     "micro_batches": st.integers(1, 8),
     "devices": st.sampled_from([4, 8, 64]),
