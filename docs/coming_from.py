@@ -119,7 +119,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 | batch of a device, accumulation, length | micro_batch_size, micro_batches, seq_len | unchanged; `--global-batch` where accumulation is open |
 | one device, DDP | zero | 0 |
 | DeepSpeed's stage | zero, reduce | the stage; gradients are reduced after each micro-batch from 2 on |
-| FSDP | zero, reduce | 3, or 2 where gathered weights stay for the backward; after each micro-batch, but for FSDP 1 under transformers' Trainer, which accumulates whole gradients |
+| FSDP | zero, reduce | 3, or 2 where gathered weights stay for the backward; after each micro-batch, or after the last one where the framework accumulates whole gradients (transformers' Trainer without `sync_each_batch`) |
 | hybrid sharding, hpZ | shard_group, view_group | the replicas that share one copy, context ranks among them |
 | mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |

@@ -24,6 +24,7 @@ from ratrain.ratrainc.facts.expert_facts import experts_text
 from ratrain.ratrainc.fit.bands import Band, band_of
 from ratrain.ratrainc.fit.holdings.adapters import trained
 from ratrain.ratrainc.fit.holdings.experts import CODE, hot_expert
+from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of
 from ratrain.ratrainc.fit.holdings.holdings import holdings
 from ratrain.ratrainc.fit.holdings.part import Part as HeldPart
 from ratrain.ratrainc.fit.holdings.refusals import EXPERTS, refusal
@@ -338,12 +339,18 @@ def _described(job: Job, title: str) -> str:
 
 
 def _adapter_text(job: Job) -> str:
-    """Describe an adapter as PEFT's `print_trainable_parameters` does: its rank, linears, and what trains."""
+    """Describe an adapter as PEFT's `print_trainable_parameters` does: its rank, linears, and what trains.
+
+    Of a model with frozen layers the number of those that train.
+    """
     adapter, model = job.adapter, job.model
     assert model is not None
-    if adapter is None:
+    if adapter is None and job.thawed is None:
         return job.method
     count = trained(HeldPart(job, 0))
+    if adapter is None:
+        layers = f"{layers_of(HeldPart(job, 0)).trained} of {number_of(model.layers, 'layer')}"
+        return f"{job.method} but {layers}; {count:,} or {100 * count / model.parameters:.2f} % train"
     base = f", frozen weights in {adapter.base_bits} bits" if adapter.base_bits else ""
     trains = f"{count:,} or {100 * count / (model.parameters + count):.2f} % train"
     return f"{job.method} of rank {adapter.rank} on {', '.join(adapter.targets)}{base}; {trains}"

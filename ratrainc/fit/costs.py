@@ -22,6 +22,7 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.bridge.jobs.context_ranks import source_of_one_run
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Context, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import trained
+from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of
 from ratrain.ratrainc.fit.holdings.part import Part
 
 if TYPE_CHECKING:
@@ -78,10 +79,20 @@ def _of(value: int | None) -> int:
 def _products(job: Job, machine: Machine) -> float:
     assert job.model is not None
     operations = model_flops_per_token(job.model, _of(job.seq_len)) * _tokens(job) / job.model_ranks
-    own = 1.0 if job.adapter is None else _OF_FROZEN
+    own = _passes_of_frozen(job) if job.thawed is not None else 1.0 if job.adapter is None else _OF_FROZEN
     passes = (own + _recomputed(job)) * (1 + _imbalance(job))
     seconds = operations * passes / (machine["fp16_peak"] * machine["gemm_efficiency"])
     return seconds + _dequantisation(job, machine)
+
+
+def _passes_of_frozen(job: Job) -> float:
+    """Return the operations of a step beside frozen layers against one that trains all.
+
+    Each third is a forward of all, gradients of inputs down to the lowest layer that trains, gradients of weights.
+    """
+    part = Part(job, 0)
+    there = layers_of(part)
+    return (1 + (there.trained + there.above + there.trained) / part.layers) / 3
 
 
 def _imbalance(job: Job) -> float:
@@ -127,7 +138,8 @@ def _recomputed(job: Job) -> float:
     head = 6.0 * model.vocab_size * model.hidden_size
     of_layers = (whole - head) / whole / 3
     if job.checkpointing is Checkpointing.FULL:
-        layers = model.layers if job.checkpoint_layers is None else min(job.checkpoint_layers, model.layers)
+        trained_layers = model.layers if job.thawed is None else layers_of(Part(job, 0)).trained
+        layers = trained_layers if job.checkpoint_layers is None else min(job.checkpoint_layers, trained_layers)
         return of_layers * layers / model.layers
     if job.checkpointing is Checkpointing.ATTENTION:
         return _score_share(job) / 3
@@ -142,7 +154,7 @@ def _local_parameters(job: Job) -> float:
 
 def _trained_parameters(job: Job) -> float:
     """Return the parameters of a device that have gradients and moments."""
-    return _local_parameters(job) if job.adapter is None else float(trained(Part(job, 0)))
+    return _local_parameters(job) if not job.trains_part else float(trained(Part(job, 0)))
 
 
 def _shards(job: Job) -> int:
@@ -166,7 +178,8 @@ def _links(job: Job, machine: Machine) -> float:
     if job.sharding in _GATHERS_WEIGHTS:
         gathers = 2 if job.reshard_after_forward else 1
         gathered = gathers * _bytes(job.compute_dtype) * parameters * _quantised_share(job)
-        moved = micro_batches * (gathered + _bytes(job.reduce_dtype) * reduced)
+        reductions = 1 if job.sums_whole else micro_batches
+        moved = micro_batches * gathered + reductions * _bytes(job.reduce_dtype) * reduced
     else:  # a reduction and a gather of the updated weights, or an all-reduce: as many bytes
         moved = (_bytes(job.reduce_dtype) + _bytes(job.weight_dtype)) * reduced
     return between + moved / _link_bandwidth(job, machine)

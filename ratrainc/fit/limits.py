@@ -103,8 +103,14 @@ def _shared(job: Job, phrase: Phrase) -> tuple[Job, str]:
             changed = changed_job(evolve(job, devices=max(2, job.devices or 1)), "sharding", sharding)
             words = phrase(changed, "sharding", sharding)
             if words is not None and not refusal(changed):
-                return changed, words
+                return _reducing_each(changed, words, phrase)
     return job, ""
+
+
+def _reducing_each(job: Job, words: str, phrase: Phrase) -> tuple[Job, str]:
+    """Add to a change that shares out state one that shares out gradients too, where they would wait whole."""
+    more = phrase(job, "reduces_each", True) if job.sums_whole else None
+    return (job, words) if more is None else (evolve(job, reduces_each=True), f"{words}\n{more}")
 
 
 def _fewest_devices(job: Job, fits: Callable[[Job], bool]) -> int | None:

@@ -169,7 +169,11 @@ def candidates(job: Job) -> Iterator[Change]:
         if job.optimizer_in_backward:  # gradients are gone before another micro-batch could add to them
             yield Change((("micro_batch_size", part),), "fewer sequences a step")
         else:
-            yield Change((("micro_batch_size", part), ("gradient_accumulation", more)))
+            yield from _accumulating(job, ("micro_batch_size", part), ("gradient_accumulation", more))
+    if job.sums_whole:
+        yield Change((_REDUCES_EACH,))
+        whole = job.micro_batch_size * job.gradient_accumulation
+        yield Change((("micro_batch_size", whole), ("gradient_accumulation", 1)))
     for level in _NEXT_SHARDING.get(job.sharding, ()) if (job.dp or 1) > 1 else ():
         yield Change((("sharding", level),))
     if job.optimizer in _IN_8_BITS:
@@ -181,6 +185,17 @@ def candidates(job: Job) -> Iterator[Change]:
     yield from _context_ranks(job)
     if job.seq_len >= 2 * _SHORTEST:
         yield Change((("seq_len", job.seq_len // 2),), "the training: sequences half as long")
+
+
+_REDUCES_EACH = ("reduces_each", True)
+
+
+def _accumulating(job: Job, *fields: tuple[str, Any]) -> Iterator[Change]:
+    """Yield a change after which micro-batches accumulate; where gradients would then first wait whole, one without."""
+    change = Change(fields)
+    yield change
+    if change.made(job).sums_whole and not job.sums_whole:
+        yield Change((*fields, _REDUCES_EACH))
 
 
 def _context_ranks(job: Job) -> Iterator[Change]:
@@ -199,7 +214,7 @@ def _context_ranks(job: Job) -> Iterator[Change]:
         if job.optimizer_in_backward:  # gradients are gone before another micro-batch could add to them
             yield Change(tuple(fields), "fewer sequences a step")
         else:
-            yield Change((*fields, ("gradient_accumulation", job.gradient_accumulation * times)))
+            yield from _accumulating(job, *fields, ("gradient_accumulation", job.gradient_accumulation * times))
 
 
 def _adapters(job: Job) -> Iterator[Change]:

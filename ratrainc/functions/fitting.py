@@ -88,7 +88,7 @@ def fit(
     from ratrain.ratrainc.functions.long_sequences import long_sequence_plans
 
     on = chosen_machine(machine or PRICED_ON, found.capacity)
-    if found.job.adapter is None:
+    if not found.job.trains_part:
         return evolve(found, ours=_our_plan(found, machine, named), long=long_sequence_plans(found.job, on))
     assert file is not None
     try:

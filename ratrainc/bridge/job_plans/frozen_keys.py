@@ -64,13 +64,7 @@ def _texts(made: Made, thawed: Thawed, model: ModelConfig, names: Collection[str
         text = f"{key}: {count} layers of {model.name} do not come in {thawed.layers} equal parts: LLaMA-Factory stops"
         made.wrong(f"{THAWED}layers", text, "give a number that divides the layers")
         return None
-    if thawed.spread:
-        stride = count // thawed.layers
-        layers = range(stride - 1, count, stride)
-    elif thawed.layers > 0:
-        layers = range(max(0, count - thawed.layers), count)
-    else:
-        layers = range(min(-thawed.layers, count))
+    layers = thawed.numbers(count)
     inside = {each.split(".0.")[-1].split(".")[0] for each in names if ".0." in each}
     outside = {each.split(".")[-2] for each in names if _number(each) is None}
     for part, known in (("modules", {"all", *inside}), ("extra_modules", outside)):

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ratrain.ratrain_ir.config.optimizer import LINEAR, Optimizer
 from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS
@@ -39,7 +39,7 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
     stays_level,
 )
 from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
-from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Job, Origin, Sharding, location_of
+from ratrain.ratrainc.bridge.jobs.job import OF_TRAINER, Attention, Checkpointing, Job, Origin, Sharding, location_of
 from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
@@ -52,10 +52,6 @@ _LEVELS: Mapping[Sharding, int] = {
     Sharding.ZERO3: 3,
 }
 """ZeRO levels; FSDP's depends on whether gathered weights stay for the backward."""
-OF_TRAINER = frozenset({"axolotl", "llama-factory", "trl", "transformers", "accelerate"})
-"""Frameworks that accumulate as transformers' Trainer does: all micro-batches of a step but the last run under
-accelerate's no_sync (transformers src/transformers/trainer.py, Trainer._inner_training_loop), which FSDP 1 has and
-FSDP 2's module lacks (accelerate src/accelerate/accelerator.py, Accelerator.no_sync)."""
 _F32_MOMENTS = ("adamw", "adamw-fused", "adamw-foreach-off", "adamw-paged")
 _NARROW_MOMENTS = {"adamw-8bit": "8 bits", "adamw-8bit-paged": "8 bits", "adamw-4bit": "4 bits"}
 _SCALE = "fp16.loss_scale"
@@ -284,8 +280,8 @@ class JobPlan:
         zero = zero_level(job)
         if group == 1:
             zero, group = 0, None  # each replica has the whole state
-        whole_sums = job.sharding is Sharding.FSDP1 and job.framework in OF_TRAINER
-        waits = zero < 2 or (whole_sums and (self.values.get("micro_batches") or 1) > 1)
+        times = self.values.get("micro_batches")
+        waits = zero < 2 or evolve(job, gradient_accumulation=times).sums_whole
         self.put("zero", zero, "sharding", "reshard_after_forward")
         self.put("reduce", "last" if waits else "each-micro-batch", "sharding")
         if group is not None and 1 < group < replicas and zero:
@@ -311,8 +307,8 @@ class JobPlan:
         shards = self.values.get("zero", 0) > 0 and self._replicas > 1
         if not shards or (waits and job.sharding not in _FULLY):
             whole = job.gradient_dtype
-        else:
-            whole = job.reduce_dtype if waits else kind
+        else:  # FSDP 2 casts what waits to the type of the reduction (fit/holdings/whole_sums.py)
+            whole = job.reduce_dtype if waits and job.sharding is Sharding.FSDP2 else kind
         self.put("grad_dtype", whole, "gradient_dtype", "compute_dtype")
         if shards:
             self.put("grad_shard_dtype", job.gradient_dtype, "gradient_dtype", "reduce_dtype")

@@ -49,11 +49,11 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Sharding,
 )
 from ratrain.ratrainc.bridge.jobs.job_common import (
-    EXCLUDED,
     STRIDE,
     excluded_of,
     layers_of,
     names_of,
+    note_excluded,
     numbers_of,
     put_context,
 )
@@ -343,7 +343,7 @@ def _put_adapter(reader: HfReader) -> None:
         if reader.has(name) and reader.settings[name].value:
             reader.unknown(name, "further trained modules are not counted")
         reader.taken.add(name)
-    reader.ignore("lora_exclude_modules", EXCLUDED, less=True)
+    note_excluded(reader, "lora_exclude_modules", adapter.excluded)
     if reader.has("lora_model_dir"):
         reader.ignore("lora_model_dir", "of loading and the launch")
 

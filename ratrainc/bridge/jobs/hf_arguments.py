@@ -22,11 +22,13 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_training,
     put_whole_or_ddp,
 )
-from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Checkpointing, Loss
+from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.bridge.settings import Setting
 
 MICRO_KEY, TIMES_KEY = "per_device_train_batch_size", "gradient_accumulation_steps"
 NEW_CHECKPOINTING, OLD_CHECKPOINTING = "activation_checkpointing", "gradient_checkpointing"
+EACH = "accelerator_config"
+_EACH_SOURCE = "accelerate src/accelerate/utils/dataclasses.py, GradientAccumulationPlugin"
 _DDP = r"ddp_(find_unused_parameters|bucket_cap_mb|broadcast_buffers|static_graph|backend|timeout)"
 
 INERT: Mapping[str, str] = {
@@ -133,6 +135,20 @@ def put_sharding(reader: HfReader, arguments: Arguments, *, fsdp: bool = True) -
     put_accelerate(reader, arguments)
     if "sharding" not in reader.values:
         put_whole_or_ddp(reader)
+    _put_reductions(reader)
+
+
+def _put_reductions(reader: HfReader) -> None:
+    """Set whether FSDP reduces gradients after each micro-batch; other mechanisms hold the same bytes either way."""
+    table = f"{EACH}.gradient_accumulation_kwargs"
+    reader.open(EACH, "an accelerator_config")
+    steps, key = f"{table}.num_steps", f"{table}.sync_each_batch"
+    if reader.has(steps):
+        reader.unknown(steps, f"another word for {TIMES_KEY}, which alone is read")
+    if reader.values.get("sharding") not in (Sharding.FSDP1, Sharding.FSDP2):
+        reader.glance(key, bool)
+        return
+    reader.choose("reduces_each", key, bool, False, f"{_EACH_SOURCE}.sync_each_batch")
 
 
 def _refuse_twice(reader: HfReader, key: str) -> None:

@@ -433,6 +433,7 @@ def put_types(
     weights to f32 under mixed precision; empty without one.
     """
     adapter = reader.values.get("adapter") is not None
+    frozen = adapter or reader.values.get("thawed") is not None
     sharding = reader.values.get("sharding", Sharding.NONE)
     if reader.engine:
         _put_engine_types(reader, sharding, mixed)
@@ -443,8 +444,8 @@ def put_types(
     types = types_held(sharding, trained.value, mixed.value, upcasts=bool(rule))
     if fully and mixed.value and rule:
         trained = Said(types["weight_dtype"], mixed.key, rule)
-    reader.lay("weight_dtype", loaded if adapter else trained)
-    reader.lay("compute_dtype", mixed if mixed.value else loaded if adapter and not fully else trained)
+    reader.lay("weight_dtype", loaded if frozen else trained)
+    reader.lay("compute_dtype", mixed if mixed.value else loaded if frozen and not fully else trained)
     if types["autocast"]:
         reader.assume("autocast", True, mixed.key, PREPARED)
     reader.assume("gradient_dtype", types["gradient_dtype"], "gradient", rule or OF_ITS_WEIGHT)

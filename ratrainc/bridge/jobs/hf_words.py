@@ -19,7 +19,19 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.hub_names import hub_model
 from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS, types_held
-from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Adapter, Checkpointing, Job, Loss, Note, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import (
+    OF_TRAINER,
+    ZERO_STAGES,
+    Adapter,
+    Checkpointing,
+    Context,
+    Job,
+    Loss,
+    Note,
+    Origin,
+    Sharding,
+)
+from ratrain.ratrainc.bridge.jobs.job_common import STRIDE
 
 Table = Mapping[str, Any]
 _OF_ACCELERATE = ("num_processes", "distributed_type", "mixed_precision", "compute_environment", "machine_rank")
@@ -28,6 +40,7 @@ TYPES: Mapping[str, Table] = {
     "f16": {"fp16": True, "bf16": False},
     "f32": dict.fromkeys(("bf16", "fp16"), False),
 }
+_SUMS = "gradient_accumulation_kwargs"
 _ENGINE = {"zero_optimization": {}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 _AUTO = ("gradient_clipping", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "train_batch_size")
 
@@ -83,10 +96,13 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
         "offload_activations": words.offload_activations,
         "attention": words.attention,
         "loss": words.loss,
+        "reduces_each": lambda value: {"accelerator_config": {_SUMS: {"sync_each_batch": value}}},
         "weight_dtype": words.weights,
         "compute_dtype": TYPES.get,
     }
     held = job.sharding not in (Sharding.NONE, Sharding.DDP) or job.master_dtype
+    if name == "reduces_each" and job.sharding not in (Sharding.FSDP1, Sharding.FSDP2):
+        return None  # others hold the same bytes either way
     if name not in tables or (held and name in ("weight_dtype", "compute_dtype")):
         return None  # the mechanism decides types
     whole = words.loads_mixed or job.weight_dtype == "f32"
@@ -159,11 +175,15 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     if name == "adapter":
         return evolve(job, adapter=value, method="lora", **(_adapter_types(job, value) or {}))
     changed = evolve(job, **{name: value})
+    if name == "cp" and job.framework == "nanotron" and job.cp == 1:
+        # the kernel of its words, and ZeRO over the ranks of one sequence's place alone (nanotron_job.py)
+        group = changed.dp if job.sharding is Sharding.ZERO1 else None
+        return evolve(changed, context=Context.GATHER, sizes={**job.sizes, STRIDE: 1}, shard_size=group)
     if name == "cp" and job.shard_size is not None:  # all ranks with the same weights, or those of one token's place
         return evolve(changed, shard_size=None if job.shard_size == job.replicas else changed.dp)
     if name == "loss" and value is Loss.FUSED and job.framework in _LIGER_ALONE:
         return evolve(changed, compiled=True)
-    if name != "sharding" or job.framework not in _TRAINERS:
+    if name != "sharding" or job.framework not in OF_TRAINER:
         return changed
     if job.sharding not in (Sharding.NONE, Sharding.DDP):
         return changed  # from one of DeepSpeed's stages to another, whose types are the same
@@ -173,9 +193,9 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
     upcasts = job.framework != "axolotl" or _changed_by_launch(job)
     engine = value in ZERO_STAGES[1:]
     # LLaMA-Factory casts what trains to f32 before a mechanism sees it
-    trains = job.gradient_dtype if job.adapter is not None and job.framework == "llama-factory" else job.weight_dtype
+    trains = job.gradient_dtype if job.trains_part and job.framework == "llama-factory" else job.weight_dtype
     types = types_held(value, trains, mixed, engine=engine, upcasts=upcasts)
-    if job.adapter is not None and not engine:
+    if job.trains_part and not engine:
         del types["weight_dtype"]  # frozen weights stay as they are loaded
     return evolve(changed, **types)
 
@@ -188,7 +208,7 @@ def _adapter_types(job: Job, adapter: Adapter) -> dict[str, Any] | None:
     """
     if job.framework == "axolotl" and job.offload_activations and job.adapter is None:
         return None  # axolotl offloads in place of recomputation where an adapter trains
-    if job.framework not in _TRAINERS or (job.master_dtype and job.sharding in ZERO_STAGES):
+    if job.framework not in OF_TRAINER or (job.master_dtype and job.sharding in ZERO_STAGES):
         return {}
     if job.sharding not in (Sharding.NONE, Sharding.DDP):
         return {} if job.adapter is not None else None  # the mechanism casts what trains: not followed here
@@ -209,8 +229,6 @@ def _adapter_types(job: Job, adapter: Adapter) -> dict[str, Any] | None:
 
 _LIGER_ALONE = ("llama-factory", "transformers")
 """Formats that fuse the loss by Liger's switch alone."""
-_TRAINERS = ("axolotl", "llama-factory", "trl", "transformers", "accelerate")
-"""Formats of the Trainer and of accelerate, by the framework that a job names."""
 
 
 def _engine_table(job: Job, name: str, value: Any) -> Table | None:

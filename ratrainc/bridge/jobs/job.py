@@ -98,6 +98,17 @@ class Experts(Enum):
     """a module for each expert, and a loop over them: transformers 4"""
 
 
+OF_TRAINER = frozenset({"axolotl", "llama-factory", "trl", "transformers", "accelerate"})
+"""Frameworks that train with transformers' Trainer and accelerate, by the name that a job has."""
+WAITS = OF_TRAINER | {"litgpt"}
+"""Frameworks whose FSDP reduces gradients after the last micro-batch of a step: they run the others under no_sync.
+
+transformers' Trainer does (src/transformers/trainer.py Trainer._run_epoch; 4.28 in _inner_training_loop) through
+accelerate (src/accelerate/accelerator.py Accelerator.no_sync, which does it to FSDP 2 since version 1.11), and
+Lightning Fabric (litgpt/finetune/full.py, no_backward_sync; lightning/fabric/strategies/fsdp.py). torchtune, torchtitan
+and nanotron reduce each, and Composer does with FSDP (composer/distributed/dist_strategy.py ddp_sync_context)."""
+
+
 @frozen
 class Origin:
     """Origin of a field's value: a key of the file, or a default in the framework's source."""
@@ -189,6 +200,13 @@ class Thawed:
     spread: bool = False
     """true if the layers are spread evenly over the model (LLaMA Pro)"""
 
+    def numbers(self, count: int) -> range:
+        """Return the numbers of the layers that train, of `count`; those that are spread must divide them."""
+        if self.spread:
+            stride = count // self.layers
+            return range(stride - 1, count, stride)
+        return range(max(0, count - self.layers), count) if self.layers > 0 else range(min(-self.layers, count))
+
 
 @frozen
 class Training:
@@ -268,6 +286,8 @@ class Job:
     gradient_dtype: str = "f32"
     """gradients as held until the optimizer's step"""
     reduce_dtype: str = "f32"
+    reduces_each: bool = False
+    """true if the settings have gradients reduced after each micro-batch where the framework waits for the last"""
     master_dtype: str | None = None
     """master weights apart from `weight_dtype`; None: the optimizer updates the weights themselves"""
 
@@ -323,9 +343,22 @@ class Job:
     def trained_dtype(self) -> str:
         """Type of what trains, as held between steps.
 
-        Adapters have that of their gradients; an engine with master weights holds one type for all.
+        Adapters, and what trains beside frozen weights, have that of their gradients; an engine with master weights
+        holds one type for all.
         """
-        return self.weight_dtype if self.adapter is None or self.master_dtype else self.gradient_dtype
+        return self.gradient_dtype if self.trains_part and not self.master_dtype else self.weight_dtype
+
+    @property
+    def trains_part(self) -> bool:
+        """True if weights are frozen: adapters train in their place, or some layers alone."""
+        return self.adapter is not None or self.thawed is not None
+
+    @property
+    def sums_whole(self) -> bool:
+        """True if whole gradients of earlier micro-batches wait on each rank of FSDP for the last one."""
+        fully = self.sharding in (Sharding.FSDP1, Sharding.FSDP2)
+        waits = fully and self.framework in WAITS and not self.reduces_each
+        return waits and (self.gradient_accumulation or 1) > 1
 
     @property
     def model_ranks(self) -> int:

@@ -12,13 +12,13 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import model_of_hub_name
-from ratrain.ratrain_ir.support.module_patterns import EXPRESSION, expression_error
+from ratrain.ratrain_ir.support.module_patterns import EXPRESSION, expression_error, expression_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import Context, Job, Note, Origin
 from ratrain.ratrainc.bridge.settings import as_integer, as_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 
@@ -230,7 +230,13 @@ def names_of(reader: JobReader, key: str) -> tuple[str, ...]:
     return (str(said),) if whole and cut else tuple(names)
 
 
-EXCLUDED = "linear layers that get no adapter are counted as if they got one"
+_EXCLUDED = "linears that get an adapter in some layers and none in others are counted as if they got one in all"
+
+
+def note_excluded(reader: JobReader, key: str, excluded: Iterable[str]) -> None:
+    """Note what is excluded in some layers alone; what is in all of them counts without adapters."""
+    if any(expression_of(each) is not None or re.search(r"\.\d+\.", each) for each in excluded):
+        reader.ignore(key, _EXCLUDED, less=True)
 
 
 def excluded_of(reader: JobReader, key: str) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
         reader.put("fp8", True, "fp8")
     for name in ("fp8_backend", "fp8_enable_fsdp_float8_all_gather"):
         reader.ignore(name, "of how fp8 is gone about")
-    for name in _SWITCHES:
+    for name in (each for each in _SWITCHES if each not in reader.taken):
         if reader.has(name) and reader.settings[name].value is not False:
             reader.unknown(name, "its effect on memory is not counted")
         reader.taken.add(name)
@@ -159,13 +159,12 @@ def _put_thawed(reader: HfReader) -> None:
         2 if said is None else int(said),
         names_of(reader, _THAWED["modules"]) or ("all",),
         names_of(reader, _THAWED["extra_modules"]),
-        bool(reader.glance(_THAWED["spread"], bool)),
+        reader.truth(_THAWED["spread"]),
     )
     reader.put("thawed", thawed, "finetuning_type")
     for part, name in _THAWED.items():
         reader.trace(part, name, f"{source}.{name}" if part == "layers" else "", THAWED)
-        if part != "spread":
-            reader.unknown(name, "which layers train is not counted")
+        reader.taken.add(name)
 
 
 _PARTS = {

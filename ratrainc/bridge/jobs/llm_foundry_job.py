@@ -14,13 +14,13 @@ from ratrain.ratrainc.bridge.jobs.hf_fsdp import AHEAD
 from ratrain.ratrainc.bridge.jobs.hf_rules import targets_of, usual_targets
 from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
-    EXCLUDED,
     check_devices,
     dense,
     excluded_of,
     ignore_used,
     layers_of,
     names_of,
+    note_excluded,
     numbers_of,
     one_word,
     put_accumulation,
@@ -271,7 +271,7 @@ def _adapter(reader: JobReader) -> None:
     reader.put("method", "lora", f"{prefix}r")
     for name in ("task_type", "bias"):
         reader.ignore(f"{prefix}{name}", "changes no size")
-    reader.ignore(f"{prefix}exclude_modules", EXCLUDED, less=True)
+    note_excluded(reader, f"{prefix}exclude_modules", adapter.excluded)
 
 
 def _batch(reader: JobReader) -> None:

@@ -44,6 +44,7 @@ _FFN = 11008
 _KERNELS = ("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton", "ring", "llama3_ring_attention")
 """Attention implementations: src/nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS."""
 _GATHERS, _STRIDE = "llama3_ring_attention", "ring_attn_heads_k_stride"
+_QWEN2 = f"{_M}is_qwen2_config"
 _FILES = "of files and logs: no byte of a device"
 _VALUE = "changes values, and no size"
 INERT = {
@@ -190,8 +191,9 @@ def _model(reader: JobReader, asked: Asked) -> None:
 def _other_kind(reader: JobReader) -> bool:
     """Tell whether the model is of another kind than Llama and Qwen2, and note it."""
     kinds = [name for name in reader.settings if re.fullmatch(rf"{re.escape(_M)}is_\w+_config", name)]
-    known = (f"{_M}is_llama_config", f"{_M}is_qwen2_config")
+    known = (f"{_M}is_llama_config", _QWEN2)
     others = [name for name in kinds if reader.take(name, bool) and name not in known]
+    reader.ignore(_QWEN2, _VALUE)
     for name in others:
         reader.unknown(name, "of this kind no model is built here: give --model")
     return bool(others)
@@ -358,14 +360,27 @@ _SIMPLE = {
 }
 
 
+def _takes_context(job: Job) -> bool:
+    """Tell whether the model's code can have context ranks: Qwen2's has, with packed projections and their kernel."""
+    told = {each.key: each.value for each in job.ignored}
+    packed = told.get(f"{_M}_use_qkv_packed", True) is not False
+    return packed and told.get(_QWEN2) is True and job.attention is Attention.FLASH
+
+
 def _phrase(job: Job, field: str, value: Any) -> str | None:
     if field == "seq_len" and "data_stages" in getattr(job.origins.get(field), "key", ""):
         return None  # a stage of a list decides, which no dotted name reaches
     if field in _SIMPLE:
         return yaml_said((_SIMPLE[field], value))
-    if field == "cp" and job.devices is not None and job.cp > 1:  # one rank's attention may be of another kind
+    if field == "cp" and job.devices is not None:
         replicas = job.devices // (job.tp * job.pp * value)
-        return yaml_said(("parallelism.context_parallel_size", value), ("parallelism.dp", replicas))
+        degrees = (("parallelism.context_parallel_size", value), ("parallelism.dp", replicas))
+        if job.cp > 1:
+            return yaml_said(*degrees)
+        # with packed projections, the default, this kernel alone looks at other ranks (qwen.py, _forward_packed)
+        kernel = ((f"{_M}_attn_implementation", _GATHERS), (f"{_M}{_STRIDE}", 1))
+        whole = replicas == 1 and job.sharding is Sharding.DDP  # another mechanism then, whose bytes differ
+        return yaml_said(*degrees, *kernel) if _takes_context(job) and not whole else None
     if field == "checkpointing" and value in (Checkpointing.FULL, Checkpointing.NONE):
         return yaml_said(("parallelism.recompute_layer", value is Checkpointing.FULL))
     if field == "optimizer" and value in ("adamw", "adamw-fused"):

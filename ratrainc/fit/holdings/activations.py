@@ -32,6 +32,7 @@ from ratrain.ratrainc.fit.holdings.experts import (
     router_logits_kept,
     stack_gradients,
 )
+from ratrain.ratrainc.fit.holdings.frozen_layers import as_frozen, layers_of, trains_head
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS, RmsForm
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -241,8 +242,10 @@ def head_kept(part: Part) -> Bytes:
     if not part.last:
         return {}
     rows = part.tokens if part.style.gathered_input else part.rows
-    entries = [*_norm(part, part.model.hidden_size, part.rows, part.stream_item)]
-    if part.job.adapter is None or adapts_head(part):  # a frozen head does not read its input again
+    norm = part if part.job.thawed is None else as_frozen(part)
+    entries = [*_norm(norm, part.model.hidden_size, part.rows, part.stream_item)]
+    reads = trains_head(part) if part.job.adapter is None else adapts_head(part)
+    if reads:  # a frozen head does not read its input again
         entries.append(Kept(NORMS, "head input", part.item * rows * part.model.hidden_size))
     return account(entries)
 
@@ -285,7 +288,8 @@ def recomputed_layers(part: Part) -> int:
     """Return how many of the stage's layers follow the policy; the others keep everything."""
     if part.job.checkpointing is Checkpointing.NONE:
         return 0
-    return part.layers if part.job.checkpoint_layers is None else min(part.job.checkpoint_layers, part.layers)
+    layers = layers_of(part).trained
+    return layers if part.job.checkpoint_layers is None else min(part.job.checkpoint_layers, layers)
 
 
 def kept_activations(part: Part, layers: int) -> Bytes:
@@ -294,6 +298,8 @@ def kept_activations(part: Part, layers: int) -> Bytes:
     Of a part of the stage's layers, as large a share is recomputed as of the stage. Inputs of layers that are moved to
     the host leave two here: the one in use and the one that is copied (assumed).
     """
+    if part.job.thawed is not None and layers:
+        return _beside_frozen(part, layers)
     marked = recomputed_layers(part)
     passes, rest = divmod(layers, part.layers)
     by_policy = passes * marked + rest * marked // part.layers
@@ -307,6 +313,16 @@ def kept_activations(part: Part, layers: int) -> Bytes:
         ROUTER: layers * router_logits_kept(part),  # an auxiliary loss reads the logits of all layers
     }
     return together([account(kept_by_policy(part), by_policy), account(layer_kept(part), whole), others])
+
+
+def _beside_frozen(part: Part, layers: int) -> Bytes:
+    """Return the saved bytes of all layers, or of the lowest that trains if one is left of the backward."""
+    there, below = layers_of(part), part.layers - layers
+    trained, above = (1, 0) if below else (there.trained, there.above)
+    marked = trained if recomputed_layers(part) else 0
+    kept = account(kept_by_policy(part), min(marked, 2) if part.job.offload_activations else marked)
+    whole = account(layer_kept(part), trained - marked)
+    return together([kept, whole, account(layer_kept(as_frozen(part)), above)])
 
 
 def recomputed(part: Part) -> Bytes:

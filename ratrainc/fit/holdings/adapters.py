@@ -24,8 +24,9 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.quantised import nf4_sizes
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
-from ratrain.ratrain_ir.support.module_patterns import expression_error, is_expression
+from ratrain.ratrain_ir.support.module_patterns import expression_error, expression_of, is_expression, is_named
 from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of, trains_embedding, trains_head
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 
@@ -136,13 +137,32 @@ def adapted(part: Part) -> tuple[Linear, ...]:
     adapter = part.job.adapter
     if adapter is None:
         return ()
-    return tuple(each for each in linears(part) if any(_matches(name, part, each) for name in adapter.targets))
+    named = (each for each in linears(part) if any(_matches(name, part, each) for name in adapter.targets))
+    return tuple(each for each in named if not _is_excluded(part, each.path))
+
+
+def _is_excluded(part: Part, inside: str) -> bool:
+    """Tell whether a linear takes no adapter in any layer; one that some layers adapt counts as adapted in all."""
+    adapter = part.job.adapter
+    assert adapter is not None
+    paths = [f"{_root(part)}.{layer}.{inside}" for layer in range(part.model.layers)]
+    return bool(adapter.excluded) and all(any(_leaves_out(each, path) for each in adapter.excluded) for path in paths)
+
+
+def _leaves_out(excluded: str, path: str) -> bool:
+    """Tell whether a name, or an expression after `re:`, leaves a module out, by PEFT's rules."""
+    whole = expression_of(excluded)
+    if whole is None:
+        return is_named(path, excluded)
+    return expression_error(whole) is None and re.fullmatch(whole, path) is not None
 
 
 def adapts_head(part: Part) -> bool:
     """Tell whether the head of this stage takes an adapter: it is named itself, `all-linear` leaves it out."""
     adapter = part.job.adapter
-    return adapter is not None and part.last and _HEAD in adapter.targets
+    if adapter is None or not part.last or _HEAD not in adapter.targets:
+        return False
+    return not any(_leaves_out(each, _HEAD) for each in adapter.excluded)
 
 
 def unmatched(part: Part) -> str:
@@ -166,6 +186,8 @@ def layer_trained(part: Part) -> int:
 def head_trained(part: Part) -> int:
     """Return the elements of the head that train."""
     adapter = part.job.adapter
+    if part.job.thawed is not None:
+        return part.head_matrix if trains_head(part) else 0
     if adapter is None:
         return part.head_matrix
     return adapter.rank * (part.model.hidden_size + part.vocabulary) if adapts_head(part) else 0
@@ -173,17 +195,23 @@ def head_trained(part: Part) -> int:
 
 def outer_trained(part: Part) -> int:
     """Return the elements outside layers that train."""
+    if part.job.thawed is not None:
+        own = part.embedding_parameters if trains_embedding(part) else 0
+        return own + (0 if part.tied_here else head_trained(part))
     return part.outer_parameters if part.job.adapter is None else head_trained(part)
 
 
 def trained(part: Part) -> int:
     """Return the elements of the rank that train, before data-parallel ranks share them out."""
-    return part.layers * layer_trained(part) + outer_trained(part)
+    return layers_of(part).trained * layer_trained(part) + outer_trained(part)
 
 
 def largest_trained(part: Part) -> int:
     """Return the elements of the largest parameter that trains."""
     adapter = part.job.adapter
+    if part.job.thawed is not None:
+        outer = part.embedding_parameters if trains_embedding(part) else 0
+        return max(part.layer_matrix, part.model.hidden_size * part.query, outer, head_trained(part))
     if adapter is None:
         return part.largest_matrix
     widths = [max(each.inputs, each.outputs) for each in adapted(part)]
@@ -219,6 +247,9 @@ def frozen_bytes(part: Part) -> int:
     FSDP shares out codes as parameters; the scales are attributes of the parameter and stay whole on each rank
     (bitsandbytes nn/modules.py Params4bit.quant_state).
     """
+    if part.job.thawed is not None:
+        own = 0 if part.job.offload_parameters else itemsize(part.job.weight_dtype) * (part.parameters - trained(part))
+        return share(own, part.shards) if part.sharded else own
     codes, scales = _layer_stored(part)
     held = part.layers * codes + itemsize(part.job.weight_dtype) * part.outer_parameters
     if part.job.offload_parameters:
@@ -328,6 +359,8 @@ def adapter_refusal(part: Part) -> str:
         return f"adapter: the target {wrong!r} is no regular expression"
     if odd := unmatched(part):
         return f"adapter: the target {odd!r} names no linear of every layer (known: {_names(known)})"
+    if not adapted(part) and not adapts_head(part):
+        return "adapter: no linear is left that takes one"
     if adapts_head(part) and part.model.tied_embeddings:
         return "adapter: one on a head that is tied to the embedding is not known"
     return _adapter_combinations(job)

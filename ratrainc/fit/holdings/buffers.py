@@ -8,10 +8,12 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
             Backward: a layer, and the buffer of the next one; its gradients, and the input of the reduce-scatter of the
             layer before, in r (fully_shard/_fsdp_param_group.py wait_for_unshard, post_backward; _fsdp_collectives.py
             foreach_reduce). torchtitan has groups of their own for embedding and head (distributed/fsdp.py)
+    either  gradients that wait for the last micro-batch: whole_sums.py
     DDP     one copy of all gradients, in buckets (torch nn/parallel/distributed.py gradient_as_bucket_view=False)
     nanotron         DDP's buckets in the weights' type; with sums in f32, gradients in it until the backward's end
     Megatron-FSDP    counted as ZeRO of the same stage, with its sizes
-    ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm (runtime/zero/stage_1_and_2.py)
+    ZeRO-1, ZeRO-2   one bucket of reduce_bucket_size elements, two with overlap_comm, and the slices of one that go to
+            several ranks, joined (runtime/zero/stage_1_and_2.py)
     ZeRO-3  gathered weights up to max_live_parameters, those prefetched, and one bucket (runtime/zero/stage3.py); more
             if a module alone has more, as experts may (partitioned_param_coordinator.py fetch_sub_module)
     Megatron-LM      placeholders of weight gradients, and one buffer for the gathered input of a sequence-parallel
@@ -34,8 +36,9 @@ from ratrain.ratrainc.fit.holdings.adapters import (
     outer_trained,
     trained,
 )
+from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
-from ratrain.ratrainc.fit.holdings.state import sums_apart
+from ratrain.ratrainc.fit.holdings.state import gradients, sums_apart
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
 
@@ -44,6 +47,8 @@ BUCKET = 500_000_000
 LIVE = 1_000_000_000
 PREFETCH = 50_000_000
 FSDP1_GATHERED = "buffers of FSDP1: gathered weights"
+MADE_BY_FSDP1 = "buffers of FSDP1: whole gradients"
+MADE_BY_FSDP2 = "buffers of FSDP2: whole gradients"
 
 
 class Phase(Enum):
@@ -60,7 +65,7 @@ class Phase(Enum):
 
 
 def buffers(part: Part, phase: Phase) -> Bytes:
-    """Return the bytes of buffers in a phase, by the mechanism that holds them."""
+    """Return the bytes of buffers in a phase, by the mechanism that holds them, without FSDP's whole gradients."""
     made = {
         Sharding.FSDP1: _fsdp1,
         Sharding.FSDP2: _fsdp2,
@@ -85,13 +90,11 @@ def gather_pool(part: Part) -> int:
 
 
 def _fsdp1(part: Part, phase: Phase) -> Bytes:
-    unit, root, item = layer_trained(part), part.outer_parameters, part.item
-    gather = gathered_layer(part)
-    reduced = itemsize(part.job.reduce_dtype)
-    copy = reduced if reduced != item else 0
-    head = item * head_trained(part)
-    layers = part.layers * gather
+    gather, layers = gathered_layer(part), part.layers * gathered_layer(part)
     whole = not part.job.reshard_after_forward
+    if whole and part.sums_whole and phase in (Phase.FIRST, Phase.END):
+        # weights that stay for the backward then stay for the next micro-batch too (_should_free_in_backward)
+        return {FSDP1_GATHERED: layers + part.item * part.outer_parameters}
     gathered = {
         Phase.LOSS: layers if whole else 0,
         Phase.LOSS_BACK: layers if whole else 0,
@@ -99,18 +102,27 @@ def _fsdp1(part: Part, phase: Phase) -> Bytes:
         Phase.NORM: layers if whole else gather,
         Phase.LAST: layers if whole else 2 * gather,
         Phase.FIRST: gather,
-    }.get(phase, 0) + (0 if phase is Phase.STEP else item * root)
-    gradients = {
+    }.get(phase, 0) + (0 if phase is Phase.STEP else part.item * part.outer_parameters)
+    return {FSDP1_GATHERED: gathered}
+
+
+def _reduced_by_fsdp1(part: Part, phase: Phase) -> int:
+    unit, item = layer_trained(part), part.item
+    reduced = itemsize(part.job.reduce_dtype)
+    copy = reduced if reduced != item else 0
+    head, outer = item * head_trained(part), outer_trained(part)
+    return {
         Phase.HEAD: head,
         Phase.NORM: head,
-        Phase.LAST: item * unit + _of_the_layer_before(part, item + copy) + head,
+        Phase.LAST: item * unit + of_the_layer_before(part, item + copy) + head,
         Phase.FIRST: (2 * item + copy) * unit + head,
-        Phase.END: (item + copy) * max(outer_trained(part), unit),
+        # the root's parts and the tensor that joins them, before its shard is made; or its copy, when the gathered root
+        # is gone (_post_backward_hook reshards first)
+        Phase.END: max(2 * item * outer - gradients(part, outer), copy * outer, 0),
     }.get(phase, 0)
-    return {FSDP1_GATHERED: gathered, "buffers of FSDP1: whole gradients": gradients}
 
 
-def _of_the_layer_before(part: Part, item: int) -> int:
+def of_the_layer_before(part: Part, item: int) -> int:
     """Return the bytes of gradients in reduction that the second backward has more than the first keeps.
 
     The last layer's backward has no layer before it, but everything is still kept; the next one's has, and one layer
@@ -119,15 +131,18 @@ def _of_the_layer_before(part: Part, item: int) -> int:
     return max(0, item * layer_trained(part) - sum(each.bytes for each in kept_by_policy(part)))
 
 
+def _groups_apart(part: Part) -> bool:
+    """Return True if embedding and head are groups of FSDP2 of their own."""
+    return part.job.framework == "torchtitan" and not part.tied_here
+
+
+def _root(part: Part) -> int:
+    """Return the elements of FSDP2's group of the root."""
+    return part.head_matrix + part.model.norm_parameters * part.last if _groups_apart(part) else part.outer_parameters
+
+
 def _fsdp2(part: Part, phase: Phase) -> Bytes:
-    unit, item = layer_trained(part), part.item
-    gather = gathered_layer(part)
-    reduced = itemsize(part.job.reduce_dtype)
-    apart = part.job.framework == "torchtitan" and not part.tied_here
-    head = item * head_trained(part)
-    root = part.head_matrix + part.model.norm_parameters * part.last if apart else part.outer_parameters
-    last_group = outer_trained(part) if part.job.adapter else part.embedding_parameters if apart else root
-    layers = part.layers * gather
+    gather, layers = gathered_layer(part), part.layers * gathered_layer(part)
     whole = not part.job.reshard_after_forward
     gathered = {
         Phase.LOSS: layers if whole else gather,
@@ -137,19 +152,33 @@ def _fsdp2(part: Part, phase: Phase) -> Bytes:
         Phase.LAST: layers if whole else 2 * gather,
         Phase.FIRST: gather,
     }.get(phase, 0)
-    if phase not in (Phase.END, Phase.STEP) and not (apart and phase is Phase.FIRST):
-        gathered += item * root
+    if phase not in (Phase.END, Phase.STEP) and not (_groups_apart(part) and phase is Phase.FIRST):
+        gathered += part.item * _root(part)
+    return {"buffers of FSDP2: gathered weights": gathered}
+
+
+def _reduced_by_fsdp2(part: Part, phase: Phase) -> int:
+    unit, item, apart = layer_trained(part), part.item, _groups_apart(part)
+    reduced = itemsize(part.job.reduce_dtype)
+    head = item * head_trained(part)
+    last_group = outer_trained(part) if part.job.trains_part else part.embedding_parameters if apart else _root(part)
     waiting = 0 if apart else head
-    gradients = {
+    return {
         Phase.HEAD: head,
         Phase.NORM: head,
         Phase.LAST: item * unit
-        + max(_of_the_layer_before(part, reduced), reduced * head_trained(part) if apart else 0)
+        + max(of_the_layer_before(part, reduced), reduced * head_trained(part) if apart else 0)
         + waiting,
         Phase.FIRST: (item + reduced) * unit + waiting,
         Phase.END: (item + reduced) * last_group + reduced * unit,
     }.get(phase, 0)
-    return {"buffers of FSDP2: gathered weights": gathered, "buffers of FSDP2: whole gradients": gradients}
+
+
+def in_reduction(part: Part, phase: Phase) -> Bytes:
+    """Return the bytes of whole gradients that FSDP makes and reduces, if it reduces those of each micro-batch."""
+    if part.job.sharding is Sharding.FSDP1:
+        return {MADE_BY_FSDP1: _reduced_by_fsdp1(part, phase)}
+    return {MADE_BY_FSDP2: _reduced_by_fsdp2(part, phase)} if part.job.sharding is Sharding.FSDP2 else {}
 
 
 def _ddp(part: Part) -> Bytes:
@@ -190,8 +219,10 @@ def _zero12(part: Part, phase: Phase) -> Bytes:
         return {}  # made by backward, dropped after it
     sizes = part.job.sizes
     count = 2 if sizes.get("overlap_comm") else 1
-    bucket = itemsize(part.job.reduce_dtype) * sizes.get("reduce_bucket_size", BUCKET)
-    return {f"{_owner(part)}: buckets": count * bucket}
+    elements = sizes.get("reduce_bucket_size", BUCKET)
+    # slices of a bucket that go to several ranks are joined in one more tensor (allreduce_bucket, flatten)
+    joined = min(elements, trained(part)) if part.shards > 1 and part.job.framework not in MEGATRON else 0
+    return {f"{_owner(part)}: buckets": itemsize(part.job.reduce_dtype) * (count * elements + joined)}
 
 
 def _zero3(part: Part, phase: Phase) -> Bytes:
@@ -238,13 +269,14 @@ def _casts(part: Part, phase: Phase) -> Bytes:
     layer = 0 if quantised else part.layer_parameters - part.layer_vectors
     if part.model.experts is not None:  # autocast does not know grouped products
         layer -= part.layer_experts
-    head = part.head_matrix
+    trained = layers_of(part).trained
+    head = head_trained(part) if part.job.thawed is not None else part.head_matrix
     # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
-    saved = part.layers - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)
-    again = min(part.job.checkpoint_every, part.layers - saved)
+    saved = trained - recomputed_layers(part) * (part.job.checkpointing is Checkpointing.FULL)
+    again = min(part.job.checkpoint_every, trained - saved)
     # autocast keeps casts of weights that train; of frozen ones autograd keeps those that a backward reads
     layers = {
-        Phase.LOSS: saved if part.job.adapter else part.layers,
+        Phase.LOSS: saved if part.job.adapter else trained,
         Phase.LAST: saved + again,
         Phase.FIRST: 1,
     }.get(phase, saved)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.bridge.jobs.job import Loss
+from ratrain.ratrainc.fit.holdings.frozen_layers import trains_head
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 
@@ -106,7 +107,8 @@ def _fused(part: Part) -> int:
     hidden = part.model.hidden_size
     rows = share(part.tokens, share(part.vocabulary, hidden))
     chunk = 1 << max(rows - 1, 0).bit_length()
-    matrix = part.vocabulary * hidden if part.job.adapter is None else 0  # a frozen one has no gradient
+    trains = part.job.adapter is None and trains_head(part)
+    matrix = part.vocabulary * hidden if trains else 0  # a frozen one has no gradient
     return part.item * (part.tokens * hidden + matrix + chunk * part.vocabulary)
 
 

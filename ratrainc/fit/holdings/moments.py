@@ -8,6 +8,7 @@ gradients         none (or all, if micro-batches accumulate) ...  all    all
 
 from __future__ import annotations
 
+from ratrain.ratrainc.bridge.jobs.job import Sharding
 from ratrain.ratrainc.fit.holdings.activations import (
     GRADIENTS as IN_BACKWARD,
 )
@@ -19,7 +20,7 @@ from ratrain.ratrainc.fit.holdings.activations import (
     recomputed,
 )
 from ratrain.ratrainc.fit.holdings.adapters import head_trained, largest_trained
-from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers
+from ratrain.ratrainc.fit.holdings.buffers import Phase, buffers, in_reduction
 from ratrain.ratrainc.fit.holdings.logits import logit_gradient, loss_bytes
 from ratrain.ratrainc.fit.holdings.overheads import WORKSPACE
 from ratrain.ratrainc.fit.holdings.part import Part, itemsize
@@ -27,7 +28,10 @@ from ratrain.ratrainc.fit.holdings.state import (
     GRADIENTS,
     all_gradients,
     gradients,
+    gradients_at_step,
+    gradients_of_partition,
     gradients_stay,
+    has_partitions,
     split,
     state,
     step_copies,
@@ -35,6 +39,7 @@ from ratrain.ratrainc.fit.holdings.state import (
 )
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 from ratrain.ratrainc.fit.holdings.terms import Bytes, Moment, owners_of, together
+from ratrain.ratrainc.fit.holdings.whole_sums import waiting_gradients
 
 _OF_THE_HEAD = (Phase.LOSS, Phase.LOSS_BACK, Phase.HEAD, Phase.NORM)
 
@@ -53,6 +58,7 @@ def _account(part: Part, phase: Phase) -> Bytes:
             _split_gradients(part, phase),
             _activations(part, phase),
             buffers(part, phase),
+            {} if part.sums_whole else in_reduction(part, phase),
             {"optimizer: copies of the step": step_copies(part) if phase is Phase.STEP else 0},
             {"workspace: cuBLAS": WORKSPACE},
         ]
@@ -60,7 +66,9 @@ def _account(part: Part, phase: Phase) -> Bytes:
 
 
 def _split_gradients(part: Part, phase: Phase) -> Bytes:
-    """Return the bytes of held gradients, with the gradients of experts apart."""
+    """Return the bytes of held gradients, with the gradients of experts apart where they are shards."""
+    if part.sums_whole and phase is not Phase.STEP:
+        return waiting_gradients(part, phase)
     held = _gradients(part, phase)
     if part.model.experts is None or part.job.adapter is not None or part.job.optimizer_in_backward:
         return {GRADIENTS: held}
@@ -74,12 +82,15 @@ def _gradients(part: Part, phase: Phase) -> int:
     if phase in (Phase.LOSS, Phase.LOSS_BACK):
         return everything if gradients_stay(part) else 0
     if phase is Phase.STEP:
-        return 0 if part.job.optimizer_in_backward else everything
+        return gradients_at_step(part)
     # an unsharded gradient is made before it is added; Megatron-LM's product adds to the main gradient itself
     adds = part.accumulates and not part.sharded and part.job.framework not in MEGATRON and not sums_apart(part)
     table = part.head_matrix if phase is Phase.HEAD else part.embedding_parameters if phase is Phase.END else 0
-    matrix = largest_trained(part) if part.job.adapter else table or part.layer_matrix
+    matrix = largest_trained(part) if part.job.trains_part else table or part.layer_matrix
     waiting = itemsize(part.job.gradient_dtype) * matrix if adds else 0
+    if adds and part.job.sharding is Sharding.ZERO2 and has_partitions(part) and phase is not Phase.HEAD:
+        # a partition's new gradients are whole before the earlier ones take them in (all_grad_tensors, add_)
+        waiting = gradients_of_partition(part)
     if gradients_stay(part) or phase in (Phase.FIRST, Phase.END):
         return everything + waiting
     return gradients(part, head_trained(part))

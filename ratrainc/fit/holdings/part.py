@@ -139,13 +139,21 @@ class Part:
 
     @property
     def casts(self) -> bool:
-        """True if torch.autocast casts weights and inputs op by op: weights are wider than the products' inputs."""
-        return self.job.autocast and not self.sharded and itemsize(self.job.weight_dtype) > self.item
+        """True if torch.autocast casts weights and inputs op by op: weights are wider than the products' inputs.
+
+        Of layers that train beside frozen ones their own weights count.
+        """
+        held = self.job.trained_dtype if self.job.thawed is not None else self.job.weight_dtype
+        return self.job.autocast and not self.sharded and itemsize(held) > self.item
 
     @property
     def stream_item(self) -> int:
-        """Bytes of an element of the residual stream: under autocast the embedding's type, which no op casts."""
-        return itemsize(self.job.weight_dtype) if self.casts else self.item
+        """Bytes of an element of the residual stream: under autocast the embedding's type, which no op casts.
+
+        A frozen embedding is not of the type in which the layers train.
+        """
+        held = itemsize(self.job.weight_dtype)
+        return max(held, self.item) if self.casts else self.item
 
     @property
     def result_item(self) -> int:
@@ -343,6 +351,11 @@ class Part:
         else:
             passes = 2 * (job.pp - self.stage - 1) + (chunks - 1) * job.pp + 1
         return min(passes, self.micro_batches * chunks) * (self.layers // chunks)
+
+    @property
+    def sums_whole(self) -> bool:
+        """True if FSDP keeps whole gradients until the last micro-batch of a step."""
+        return self.job.sums_whole
 
     @property
     def accumulates(self) -> bool:

@@ -6,6 +6,7 @@ from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import adapter_refusal, adapter_unread
 from ratrain.ratrainc.fit.holdings.context import context_refusal
 from ratrain.ratrainc.fit.holdings.experts import experts_refusal
+from ratrain.ratrainc.fit.holdings.frozen_layers import frozen_refusal
 from ratrain.ratrainc.fit.holdings.part import Part, stage_layers
 from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, STYLES
@@ -46,8 +47,8 @@ def _not_built(job: Job) -> str:
         return unread
     if unread := adapter_unread(job):
         return unread
-    if job.method not in {"full", "pretrain", "lora"}:
-        return f"method: {job.method}: which parts train decides gradients and moments, and is not built yet"
+    if unread := frozen_refusal(job):
+        return unread
     if job.ep > 1:
         return "ep: bytes of experts on ranks of their own are not known here"
     if job.fp8:

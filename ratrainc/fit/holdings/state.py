@@ -24,6 +24,7 @@ from ratrain.ratrainc.fit.holdings.adapters import (
     outer_trained,
     trained,
 )
+from ratrain.ratrainc.fit.holdings.frozen_layers import trains_embedding
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -76,7 +77,7 @@ def state(part: Part) -> Bytes:
     masters = itemsize(job.master_dtype) * held if job.master_dtype else 0
     on_host = job.offload_optimizer or (job.offload_parameters and part.sharded)
     whole = {
-        **({FROZEN: frozen_bytes(part)} if job.adapter else {}),
+        **({FROZEN: frozen_bytes(part)} if job.trains_part else {}),
         ADAPTERS if job.adapter else WEIGHTS: 0 if job.offload_parameters else weights,
         MASTERS: 0 if on_host else masters,
         OPTIMIZER: 0 if on_host else moments(part, held),
@@ -113,7 +114,7 @@ def moments(part: Part, elements: int, *, embeds: bool = True) -> int:
         return _F32 * _factors(part)
     count = MOMENTS[name]
     if name in {"adamw-8bit", "lion-8bit"}:
-        embeds = embeds and part.job.framework in TRANSFORMERS and part.job.adapter is None
+        embeds = embeds and part.job.framework in TRANSFORMERS and part.job.adapter is None and trains_embedding(part)
         wide = share(part.embedding_parameters, part.shards) if embeds else 0
         narrow = elements - wide
         return count * (narrow + _F32 * share(narrow, _BLOCK_8BIT) + _F32 * wide)
@@ -176,6 +177,8 @@ def all_gradients(part: Part) -> int:
 
     Where the optimizer's step is fused into the backward, the largest parameter's alone.
     """
+    if part.job.sharding is Sharding.ZERO2 and has_partitions(part) and not part.job.offload_optimizer:
+        return gradients_of_partition(part)
     return gradients(part, largest_trained(part) if part.job.optimizer_in_backward else trained(part))
 
 
@@ -183,16 +186,16 @@ def step_copies(part: Part) -> int:
     """Return the bytes of temporary tensors of the optimizer's step.
 
     adamw: foreach makes the roots of all second moments at once (torch optim/adam.py _multi_tensor_adam); without it
-    the root and the quotient of one parameter. DeepSpeed and Megatron-LM update in one kernel (FusedAdam), after
-    DeepSpeed's copy of the shard's gradients in f32 (stage_1_and_2.py single_grad_partition; stage3.py by subgroup).
+    the root and the quotient of one parameter. Megatron-LM, and ZeRO-3 by subgroup, update in one kernel (FusedAdam)
+    after a copy of the shard's gradients in f32 (stage3.py).
     Adafactor: gradient, its square and the update in f32 (transformers optimization.py Adafactor).
     """
     job = part.job
     held = share(trained(part), part.shards)
     if job.offload_optimizer or (job.offload_parameters and part.sharded) or job.optimizer_in_backward:
         return 0
-    if job.sharding in (Sharding.ZERO1, Sharding.ZERO2) and job.framework != "nanotron":
-        return _F32 * held if job.gradient_dtype != "f32" else 0
+    if has_partitions(part):
+        return max(_flattened(part), _updated(part)) - gradients_at_step(part)
     if job.sharding is Sharding.ZERO3:
         return _F32 * min(held, job.sizes.get("sub_group_size", SUB_GROUP))
     if job.framework in MEGATRON:
@@ -204,6 +207,50 @@ def step_copies(part: Part) -> int:
     if job.optimizer == "adamw-foreach-off":
         return 2 * moment_item(part) * largest
     return 3 * _F32 * largest if job.optimizer == FACTORED else 0
+
+
+def has_partitions(part: Part) -> bool:
+    """Return True if DeepSpeed's stage 1 or 2 makes one flat gradient of its partition before it updates it."""
+    others = part.job.framework in {*MEGATRON, "nanotron"}
+    return part.job.sharding in (Sharding.ZERO1, Sharding.ZERO2) and not others
+
+
+def gradients_at_step(part: Part) -> int:
+    """Return the bytes of held gradients at the fullest moment of the optimizer's step.
+
+    Of DeepSpeed's partitions those of other ranks are freed before (stage_1_and_2.py step, free_grad_in_param_list).
+    """
+    if part.job.optimizer_in_backward:
+        return 0
+    if not has_partitions(part) or part.job.offload_optimizer:
+        return all_gradients(part)
+    return gradients_of_partition(part) if _flattened(part) >= _updated(part) else 0
+
+
+def gradients_of_partition(part: Part) -> int:
+    """Return the bytes of gradients of a partition's parameters, each of which is whole (copy_grads_in_partition)."""
+    largest = max(largest_trained(part), share(trained(part), part.shards))
+    return itemsize(part.job.gradient_dtype) * largest
+
+
+def _flattened(part: Part) -> int:
+    """Return the bytes where a partition's gradients are made one flat tensor, and that is cast to f32.
+
+    (stage_1_and_2.py step: averaged_gradients, flat_grad_partition, single_grad_partition)
+    """
+    held, item = share(trained(part), part.shards), itemsize(part.job.gradient_dtype)
+    cast = itemsize(part.job.master_dtype or part.job.weight_dtype)
+    return gradients_of_partition(part) + item * held + (cast * held if cast != item else 0)
+
+
+def _updated(part: Part) -> int:
+    """Return the bytes of a partition's gradient in its masters' type, and of what the optimizer makes of it.
+
+    DeepSpeed's own optimizer is one kernel; torch's takes the partition as one tensor, of all its elements.
+    """
+    held, master = share(trained(part), part.shards), itemsize(part.job.master_dtype or part.job.weight_dtype)
+    made = {"adamw": moment_item(part), "adamw-foreach-off": 2 * moment_item(part)}.get(part.job.optimizer, 0)
+    return (master + made) * held
 
 
 SUB_GROUP = 1_000_000_000

@@ -22,6 +22,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "offload_activations": (True, False),
     "sharding": (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3, Sharding.FSDP2, Sharding.DDP),
     "reshard_after_forward": (True, False),
+    "reduces_each": (True, False),
     "loss": (Loss.FUSED, Loss.UPCAST, Loss.VOCAB_PARALLEL),
     "attention": (Attention.FLASH, Attention.SDPA, Attention.EAGER),
     "compute_dtype": ("bf16", "f16", "f32"),

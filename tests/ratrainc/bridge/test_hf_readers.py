@@ -289,6 +289,7 @@ def test_every_name_of_the_hub_has_a_preset() -> None:
     assert model_of_hub_name("nobody/nothing") is None
 
 
+EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "accelerate decides the type": (
         ARGUMENTS_FSDP.replace('"bf16": true', '"fp16": false'),
@@ -319,6 +320,13 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "muon": (FACTORY_PLAIN + "use_muon: true\n", {"optimizer": "muon"}),
     "GaLore": (FACTORY_PLAIN + "use_galore: true\n", {"optimizer": "galore"}),
     "8 bits": (FACTORY_LORA.replace("bit: 4", "bit: 8"), {"method": "lora"}),
+    "reduced after each micro-batch": (AXOLOTL_FSDP1 + EACH, {"reduces_each": True, "sums_whole": False}),
+    "gradients that wait": (AXOLOTL_FSDP1, {"reduces_each": False, "sums_whole": True}),
+    "reductions of DDP": (AXOLOTL_PLAIN + EACH, {"reduces_each": False, "sums_whole": False}),
+    "reductions in a text": (
+        AXOLOTL_FSDP1 + 'accelerator_config: \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'\n',
+        {"reduces_each": True},
+    ),
     "no Liger": (
         AXOLOTL_FSDP1.replace("plugins:\n  - axolotl.integrations.liger.LigerPlugin\n", ""),
         {"loss": Loss.UPCAST},
@@ -357,6 +365,10 @@ NOTED = {
     "gathers without a limit": (
         AXOLOTL_FSDP1.replace("limit_all_gathers: true", "limit_all_gathers: false"),
         "fsdp_config.fsdp_limit_all_gathers",
+    ),
+    "accumulation by another word": (
+        AXOLOTL_FSDP1 + EACH.replace("sync_each_batch: true", "num_steps: 4"),
+        "accelerator_config.gradient_accumulation_kwargs.num_steps",
     ),
     "a part that is offloaded": (
         AXOLOTL_PLAIN + "deepspeed: {zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}}\n",

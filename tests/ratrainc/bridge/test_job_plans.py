@@ -188,6 +188,18 @@ ddp: {overlap_grad_reduce: true}
 BRIDGE_PRETRAIN = BRIDGE.replace("31_8b_sft_2gpu", "31_8b_pretrain_2gpu") + "model: {context_parallel_size: 1}\n"
 KEYS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "whole gradients under FSDP 1": (SMALL + FSDP, "axolotl", {}, {"zero": 3, "reduce": "last", "grad_dtype": "bf16"}),
+    "whole gradients under FSDP 2": (
+        f"{SMALL}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: true}}\n",
+        "axolotl",
+        {"f32_state": True},
+        {"zero": 3, "reduce": "last", "grad_dtype": "bf16"},
+    ),
+    "reduced each time": (
+        f"{SMALL}{FSDP}accelerator_config: {{gradient_accumulation_kwargs: {{sync_each_batch: true}}}}\n",
+        "axolotl",
+        {},
+        {"zero": 3, "reduce": "each-micro-batch"},
+    ),
     "reduced at once": (
         SMALL.replace("steps: 2", "steps: 1") + FSDP,
         "axolotl",

@@ -254,6 +254,31 @@ def test_a_model_that_the_file_does_not_name_goes_into_the_command(
     assert main([word for word in shlex.split(first)[1:] if word not in ("--model", "qwen2.5-0.5b")]) == 1
 
 
+EXCLUDED: dict[str, tuple[object, tuple[str, ...], bool]] = {
+    "a name": (["down_proj"], ("gate_proj", "up_proj"), False),
+    "a path": (["mlp.down_proj", "self_attn.v_proj"], ("gate_proj", "up_proj"), False),
+    "an expression": (r".*\.mlp\..*", ("q_proj",), True),
+    "one layer's": (["layers.0.mlp.up_proj"], ("down_proj", "gate_proj", "up_proj"), True),
+}
+
+
+@pytest.mark.parametrize("name", EXCLUDED)
+def test_what_is_excluded_takes_no_adapter(tmp_path: Path, name: str) -> None:
+    excluded, same, less = EXCLUDED[name]
+    targets = {"lora_target_linear": False, "lora_target_modules": ["gate_proj", "up_proj", "down_proj"]}
+    targets["lora_target_modules"] += ["q_proj"] if name == "an expression" else []
+    found = fit(tmp_path, {**AXOLOTL, **LORA, **targets, "lora_exclude_modules": excluded})
+    named = fit(tmp_path, {**AXOLOTL, **LORA, **targets, "lora_target_modules": list(same)})
+    assert found.peak == named.peak
+    assert any(note.key == "lora_exclude_modules" and note.less for note in found.job.ignored) is less
+
+
+def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
+    targets = {"lora_target_linear": False, "lora_target_modules": ["q_proj"], "lora_exclude_modules": ["q_proj"]}
+    with pytest.raises(DiagnosticError, match="no linear is left"):
+        fit(tmp_path, {**AXOLOTL, **LORA, **targets})
+
+
 def test_why_no_plan_of_ours_has_the_adapter_is_said(tmp_path: Path) -> None:
     found = fit(tmp_path, {**AXOLOTL, **LORA, **SMALL, "lora_dropout": 0.1}, exact=True)
     assert found.ours is not None
@@ -292,7 +317,7 @@ def test_what_is_proposed_is_said_in_one_line_with_whole_numbers(tmp_path: Path)
     assert any("lora_r: 16, lora_alpha: 32, lora_target_linear: true" in way.text for way in found.ways)
     said = [line for part in map(str, found.parts()) for line in part.splitlines() if "devices or more with" in line]
     assert len(said) == 1
-    assert "fsdp_version: 2, perhaps 4; no sequence is short enough" in said[0]
+    assert "sync_each_batch: true}}, perhaps 4; no sequence is short enough" in said[0]
 
 
 def test_a_low_rank_is_not_proposed_where_it_does_not_count(tmp_path: Path) -> None:

@@ -341,6 +341,9 @@ fsdp_config: {transformer_layer_cls_to_wrap: LlamaDecoderLayer, reshard_after_fo
 """
 
 
+EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
+
+
 def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(AXOLOTL)
@@ -350,6 +353,7 @@ def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
         "context_parallel_size: 8",
         "attn_implementation: flash_attention_2",
         "gradient_accumulation_steps: 8",
+        EACH,
     )
     assert way.verdict is Verdict.FITS
     assert not way.alters
@@ -357,11 +361,44 @@ def test_context_ranks_are_a_way_out_in_the_words_of_the_file(tmp_path) -> None:
         AXOLOTL.replace("attn_implementation: sdpa", "attn_implementation: flash_attention_2")
         .replace("steps: 1", "steps: 8")
         .replace("micro", "context_parallel_size: 8\nmicro", 1)
+        + EACH
     )
     after = api.fit(file, devices=8, memory=79 * GIB)
     assert after.peak == way.peak_bytes
     assert "8 devices, cp 8, fsdp2; 1 x 131072 tokens for 8 devices and micro-batch" in repr(after)
     assert "context ranks of ring-flash-attn" in after.band.text
+
+
+NANOTRON = """model:
+  dtype: bfloat16
+  model_config: {is_qwen2_config: true, attention_bias: true, num_attention_heads: 16, num_hidden_layers: 4%s}
+optimizer:
+  accumulate_grad_in_fp32: true
+  learning_rate_scheduler: {learning_rate: 0.001}
+  zero_stage: 1
+parallelism: {dp: 8, pp: 1, tp: 1%s}
+tokens: {batch_accumulation_per_replica: %d, micro_batch_size: 1, sequence_length: 65536, train_steps: 100}
+"""
+
+
+def test_nanotron_takes_context_ranks_from_one_with_their_kernel(tmp_path) -> None:
+    file = tmp_path / "nano.yaml"
+    file.write_text(NANOTRON % ("", "", 1))
+    before = api.fit(file, memory=79 * GIB)
+    way = next(each for each in before.ways if any("context_parallel_size: 4" in change for change in each.changes))
+    assert "_attn_implementation: llama3_ring_attention" in way.text
+    kernel = ", _attn_implementation: llama3_ring_attention, ring_attn_heads_k_stride: 1"
+    text = NANOTRON % (kernel, ", context_parallel_size: 4", 4)
+    file.write_text(text.replace("dp: 8", "dp: 2"))
+    assert api.fit(file, memory=79 * GIB).peak == way.peak_bytes < before.peak
+
+
+@pytest.mark.parametrize("more", [", _use_qkv_packed: false", ", _attn_implementation: sdpa", "llama"])
+def test_nanotron_is_not_told_of_context_ranks_that_its_code_lacks(more: str, tmp_path) -> None:
+    file = tmp_path / "nano.yaml"
+    text = NANOTRON % ("" if more == "llama" else more, "", 1)
+    file.write_text(text.replace("qwen2", "llama") if more == "llama" else text)
+    assert not any("context_parallel_size" in way.text for way in api.fit(file, memory=79 * GIB).ways)
 
 
 def test_a_file_that_its_framework_would_stop_at_is_refused_with_a_way_on(tmp_path) -> None:

@@ -231,7 +231,8 @@ def test_verdicts_of_ways_out_and_limits_agree(tmp_path: Path) -> None:
             size = next((yaml.safe_load(each).get("micro_batch_size") for each in way.changes), None)
             if size is None or any("gradient_checkpointing" in each or "fsdp" in each for each in way.changes):
                 continue
-            if len(way.changes) > 1 + any("gradient_accumulation_steps" in each for each in way.changes):
+            own = [each for each in way.changes if "gradient_accumulation" in each]
+            if len(way.changes) > 1 + len(own) or not any("sync_each_batch" in each for each in own):
                 continue
             seen.add(way.verdict)
             assert (size <= (found.limits.largest_micro_batch or 0)) == (way.verdict is Verdict.FITS)
