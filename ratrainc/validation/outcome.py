@@ -17,10 +17,12 @@ from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.workers import evaluate_all
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
+from ratrain.ratrainc.validation.ranking import rankings
 from ratrain.ratrainc.validation.validation_rows import (
     COMPARED_IN_GROUPS,
     MEASURES_OF,
     SPLITS,
+    TIMES,
     ValidationRow,
     ValidationTable,
 )
@@ -98,6 +100,11 @@ class RowOutcome:
         if simulated is None:
             return None
         return simulated - measured if self.row.measure == "bubble_fraction" else simulated / measured - 1
+
+    @property
+    def is_timed(self) -> bool:
+        """True if a time was measured, and is simulated: the row has a rate."""
+        return self.row.measure in TIMES and self.simulated is not None
 
     @property
     def ratios(self) -> tuple[float, float] | None:
@@ -216,6 +223,10 @@ class Validation(ShownInNotebook):
         """Return the errors of a class by split; splits without errors are left out."""
         return _by_split(self.of_class(kind), lambda each: each.error)
 
+    def errors_by_class(self) -> list[tuple[str, dict[str, Errors]]]:
+        """Return the errors of each class that has errors, by split."""
+        return [(kind, self.errors(kind)) for kind in self.classes() if kind != "out-of-memory"]
+
     def ratio_errors(self, kind: str) -> dict[str, Errors]:
         """Return the errors of a class's ratios within groups, by split."""
         return _by_split(self.of_class(kind), lambda each: each.ratio_error)
@@ -239,10 +250,15 @@ class Validation(ShownInNotebook):
         return {
             "tables": [table.path for table in self.tables],
             "rows": [each.to_json() for each in self.outcomes],
-            "errors": {kind: _errors_json(self.errors(kind)) for kind in self.classes() if kind != "out-of-memory"},
+            "errors": {kind: _errors_json(errors) for kind, errors in self.errors_by_class()},
             "ratio_errors": {
                 kind: _errors_json(self.ratio_errors(kind)) for kind in self.classes() if kind in COMPARED_IN_GROUPS
             },
+            "errors_by_table": {
+                table.path: {kind: _errors_json(errors) for kind, errors in self.of_table(table).errors_by_class()}
+                for table in self.tables
+            },
+            "rankings": [each.to_json() for each in rankings(self)],
             "fits": {kind: self.fits(kind).to_json() for kind in self.classes()},
             "left_out": self.needs(),
         }

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TIMES = ("step_seconds", "tokens_per_second")
+TIMES = ("step_seconds", "tokens_per_second")
 MEASURES_OF: Mapping[str, tuple[str, ...]] = {
     "bubble": ("bubble_fraction",),
-    "step-time": _TIMES,
-    "scaling": _TIMES,
-    "zero3-micro-batch": _TIMES,
+    "step-time": TIMES,
+    "scaling": TIMES,
+    "zero3-micro-batch": TIMES,
     "memory": ("peak_bytes",),
     "out-of-memory": ("fits",),
 }
@@ -111,6 +112,11 @@ class ValidationTable:
     comments: tuple[str, ...]
     """lines above its header"""
     rows: tuple[ValidationRow, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without folder and ending."""
+        return Path(self.path).stem
 
 
 def read_validation_table(path: str, machine: Machine | None = None) -> ValidationTable:
