@@ -103,4 +103,4 @@ def validate(
     count = sum(row.task is not None for table in read for row in table.rows)
     tick = counting(progress, count)
     kept = None if results is None else KeptResults.of(results)
-    return validated(read, min(jobs, count), lambda row: tick(row_text(row)), whole=whole, kept=kept)
+    return validated(read, min(jobs, count), lambda row: tick.found(row_text(row)), whole=whole, kept=kept)
