@@ -67,9 +67,7 @@ class _Row:
     @property
     def measured(self) -> float:
         """Published seconds of the step."""
-        assert self.row.task is not None
-        of_rate = self.row.measure == "tokens_per_second"
-        return self.row.task.plan.tokens_per_step / self.row.measured if of_rate else self.row.measured
+        return self.row.seconds
 
     def seconds(self, values: Sequence[float]) -> float:
         """Return the simulated seconds with other values of the constants in `FITTED`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
 from ratrain.ratrainc.validation.ranking import LEAST_ROWS, rankings
@@ -167,7 +168,7 @@ def left_out_text(validation: Validation) -> str:
     if not needs:
         return ""
     words = ", ".join(f"{need} ({count})" for need, count in sorted(needs.items(), key=lambda item: -item[1]))
-    return f"left out: {sum(needs.values())} rows, by what they need that is not built: {words}"
+    return f"left out: {number_of(sum(needs.values()), 'row')}, by what they need that is not built: {words}"
 
 
 def folded_text(validation: Validation) -> str:
@@ -176,8 +177,8 @@ def folded_text(validation: Validation) -> str:
     if not count:
         return ""
     return (
-        f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others "
-        "(all: --whole)"
+        f"~: folded, {number_of(count, 'row')}: a few micro-batches are simulated, and their pace stands for the "
+        "others (all: --whole)"
     )
 
 
