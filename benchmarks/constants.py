@@ -20,7 +20,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.support.gc import paused_gc
-from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, fitted, with_values
+from ratrain.ratrainc.calibration.fitting import OUTLIER, fitted, with_values
+from ratrain.ratrainc.validation.errors import Errors, Seconds
 from ratrain.ratrainc.validation.folding import FoldedStep, task_of
 from ratrain.ratrainc.validation.validation_rows import ValidationRow, read_validation_table
 from ratrain.targets.machine.constants import Constant

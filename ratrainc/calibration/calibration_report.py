@@ -12,12 +12,13 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.support.diagnostics import Location, fail, nearest
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.calibration.calibrated import Calibrated
-from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.calibration.fitting import OUTLIER, check_solver, fitted
 from ratrain.ratrainc.calibration.gpt_layers import MeasuredLayer, measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.measured_rows import MeasuredRow, compiled, held_out, predicted, read_rows
-from ratrain.ratrainc.calibration.measured_tables import read_commented_table
 from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.ratrainc.validation.errors import Errors, Seconds, errors
+from ratrain.ratrainc.validation.measured_tables import read_commented_table
 from ratrain.targets.machine.constants import is_whole
 from ratrain.targets.machine.machine import Machine, load_machine
 

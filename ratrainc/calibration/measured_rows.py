@@ -14,12 +14,12 @@ from attrs import frozen
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
 from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.planner.search.plan_evaluation import Task
-from ratrain.ratrainc.validation.validation_rows import TIMES, read_rows_to_fit
+from ratrain.ratrainc.validation.validation_rows import HELD_OUT, TIMES, read_rows_to_fit
 from ratrain.targets.machine.machine import Machine
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.calibration.fitting import Seconds
     from ratrain.ratrainc.choices.strategies import Strategy
+    from ratrain.ratrainc.validation.errors import Seconds
     from ratrain.targets.program.program import Program
 
 
@@ -94,4 +94,4 @@ def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
 
 def held_out(rows: Sequence[MeasuredRow], every: int) -> list[bool]:
     """Return, for each row, True if it is held out: as the table says, else every `every`-th row; none if 0."""
-    return [row.split == "held-out" if row.split else bool(every) and i % every == 0 for i, row in enumerate(rows, 1)]
+    return [row.split == HELD_OUT if row.split else bool(every) and i % every == 0 for i, row in enumerate(rows, 1)]

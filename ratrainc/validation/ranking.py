@@ -10,31 +10,26 @@ rank (Spearman, "The Proof and Measurement of Association between Two Things", 1
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrainc.calibration.fitting import Errors
-from ratrain.ratrainc.validation.validation_rows import SPLITS
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ratrain.ratrainc.validation.outcome import RowOutcome, Validation
+    from ratrain.ratrainc.validation.errors import Errors
 
 LEAST_ROWS = 10
 """Least timed rows of a table, or of a group in it, that are ranked."""
-_, HELD_OUT = SPLITS
 ALL = "all"
 
 
 @frozen
 class Ranking:
-    """How well the rates of some rows of a table are ordered."""
+    """The rank correlation of the rates of some rows of a table."""
 
     table: str
     """name of the table's file, without folder and ending"""
@@ -47,6 +42,12 @@ class Ranking:
     """None if all measured, or all simulated, rates are equal"""
     median: float
     """median error of these rows, without signs"""
+
+    @classmethod
+    def of(cls, table: str, group: str, split: str, rates: Sequence[tuple[float, float]], errors: Errors) -> Ranking:
+        """Rank rows by their measured and simulated rates."""
+        measured, simulated = zip(*rates, strict=True)
+        return cls(table, group, split, len(rates), spearman(measured, simulated), errors.median)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ranking as `--json` prints it."""
@@ -73,45 +74,3 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     left, right = (each - each.mean() for each in (mean_ranks(first), mean_ranks(second)))
     size = float(np.sqrt((left @ left) * (right @ right)))
     return float(np.clip(left @ right / size, -1, 1)) if size else None
-
-
-def rankings(validation: Validation) -> Iterator[Ranking]:
-    """Yield the rankings of each table with enough timed rows, and of its groups, each for all rows and the held-out.
-
-    A group is the rows of a name in the column `group`, or those that share model and machine. A group that is the
-    whole table is not repeated. Compared are tokens a second and rank.
-    """
-    for table in validation.tables:
-        outcomes = [each for each in validation.of_table(table).outcomes if each.is_timed]
-        seen = set()
-        for group, rows in {"": outcomes, **_groups(outcomes)}.items():
-            key = frozenset(map(id, rows))
-            if key not in seen:
-                seen.add(key)
-                yield from _of_rows(table.name, group, rows)
-
-
-def _groups(outcomes: Sequence[RowOutcome]) -> dict[str, list[RowOutcome]]:
-    groups = defaultdict(list)
-    for each in outcomes:
-        assert each.row.task is not None
-        if each.row.group:
-            groups[each.row.group].append(each)
-        groups[f"{each.row.task.model.name} on {each.row.task.machine.name}"].append(each)
-    return groups
-
-
-def _of_rows(table: str, group: str, rows: Sequence[RowOutcome]) -> Iterator[Ranking]:
-    if len(rows) < LEAST_ROWS:
-        return
-    held = [each for each in rows if each.row.split == HELD_OUT]
-    yield _ranking(table, group, ALL, rows)
-    if 1 < len(held) < len(rows):
-        yield _ranking(table, group, HELD_OUT, held)
-
-
-def _ranking(table: str, group: str, split: str, rows: Sequence[RowOutcome]) -> Ranking:
-    measured = [each.rank_rate(each.row.measured) for each in rows]
-    simulated = [each.rank_rate(each.simulated) for each in rows if each.simulated is not None]
-    median = Errors.of(np.array([each.error for each in rows if each.error is not None])).median
-    return Ranking(table, group, split, len(rows), spearman(measured, simulated), median)

@@ -20,18 +20,18 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.text.plan_file import Overlay, load_plan, made_for, parse_plan
 from ratrain.ratrain_ir.topology import topology_of
-from ratrain.ratrainc.calibration.measured_tables import (
+from ratrain.ratrainc.choices.machine_choice import resized
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges, strategy
+from ratrain.ratrainc.choices.times_text import textbook_times
+from ratrain.ratrainc.planner.search.plan_evaluation import Task
+from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
+from ratrain.ratrainc.validation.measured_tables import (
     Cells,
     TableLine,
     check_header,
     read_commented_table,
     read_lines,
 )
-from ratrain.ratrainc.choices.machine_choice import resized
-from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges, strategy
-from ratrain.ratrainc.choices.times_text import textbook_times
-from ratrain.ratrainc.planner.search.plan_evaluation import Task
-from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.constants import largest_value
 from ratrain.targets.machine.machine import Machine, load_machine
@@ -55,7 +55,7 @@ MEASURES_OF: Mapping[str, tuple[str, ...]] = {
 """Classes of rows, with the measures that each allows."""
 COMPARED_IN_GROUPS = ("scaling", "zero3-micro-batch")
 """Classes whose rows are compared with the first row of their group."""
-SPLITS = ("fit", "held-out")
+_, HELD_OUT = SPLITS = ("fit", "held-out")
 MEASURES = tuple(dict.fromkeys(measure for measures in MEASURES_OF.values() for measure in measures))
 ABOUT = ("source", "certainty", "note")
 """Columns for readers: no figure depends on them."""

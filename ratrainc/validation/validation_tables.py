@@ -10,11 +10,11 @@ from attrs import evolve
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
-from ratrain.ratrainc.validation.ranking import LEAST_ROWS, rankings
+from ratrain.ratrainc.validation.ranking import LEAST_ROWS
 from ratrain.ratrainc.validation.validation_rows import COMPARED_IN_GROUPS, SPLITS, ValidationRow
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.calibration.fitting import Errors
+    from ratrain.ratrainc.validation.errors import Errors
     from ratrain.ratrainc.validation.outcome import RowOutcome, Validation
 
 _GB, _MB = 1e9, 1e6
@@ -127,7 +127,7 @@ def _median_cells(kind: str, errors: Errors | None) -> tuple[str, str]:
 def ranking_table(validation: Validation) -> TextTable:
     """Return the rank correlation of measured and simulated rates, of tables and groups with enough timed rows."""
     rows = []
-    for each in rankings(validation):
+    for each in validation.rankings():
         coefficient = "-" if each.spearman is None else f"{each.spearman:.3f}"
         cells = (each.table, each.group or "whole table", each.split, str(each.rows))
         rows.append([*cells, coefficient, _size_text(each.median, points=False)])

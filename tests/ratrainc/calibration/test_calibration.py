@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration import fitting
 from ratrain.ratrainc.calibration.calibration_report import calibrate_rows
-from ratrain.ratrainc.calibration.fitting import Seconds, fitted, fitted_rates, with_values
+from ratrain.ratrainc.calibration.fitting import fitted, fitted_rates, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.calibration.measured_rows import compiled, read_rows
 from ratrain.ratrainc.choices.strategies import strategy
@@ -26,6 +26,9 @@ from ratrain.ratrainc.console import extras
 from ratrain.ratrainc.validation.validation_rows import read_validation_table
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.writer import machine_lines, write_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.validation.errors import Seconds
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 COUNTS = (1, 2, 4, 8, 16)

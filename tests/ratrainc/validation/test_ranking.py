@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.outcome import validate
-from ratrain.ratrainc.validation.ranking import LEAST_ROWS, mean_ranks, rankings, spearman
+from ratrain.ratrainc.validation.ranking import LEAST_ROWS, mean_ranks, spearman
 from ratrain.ratrainc.validation.validation_rows import read_validation_table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def toys(folder: Path, count: int) -> str:
 
 def test_few_rows_have_no_ranking(tmp_path: Path) -> None:
     found = validate([read_validation_table(toys(tmp_path, LEAST_ROWS - 1))])
-    assert list(rankings(found)) == []
+    assert list(found.rankings()) == []
 
 
 def test_a_table_is_ranked_by_rates_as_a_whole_and_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_rows_of_a_group_and_of_a_model_are_ranked_by_themselves(tmp_path: Path)
     ]
     named = [line.replace("r", f"{at}-", 1) for at, line in enumerate(rows)]
     path.write_text("\n".join([HEAD, *named]) + "\n")
-    found = list(rankings(validate([read_validation_table(str(path))])))
+    found = list(validate([read_validation_table(str(path))]).rankings())
     assert [(each.group, each.rows) for each in found] == [
         ("", 2 * LEAST_ROWS),
         ("even", LEAST_ROWS),
