@@ -256,9 +256,9 @@ class Validation(ShownInNotebook):
                 if key not in seen and len(rows) >= LEAST_ROWS:
                     seen.add(key)
                     held = [each for each in rows if each.row.split == HELD_OUT]
-                    yield _ranking(table.name, group, ALL, rows)
+                    yield _ranking(table.path, group, ALL, rows)
                     if 1 < len(held) < len(rows):
-                        yield _ranking(table.name, group, HELD_OUT, held)
+                        yield _ranking(table.path, group, HELD_OUT, held)
 
     def needs(self) -> dict[str, int]:
         """Return the unbuilt features that rows need, with the number of rows left out for each."""
@@ -273,10 +273,12 @@ class Validation(ShownInNotebook):
             "ratio_errors": {
                 kind: _errors_json(self.ratio_errors(kind)) for kind in self.classes() if kind in COMPARED_IN_GROUPS
             },
-            "errors_by_table": {
-                table.path: {kind: _errors_json(errors) for kind, errors in self.of_table(table).errors_by_class()}
+            "errors_by_table": [
+                {"table": table.path, "class": kind, **_errors_json(errors)}
                 for table in self.tables
-            },
+                for kind, errors in self.of_table(table).errors_by_class()
+                if errors
+            ],
             "rankings": [each.to_json() for each in self.rankings()],
             "fits": {kind: self.fits(kind).to_json() for kind in self.classes()},
             "left_out": self.needs(),

@@ -32,7 +32,7 @@ class Ranking:
     """The rank correlation of the rates of some rows of a table."""
 
     table: str
-    """name of the table's file, without folder and ending"""
+    """path of the table's file"""
     group: str
     """name of the group of rows, or their model and machine; empty for the whole table"""
     split: str

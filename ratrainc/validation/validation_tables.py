@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -129,7 +130,7 @@ def ranking_table(validation: Validation) -> TextTable:
     rows = []
     for each in validation.rankings():
         coefficient = "-" if each.spearman is None else f"{each.spearman:.3f}"
-        cells = (each.table, each.group or "whole table", each.split, str(each.rows))
+        cells = (Path(each.table).stem, each.group or "whole table", each.split, str(each.rows))
         rows.append([*cells, coefficient, _size_text(each.median, points=False)])
     title = (
         f"Spearman's rank correlation of measured and simulated tokens a second and rank, of {LEAST_ROWS} rows or more"
