@@ -20,7 +20,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.support.gc import paused_gc
-from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, fitted, with_values
+from ratrain.ratrainc.calibration.fitting import OUTLIER, fitted, with_values
+from ratrain.ratrainc.validation.errors import Errors, Seconds
 from ratrain.ratrainc.validation.folding import FoldedStep, task_of
 from ratrain.ratrainc.validation.validation_rows import ValidationRow, read_validation_table
 from ratrain.targets.machine.constants import Constant
@@ -67,9 +68,7 @@ class _Row:
     @property
     def measured(self) -> float:
         """Published seconds of the step."""
-        assert self.row.task is not None
-        of_rate = self.row.measure == "tokens_per_second"
-        return self.row.task.plan.tokens_per_step / self.row.measured if of_rate else self.row.measured
+        return self.row.seconds
 
     def seconds(self, values: Sequence[float]) -> float:
         """Return the simulated seconds with other values of the constants in `FITTED`."""

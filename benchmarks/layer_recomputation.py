@@ -4,7 +4,7 @@ python benchmarks/layer_recomputation.py [--machine FILE.toml]
 
 Published: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198, table
 4: milliseconds of a layer of the 22B model, forward and backward, on eight A100 80 GB (t = 8, b = 4, s = 2048, h =
-6144, a = 64). The figures are recalled: no public text with the table was found. Check them before quoting them.
+6144, a = 64). The figures were read in a public copy of the text.
 
 Megatron-LM sums the gradient of a block's input while it computes the gradients of weights, and gathers inputs while
 it computes the gradient of the input (megatron/core/tensor_parallel/layers.py,

@@ -22,9 +22,10 @@ from attrs import evolve
 sys.path.insert(0, str(Path(__file__).parent))
 from processes import handed_back
 
-from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, fitted
+from ratrain.ratrainc.calibration.fitting import OUTLIER, fitted
 from ratrain.ratrainc.calibration.gpt_layers import measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
+from ratrain.ratrainc.validation.errors import Errors
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.writer import write_machine
 

@@ -24,6 +24,7 @@ from ratrain.ratrainc.calibration.calibration_report import Calibration, calibra
 from ratrain.ratrainc.calibration.fitting import with_values
 from ratrain.ratrainc.calibration.measured_rows import MeasuredRow
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
+from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
@@ -47,20 +48,21 @@ def plan_of(clusters: int) -> Plan:
     return evolve(plan, dp=clusters // plan.pp)
 
 
-def measured_rows(plans: dict[int, Plan]) -> list[MeasuredRow]:
+def measured_rows(plans: dict[int, Plan], machine: Machine, ran_under: Strategy) -> list[MeasuredRow]:
     """The published points under plans of so many clusters."""
     model = load_model("llama-2-7b")
-    return [
-        MeasuredRow(model, plan, plan.tokens_per_step / PUBLISHED[clusters], "", str(clusters))
-        for clusters, plan in plans.items()
-    ]
+    rows = []
+    for clusters, plan in plans.items():
+        task = Task(model, *ran_under.applied(plan, model, machine), machine)
+        rows.append(MeasuredRow(task, plan.tokens_per_step / PUBLISHED[clusters], "", str(clusters)))
+    return rows
 
 
 def fit_first(plans: dict[int, Plan], machine: Machine, ran_under: Strategy) -> Calibration:
     """One constant fitted to the first point, the others predicted."""
-    rows = measured_rows(plans)
+    rows = measured_rows(plans, machine, ran_under)
     held = [i > 0 for i in range(len(rows))]
-    return calibrate(rows, machine, [FITTED[machine.name]], held, ran_under, Location("the published throughput", 1))
+    return calibrate(rows, machine, [FITTED[machine.name]], held, Location("the published throughput", 1))
 
 
 def show(calibration: Calibration, plans: dict[int, Plan]) -> None:

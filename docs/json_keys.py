@@ -115,8 +115,8 @@ def _write_inputs() -> None:
     Path("book.txt").write_text("a book of few words and many letters. " * 20)
     rows = "".join(f"m.json,p.toml,{dp},{seconds}\n" for dp, seconds in ((1, 0.006), (2, 0.0062), (4, 0.0064)))
     Path("measured.csv").write_text(f"model,plan,dp,step_seconds\n{rows}")
-    row = "id,class,split,model,machine,plan,strategy,step_seconds\na,step-time,held-out,m.json,mt3000,p.toml,ratrain,0.006\n"
-    Path("published.csv").write_text(row)
+    published = "".join(f"{dp},step-time,held-out,m.json,p.toml,{dp},0.006\n" for dp in range(1, 11))
+    Path("published.csv").write_text(f"id,class,split,model,plan,dp,step_seconds\n{published}")
     Path("problem.csv").write_text("id,lower,upper,size\na,0,2,64\nb,1,3,64\n")
 
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Location, fail, nearest
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.calibration.calibrated import Calibrated
-from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.calibration.fitting import OUTLIER, check_solver, fitted
 from ratrain.ratrainc.calibration.gpt_layers import MeasuredLayer, measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.measured_rows import MeasuredRow, compiled, held_out, predicted, read_rows
-from ratrain.ratrainc.calibration.measured_tables import read_table
-from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy
-from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.ratrainc.validation.errors import Errors, Seconds, errors
+from ratrain.ratrainc.validation.measured_tables import read_commented_table
 from ratrain.targets.machine.constants import is_whole
-from ratrain.targets.machine.machine import Machine
+from ratrain.targets.machine.machine import Machine, load_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.choices.strategies import Strategy
 
 _ROUNDS = 3
 """Most rounds of compiling and fitting. Programs depend on the machine, so they are compiled again after each fit."""
@@ -57,6 +60,8 @@ class Calibration(Calibrated):
     """number of tensor-parallel ranks of each row"""
     own_layers: OwnLayers | None = None
     """None unless the rows are GPT iterations"""
+    left_out: int = 0
+    """rows of the table that measure no time, or need what is not built"""
 
     @property
     def errors(self) -> list[tuple[str, Errors]]:
@@ -100,6 +105,8 @@ class Calibration(Calibrated):
         yield TextTable(title, ("rows", "count", "mean", "median", "largest"), lines)
         if self.own_layers is not None:
             yield from self.own_layers.parts()
+        if self.left_out:
+            yield f"left out: {number_of(self.left_out, 'row')} without a time, or that need what is not built"
         if "held out" not in dict(self.errors):
             yield "no row was held out: nothing says how well other rows are predicted"
 
@@ -117,6 +124,7 @@ class Calibration(Calibrated):
             "errors_with_own_layers": {
                 name.replace(" ", "_"): each.to_json() for name, each in self.errors_with_own_layers
             },
+            "left_out": self.left_out,
             "layers": [] if self.own_layers is None else [each.to_json() for each in self.own_layers.layers],
             "rows": [
                 {"label": label, "measured_seconds": float(m), "predicted_seconds": float(p), "held_out": held}
@@ -140,23 +148,27 @@ def check_names(machine: Machine, names: Sequence[str]) -> None:
 
 
 def calibrate_rows(
-    path: str, machine: Machine, names: Sequence[str], *, every: int, strategy: Strategy | None = None
+    path: str, machine: Machine | None, names: Sequence[str], *, every: int, strategy: Strategy | None = None
 ) -> Calibration:
-    """Fit named constants of a machine to the rows of a table; every `every`-th row is held out.
+    """Fit named constants of a machine to the rows of a table; every `every`-th row without a split is held out.
 
-    The rows ran under `strategy`; None is the default one. Raises `DiagnosticError` RT002 as `check_solver` does, and
+    Without `machine` it is the one that rows name. Rows that name no strategy ran under `strategy`; None is the default
+    one. Raises `DiagnosticError` RT002 as `check_solver` does, and
     for a bad table, a bad name, a plan that does not fit, or rows that do not determine the constants.
     """
     check_solver()
-    check_names(machine, names)
-    if is_gpt_header(read_table(path, "table of measured steps")[0].cells):
+    if is_gpt_header(read_commented_table(path, "table of measured steps")[1][0].cells):
         if strategy is not None:
             text = "GPT iterations are timed in closed form: a strategy changes nothing of them"
             fail("RT002", text, Location(path, 1), help="leave --strategy out")
+        machine = machine or load_machine(None)
+        check_names(machine, names)
         return _calibrate_gpt(path, machine, names, every)
-    strategy = strategy or strategy_named(DEFAULT_STRATEGY)
-    rows = read_rows(path, strategy)
-    return calibrate(rows, machine, names, held_out(rows, every), strategy, Location(path, 1))
+    found = read_rows(path, machine, strategy)
+    check_names(found.machine, names)
+    held = held_out(found.rows, every)
+    calibration = calibrate(found.rows, found.machine, names, held, Location(path, 1))
+    return evolve(calibration, left_out=found.left_out)
 
 
 def calibrate(
@@ -164,7 +176,6 @@ def calibrate(
     machine: Machine,
     names: Sequence[str],
     held: list[bool],
-    strategy: Strategy,
     place: Location,
 ) -> Calibration:
     """Fit named constants of a machine to the rows that are not held out.
@@ -177,15 +188,15 @@ def calibrate(
     source = f"fitted to {len(kept_rows)} measured steps in {place.file}"
     result = machine
     for _ in range(_ROUNDS):
-        programs = compiled(kept_rows, result, strategy)
+        programs = compiled(kept_rows, result)
         before = np.array([result[name] for name in names])
         predict = partial(predicted, programs)
         result = fitted(result, names, predict, measured[kept], source=source, place=place, outlier=OUTLIER)
         if np.allclose([result[name] for name in names], before, rtol=_SETTLED, atol=0):
             break
-    again = predicted(compiled(rows, result, strategy), result)
+    again = predicted(compiled(rows, result), result)
     start = {name: machine[name] for name in names}
-    peers = [row.plan.tp for row in rows]
+    peers = [row.task.plan.tp for row in rows]
     return Calibration(result, start, [row.label for row in rows], measured, again, held, peers)
 
 

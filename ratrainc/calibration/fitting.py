@@ -14,21 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from attrs import evolve, frozen
-from numpy.typing import NDArray
+from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.console.extras import check_installed
+from ratrain.ratrainc.validation.errors import Seconds
 from ratrain.targets.machine.constants import largest_value
 from ratrain.targets.machine.machine import Machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.support.diagnostics import Location
 
-Seconds: TypeAlias = NDArray[np.float64]
 Predict: TypeAlias = Callable[[Machine], Seconds]
 """Seconds of every row on a machine."""
 
@@ -46,31 +45,6 @@ _TRIED_CHANGE = 1e-3
 _NO_INFLUENCE = 1e-10
 _SEEN = 1e-3
 """Least effect for `fitted_rates` to fit a constant: the relative change of some row over that of the constant."""
-
-
-@frozen
-class Errors:
-    """Absolute errors of some rows: |predicted / measured - 1| unless a name says otherwise."""
-
-    count: int
-    mean: float
-    median: float
-    largest: float
-
-    @classmethod
-    def of(cls, signed: Seconds) -> Errors:
-        """Summarise signed errors of at least one row."""
-        sizes = np.abs(signed)
-        return cls(len(sizes), float(sizes.mean()), float(np.median(sizes)), float(sizes.max()))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the errors as `--json` prints them."""
-        return {"rows": self.count, "mean": self.mean, "median": self.median, "largest": self.largest}
-
-
-def errors(predicted: Seconds, measured: Seconds) -> Errors | None:
-    """Return the errors of rows; None if there are no rows."""
-    return Errors.of(predicted / measured - 1) if len(measured) else None
 
 
 def with_values(machine: Machine, names: Sequence[str], values: Sequence[float], source: str) -> Machine:

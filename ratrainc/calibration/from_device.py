@@ -20,10 +20,11 @@ from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part
 from ratrain.ratrainc.calibration.device_ops import RunProgram, other_ops, run_programs
 from ratrain.ratrainc.calibration.device_programs import USUAL_DTYPE, compiled, usual_programs
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
+from ratrain.ratrainc.calibration.fitting import check_solver, fitted_rates
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
 from ratrain.ratrainc.facts.machine_facts import free_memory
+from ratrain.ratrainc.validation.errors import Errors, Seconds, errors
 from ratrain.targets.machine.constants import Constant
 from ratrain.targets.machine.cost import kernel_flops, roofline_work
 from ratrain.targets.machine.machine import Machine, load_machine

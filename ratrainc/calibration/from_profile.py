@@ -15,9 +15,10 @@ from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.calibration.calibrated import Calibrated
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
+from ratrain.ratrainc.calibration.fitting import check_solver, fitted_rates
 from ratrain.ratrainc.calibration.profiled_ops import LONGEST, MALFORMED, ProfiledOps, joined, read_profile
 from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.validation.errors import Errors, Seconds, errors
 from ratrain.targets.machine.constants import Constant, largest_value, unit_of
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import Machine

@@ -14,11 +14,11 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes
-from ratrain.ratrainc.calibration.measured_tables import TableLine, read_table
+from ratrain.ratrainc.validation.measured_tables import TableLine, read_table
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.calibration.fitting import Seconds
     from ratrain.ratrainc.calibration.gpt_block import BlockShape
+    from ratrain.ratrainc.validation.errors import Seconds
     from ratrain.targets.machine.machine import Machine
 
 _COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")

@@ -38,8 +38,9 @@ Examples:
   ratrainc plan --model llama-2-7b --clusters 8 --global-batch 64 --machine here.toml -o P.toml
 
 \b
-A row says what one step took, in seconds or tokens/s, and may say which rows are only predicted:
-  model,plan,dp,tokens_per_second,use
+A row says what one step took, in seconds or tokens/s, and may say which rows are only predicted; columns are those of
+'ratrainc validate', any key of a plan among them:
+  model,plan,dp,tokens_per_second,split
   llama-2-7b,plan.toml,128,29069.73,fit
   llama-2-7b,plan.toml,512,112790.55,held-out
 """
@@ -107,14 +108,14 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     type=click.IntRange(min=0),
     default=5,
     show_default=True,
-    help="Do not fit each K-th row, only predict it; 0: fit all. For tables without the column 'use'.",
+    help="Do not fit each K-th row, only predict it; 0: fit all. For rows without a 'split'.",
 )
 @click.option(
     "--strategy",
     "strategy_name",
     metavar="S",
     shell_complete=completing.strategy,
-    help="How the rows ran. Default: ratrain.",
+    help="How rows ran that name no strategy. Default: ratrain.",
 )
 @machine_option
 @json_option
@@ -180,7 +181,8 @@ def command(
     from ratrain.ratrainc.console.console import status
 
     with status(f"fitting {', '.join(names)}"):
-        found = api.calibrate_rows(rows, names, machine=given_machine(machine), hold_out=every, strategy=strategy_name)
+        start = None if machine is None else given_machine(machine)
+        found = api.calibrate_rows(rows, names, machine=start, hold_out=every, strategy=strategy_name)
     _show(found, output, as_json=as_json)
 
 

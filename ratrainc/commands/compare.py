@@ -48,7 +48,7 @@ Examples:
     "With --plan auto: take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks "
     "from this plan."
 )
-@seconds_option(20.0, "With --plan auto: search time of each.", "effort_seconds")
+@seconds_option(20.0, "With --plan auto: search time of each strategy.", "effort_seconds")
 @jobs_option("With --plan auto: processes.", "effort_jobs")
 @click.option(
     "--strategies",
@@ -78,7 +78,8 @@ def command(
     They train the same bits; they differ in bytes and time. All times are simulated. A strategy that does not fit is
     shown with the bytes that it lacks, and has no speed-up. On one plan a speed-up is due to the strategy; each on its
     best plan, to the plans too. If a plan file, or that of --like, names a schedule, strategies named after another one
-    are left out, or refused if named.
+    are left out, or refused if named. What is found of each is said at once on stderr; Ctrl-C ends with the table of
+    those that are there.
     """
     automatic = plan == "auto"
     if automatic and (clusters is None or global_batch is None):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ratrain.ratrainc.commands.words.options import (
@@ -15,9 +13,6 @@ from ratrain.ratrainc.commands.words.options import (
     refuse_idle,
 )
 from ratrain.ratrainc.console.terminal import echo, echo_document
-
-if TYPE_CHECKING:
-    from ratrain.ratrainc.console.progress import Progress
 
 _EPILOG = """\b
 Examples:
@@ -100,12 +95,7 @@ def command(
 
     chosen = machine_of_option(machine)
     with bar(None, "validating") as progress:
-
-        def hear(now: Progress) -> None:
-            progress(now)
-            echo(now.text, err=True)
-
-        validation = api.validate(*tables, machine=chosen, whole=whole, jobs=jobs, results=results, progress=hear)
+        validation = api.validate(*tables, machine=chosen, whole=whole, jobs=jobs, results=results, progress=progress)
     if as_json:
         print_json(validation.to_json())
     elif output is not None:

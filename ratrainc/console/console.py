@@ -30,6 +30,7 @@ from rich.text import Text
 from ratrain.ratrain_ir.support import quantities
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Note, Severity, printable
 from ratrain.ratrainc.console.heartbeat import said_while_working
+from ratrain.ratrainc.console.progress import with_lines
 from ratrain.ratrainc.console.terminal import above_what_moves, echo, moving, terminal_columns
 from ratrain.ratrainc.console.wrapping import records, wrapped
 
@@ -183,10 +184,14 @@ def _progress_line(task: Task, *, even: bool) -> str:
 def bar(total: float | None, title: str) -> Iterator[OnProgress]:
     """Show a bar for work that reports its progress; the work may also report the total.
 
-    It shows the time that has passed: steps of searches differ too much to foretell when the last one ends.
+    It shows the time that has passed: steps of searches differ too much to foretell when the last one ends. Texts that
+    stay are written above it, on stderr.
     """
     with progress(None if total is None else round(total), title, even=False) as (shown, task):
-        yield lambda now: shown.update(task, completed=now.done, total=now.total, status=now.text)
+        yield with_lines(
+            lambda now: shown.update(task, completed=now.done, total=now.total, status=now.text),
+            lambda text: echo(text, err=True),
+        )
 
 
 @contextmanager

@@ -22,6 +22,8 @@ class Progress:
     """None if unknown"""
     text: str
     """the present step, or the last one that was finished"""
+    stays: bool = False
+    """True if the text is a line that stays, such as a result of its own"""
 
 
 OnProgress = Callable[[Progress], None]
@@ -54,6 +56,26 @@ class Steps:
         """Count a finished step."""
         self.done += 1
         self.begin(text)
+
+    def found(self, text: str) -> None:
+        """Count a finished step that has a result of its own, and tell it."""
+        self.done += 1
+        self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """Tell a line that stays: a result, or what is going to be done."""
+        self.hear(Progress(self.done, self.total, f"{self.prefix}{text}", stays=True))
+
+
+def with_lines(progress: OnProgress, say: Callable[[str], None]) -> OnProgress:
+    """Return a function that passes progress on, and calls `say` with each text that stays."""
+
+    def hear(now: Progress) -> None:
+        progress(now)
+        if now.stays:
+            say(now.text)
+
+    return hear
 
 
 def counting(progress: OnProgress | None, total: float | None = None) -> Steps:

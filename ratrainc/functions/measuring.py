@@ -26,16 +26,18 @@ def calibrate_rows(
     hold_out: int = 5,
     strategy: str | None = None,
 ) -> Calibration:
-    """Fit constants of a machine to measured step times, the rows of a CSV table.
+    """Fit constants of a machine to measured step times, the rows of a CSV table as `validate` reads it.
 
-    `fit` names the constants. Every `hold_out`-th row is only predicted and not fitted; 0 fits all rows. The plans of
-    the rows are adapted to `strategy`, which may set their ZeRO level, chunks or slices. Raises `DiagnosticError` if
-    the table is wrong, scipy is not installed, or the rows do not determine the constants.
+    `fit` names the constants, `machine` the machine in place of the one that rows name. Rows whose `split` is held-out
+    are only predicted and not fitted; of rows without a split, every `hold_out`-th, 0 fits all. The plans of rows that
+    name no strategy are adapted to `strategy`, which may set their ZeRO level, chunks or slices. Raises
+    `DiagnosticError` if the table is wrong, its rows name several machines, scipy is not installed, or the rows do not
+    determine the constants.
     """
     from ratrain.ratrainc.calibration.calibration_report import calibrate_rows as fitted
 
     named = None if strategy is None else strategy_named(strategy)
-    return fitted(rows, chosen_machine(machine), fit, every=hold_out, strategy=named)
+    return fitted(rows, None if machine is None else chosen_machine(machine), fit, every=hold_out, strategy=named)
 
 
 def calibrate_profile(profile: str | Sequence[str], name: str = "this-machine") -> ProfiledMachine:
@@ -103,4 +105,4 @@ def validate(
     count = sum(row.task is not None for table in read for row in table.rows)
     tick = counting(progress, count)
     kept = None if results is None else KeptResults.of(results)
-    return validated(read, min(jobs, count), lambda row: tick(row_text(row)), whole=whole, kept=kept)
+    return validated(read, min(jobs, count), lambda row: tick.found(row_text(row)), whole=whole, kept=kept)

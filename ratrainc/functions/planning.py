@@ -203,10 +203,8 @@ def compare(
     that cannot have the plan.
     """
     config, known = resolved(model, plan)
-    total = len(strategy_comparison.chosen_strategies(strategies, tables=True))
-    return strategy_comparison.compare_on_plan(
-        config, known, strategies, _machine(machine, plan)[0], counting(progress, total), _place(plan)
-    )
+    chosen = _machine(machine, plan)[0]
+    return strategy_comparison.compare_on_plan(config, known, strategies, chosen, counting(progress), _place(plan))
 
 
 def compare_best(

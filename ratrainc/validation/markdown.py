@@ -13,6 +13,8 @@ from ratrain.ratrainc.validation.validation_tables import (
     fit_table,
     folded_text,
     left_out_text,
+    medians_table,
+    ranking_table,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +51,11 @@ _CLASSES = (
 
 
 def page(validation: Validation) -> str:
-    """Return the page: errors by class, right and wrong predictions of fitting, and each table with its rows."""
+    """Return the page: errors by class and table, rankings, predictions of fitting, and each table with its rows."""
     parts = ["# Validation", _INTRODUCTION, _CLASSES, _READING, *_said(_not_asked_for(validation))]
     parts += _titled("Errors by class", error_table(validation))
+    parts += _titled("Rankings", ranking_table(validation))
+    parts += _titled("Errors by table", medians_table(validation))
     parts += _titled("What fits", fit_table(validation))
     parts += _said(folded_text(validation))
     parts += _left_out(validation)
@@ -70,7 +74,7 @@ def _not_asked_for(validation: Validation) -> str:
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
     """Yield the section of one table: its comments, and its rows by class."""
-    yield f"## {escaped(Path(table.path).stem)}"
+    yield f"## {escaped(table.name)}"
     yield from _comments(table.comments)
     for each in class_tables(validation):
         yield f"Class {escaped(each.title)}:"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,18 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
-from ratrain.ratrainc.calibration.fitting import Errors
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.workers import evaluate_all
+from ratrain.ratrainc.validation.errors import Errors
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
+from ratrain.ratrainc.validation.ranking import ALL, LEAST_ROWS, Ranking
 from ratrain.ratrainc.validation.validation_rows import (
     COMPARED_IN_GROUPS,
+    HELD_OUT,
     MEASURES_OF,
     SPLITS,
+    TIMES,
     ValidationRow,
     ValidationTable,
 )
@@ -98,6 +101,11 @@ class RowOutcome:
         if simulated is None:
             return None
         return simulated - measured if self.row.measure == "bubble_fraction" else simulated / measured - 1
+
+    @property
+    def is_timed(self) -> bool:
+        """True if a time was measured, and is simulated: the row has a rate."""
+        return self.row.measure in TIMES and self.simulated is not None
 
     @property
     def ratios(self) -> tuple[float, float] | None:
@@ -216,6 +224,10 @@ class Validation(ShownInNotebook):
         """Return the errors of a class by split; splits without errors are left out."""
         return _by_split(self.of_class(kind), lambda each: each.error)
 
+    def errors_by_class(self) -> list[tuple[str, dict[str, Errors]]]:
+        """Return the errors of each class that has errors, by split."""
+        return [(kind, self.errors(kind)) for kind in self.classes() if kind != "out-of-memory"]
+
     def ratio_errors(self, kind: str) -> dict[str, Errors]:
         """Return the errors of a class's ratios within groups, by split."""
         return _by_split(self.of_class(kind), lambda each: each.ratio_error)
@@ -230,6 +242,24 @@ class Validation(ShownInNotebook):
         count = Counter((each.row.fits, each.fits) for each in asked)
         return Fits(count[True, True], count[False, False], count[True, False], count[False, True])
 
+    def rankings(self) -> Iterator[Ranking]:
+        """Yield the rankings of each table with enough timed rows, and of its groups: of all rows, of the held-out.
+
+        A group is the rows of a name in the column `group`, or those that share model and machine. A group that is the
+        whole table is not repeated. Compared are tokens a second and rank.
+        """
+        for table in self.tables:
+            outcomes = [each for each in self.of_table(table).outcomes if each.is_timed]
+            seen = set()
+            for group, rows in {"": outcomes, **_groups(outcomes)}.items():
+                key = frozenset(map(id, rows))
+                if key not in seen and len(rows) >= LEAST_ROWS:
+                    seen.add(key)
+                    held = [each for each in rows if each.row.split == HELD_OUT]
+                    yield _ranking(table.path, group, ALL, rows)
+                    if 1 < len(held) < len(rows):
+                        yield _ranking(table.path, group, HELD_OUT, held)
+
     def needs(self) -> dict[str, int]:
         """Return the unbuilt features that rows need, with the number of rows left out for each."""
         return dict(Counter(each.row.needs for each in self.outcomes if each.row.needs))
@@ -239,13 +269,40 @@ class Validation(ShownInNotebook):
         return {
             "tables": [table.path for table in self.tables],
             "rows": [each.to_json() for each in self.outcomes],
-            "errors": {kind: _errors_json(self.errors(kind)) for kind in self.classes() if kind != "out-of-memory"},
+            "errors": {kind: _errors_json(errors) for kind, errors in self.errors_by_class()},
             "ratio_errors": {
                 kind: _errors_json(self.ratio_errors(kind)) for kind in self.classes() if kind in COMPARED_IN_GROUPS
             },
+            "errors_by_table": [
+                {"table": table.path, "class": kind, **_errors_json(errors)}
+                for table in self.tables
+                for kind, errors in self.of_table(table).errors_by_class()
+                if errors
+            ],
+            "rankings": [each.to_json() for each in self.rankings()],
             "fits": {kind: self.fits(kind).to_json() for kind in self.classes()},
             "left_out": self.needs(),
         }
+
+
+def _groups(outcomes: Sequence[RowOutcome]) -> dict[str, list[RowOutcome]]:
+    """Return timed rows by the name of their group, and by model and machine."""
+    groups = defaultdict(list)
+    for each in outcomes:
+        assert each.row.task is not None
+        if each.row.group:
+            groups[each.row.group].append(each)
+        groups[f"{each.row.task.model.name} on {each.row.task.machine.name}"].append(each)
+    return groups
+
+
+def _ranking(table: str, group: str, split: str, rows: Sequence[RowOutcome]) -> Ranking:
+    rates, signed = [], []
+    for each in rows:
+        if each.simulated is not None and each.error is not None:
+            rates.append((each.rank_rate(each.row.measured), each.rank_rate(each.simulated)))
+            signed.append(each.error)
+    return Ranking.of(table, group, split, rates, Errors.of(np.array(signed)))
 
 
 def _by_split(outcomes: Iterable[RowOutcome], error_of: Callable[[RowOutcome], float | None]) -> dict[str, Errors]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
@@ -19,18 +20,18 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.text.plan_file import Overlay, load_plan, made_for, parse_plan
 from ratrain.ratrain_ir.topology import topology_of
-from ratrain.ratrainc.calibration.measured_tables import (
+from ratrain.ratrainc.choices.machine_choice import resized
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges, strategy
+from ratrain.ratrainc.choices.times_text import textbook_times
+from ratrain.ratrainc.planner.search.plan_evaluation import Task
+from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
+from ratrain.ratrainc.validation.measured_tables import (
     Cells,
     TableLine,
     check_header,
     read_commented_table,
     read_lines,
 )
-from ratrain.ratrainc.choices.machine_choice import resized
-from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges, strategy
-from ratrain.ratrainc.choices.times_text import textbook_times
-from ratrain.ratrainc.planner.search.plan_evaluation import Task
-from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.constants import largest_value
 from ratrain.targets.machine.machine import Machine, load_machine
@@ -42,19 +43,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TIMES = ("step_seconds", "tokens_per_second")
+TIMES = ("step_seconds", "tokens_per_second")
 MEASURES_OF: Mapping[str, tuple[str, ...]] = {
     "bubble": ("bubble_fraction",),
-    "step-time": _TIMES,
-    "scaling": _TIMES,
-    "zero3-micro-batch": _TIMES,
+    "step-time": TIMES,
+    "scaling": TIMES,
+    "zero3-micro-batch": TIMES,
     "memory": ("peak_bytes",),
     "out-of-memory": ("fits",),
 }
 """Classes of rows, with the measures that each allows."""
 COMPARED_IN_GROUPS = ("scaling", "zero3-micro-batch")
 """Classes whose rows are compared with the first row of their group."""
-SPLITS = ("fit", "held-out")
+_, HELD_OUT = SPLITS = ("fit", "held-out")
 MEASURES = tuple(dict.fromkeys(measure for measures in MEASURES_OF.values() for measure in measures))
 ABOUT = ("source", "certainty", "note")
 """Columns for readers: no figure depends on them."""
@@ -65,6 +66,8 @@ OWN_COLUMNS = (
     *MEASURES,
 )
 REQUIRED = ("id", "class", "split", "model")
+REQUIRED_OF_FIT = ("model",)
+"""Columns that a fit needs; without `class` a row is a step-time, without `split` it may be either."""
 PEAKS_OF = ("tensors", "rank")
 _WHAT = "validation table"
 
@@ -96,6 +99,16 @@ class ValidationRow:
     """framework whose bytes are compared; None compares the simulated program's"""
     peak_stages: tuple[int, ...] = ()
     """stages whose ranks the measured peak was read on; empty: all"""
+    machine: Machine | None = field(default=None, repr=False)
+    """the machine of the row with its own bytes of DDR, which the task may have replaced"""
+
+    @property
+    def seconds(self) -> float:
+        """Measured seconds of a step; the row measures a time, and has a task."""
+        assert self.task is not None
+        assert self.measure in TIMES
+        of_rate = self.measure == "tokens_per_second"
+        return self.task.plan.tokens_per_step / self.measured if of_rate else self.measured
 
     @property
     def fits(self) -> bool:
@@ -112,17 +125,36 @@ class ValidationTable:
     """lines above its header"""
     rows: tuple[ValidationRow, ...]
 
+    @property
+    def name(self) -> str:
+        """Name of its file, without folder and ending."""
+        return Path(self.path).stem
+
 
 def read_validation_table(path: str, machine: Machine | None = None) -> ValidationTable:
     """Read the rows of a table; `machine` replaces the machines that rows name.
 
     Raises `DiagnosticError` with everything that is wrong, each at its line and column.
     """
+    return _read_table(path, machine, REQUIRED)
+
+
+def read_rows_to_fit(path: str, machine: Machine | None = None, strategy: Strategy | None = None) -> ValidationTable:
+    """Read the rows of a table for a fit: as `read_validation_table`, but only the model must be said.
+
+    Plans of rows that name no strategy are adapted to `strategy`, if one is given.
+    """
+    return _read_table(path, machine, REQUIRED_OF_FIT, strategy)
+
+
+def _read_table(
+    path: str, machine: Machine | None, required: Sequence[str], strategy: Strategy | None = None
+) -> ValidationTable:
     comments, lines = read_commented_table(path, _WHAT)
-    header = check_header(lines[0], (*OWN_COLUMNS, *KEYS.keys), REQUIRED)
+    header = check_header(lines[0], (*OWN_COLUMNS, *KEYS.keys), required)
     ids: set[str] = set()
     load = cache(lambda name: load_machine(name or None))
-    rows = read_lines(lines, header, lambda cells: _RowReader(cells, machine, load, ids).row())
+    rows = read_lines(lines, header, lambda cells: _RowReader(cells, machine, load, ids, required, strategy).row())
     return ValidationTable(path, tuple(comments), tuple(rows))
 
 
@@ -141,14 +173,21 @@ class _RowReader:
     load: Callable[[str], Machine]
     ids: set[str]
     """ids of the earlier rows"""
+    required: Sequence[str] = REQUIRED
+    default: Strategy | None = None
+    """strategy that plans of rows without one are adapted to; None: the default one, which changes none"""
+    named: Machine | None = None
+    """the machine of the row, before `capacity`"""
     problems: Diagnostics = field(factory=Diagnostics)
 
     def row(self) -> ValidationRow:
         """Return the row. Raises `DiagnosticError` with everything that is wrong with it."""
         cells = self.cells
         name = self.attempt("id", self.id)
-        kind = self.attempt("class", lambda: cells.word("class", MEASURES_OF))
-        split = self.attempt("split", lambda: cells.word("split", SPLITS))
+        kind = (
+            "step-time" if self.may_lack("class") else self.attempt("class", lambda: cells.word("class", MEASURES_OF))
+        )
+        split = "" if self.may_lack("split") else self.attempt("split", lambda: cells.word("split", SPLITS))
         measure = None if kind is None else self.attempt("class", lambda: self.measure(kind))
         measured = None if measure is None else self.attempt(measure, lambda: self.measured(measure))
         needs = cells.text("needs")
@@ -173,7 +212,12 @@ class _RowReader:
             left_bytes=left,
             framework=framework,
             peak_stages=stages or (),
+            machine=self.named,
         )
+
+    def may_lack(self, key: str) -> bool:
+        """Return True if a row says nothing in a column, and need not."""
+        return key not in self.required and not self.cells.text(key)
 
     def attempt(self, key: str, read: Callable[[], T]) -> T | None:
         """Return the result of `read`; if it raises, collect the diagnostics at the column and return None."""
@@ -187,6 +231,8 @@ class _RowReader:
 
     def id(self) -> str:
         name = self.cells.text("id")
+        if self.may_lack("id"):
+            return ""
         if not name:
             self.cells.fail("id", "a row needs an id")
         if name in self.ids:
@@ -269,8 +315,20 @@ class _RowReader:
         plan = None if model is None else self.attempt("plan", lambda: self.plan(model))
         if model is None or plan is None or machine is None or chosen is None:
             return None
+        if self.default is not None and not self.cells.text("strategy"):
+            adapted = self.attempt("plan", lambda: self.adapted(plan, chosen, model, machine))
+            return None if adapted is None else Task(model, *adapted, machine, times=times)
         self.attempt("strategy", lambda: self.check_strategy(plan, chosen))
         return Task(model, plan, hiding_exchanges(chosen.passes, plan.tp), machine, times=times)
+
+    def adapted(self, plan: Plan, chosen: Strategy, model: ModelConfig, machine: Machine) -> tuple[Plan, str]:
+        """Adapt a plan to a strategy that the row does not name; what the row itself says must agree."""
+        chosen.check_schedule(plan, lambda: self.place("schedule"))
+        if self.cells.text("zero") and chosen.zero not in (None, plan.zero):
+            text = f"the strategy '{chosen.name}' is ZeRO {chosen.zero}, the row is ZeRO {plan.zero}"
+            help_text = f"say zero = {chosen.zero}, or use another strategy"
+            self.cells.fail("zero", text, code="RT064", help=help_text)
+        return chosen.applied(plan, model, machine)
 
     def times(self, kind: str) -> GivenTimes | None:
         text = self.cells.text("times")
@@ -299,7 +357,7 @@ class _RowReader:
                 meant = made_for(cells.path_of(path))
             capacity = meant.capacity if meant is not None and capacity is None else capacity
         name = self.machine_name() if meant is None else meant.machine
-        machine = self.machine or self.attempt("machine", lambda: self.load(name))
+        machine = self.named = self.machine or self.attempt("machine", lambda: self.load(name))
         return machine if capacity is None or machine is None else resized(machine, capacity)
 
     def refuse_with_times(self, key: str) -> None:
@@ -311,7 +369,9 @@ class _RowReader:
         return str(self.cells.path_of(name)) if name.endswith(".toml") else name
 
     def strategy(self) -> Strategy:
-        text = self.cells.text("strategy") or DEFAULT_STRATEGY
+        text = self.cells.text("strategy")
+        if not text:
+            return self.default or strategy(DEFAULT_STRATEGY)
         if text in {item.name for item in STRATEGIES}:
             return strategy(text)
         try:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.ratrainc.validation.ranking import LEAST_ROWS
 from ratrain.ratrainc.validation.validation_rows import COMPARED_IN_GROUPS, SPLITS, ValidationRow
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.calibration.fitting import Errors
+    from ratrain.ratrainc.validation.errors import Errors
     from ratrain.ratrainc.validation.outcome import RowOutcome, Validation
 
 _GB, _MB = 1e9, 1e6
 
 
 def validation_parts(validation: Validation) -> Iterator[Part]:
-    """Yield a table for each class, errors, predictions of fitting, and notes."""
-    for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
+    """Yield a table for each class, errors by class and by table, rankings, predictions of fitting, and notes."""
+    by_table = [medians_table(validation)] if len(validation.tables) > 1 else []
+    summaries = (error_table(validation), *by_table, ranking_table(validation), fit_table(validation))
+    for each in (*class_tables(validation), *summaries):
         if each.rows:
             yield evolve(each, most=len(each.rows))
     yield from (text for text in (folded_text(validation), left_out_text(validation)) if text)
@@ -96,13 +101,46 @@ def _percent_text(error: float) -> str:
 def error_table(validation: Validation) -> TextTable:
     """Return the mean, median and largest error of each class, separately for fitted and held-out rows."""
     rows: list[list[str]] = []
-    for kind in validation.classes():
-        if kind != "out-of-memory":
-            rows += _error_rows(kind, validation.errors(kind), points=kind == "bubble")
+    for kind, errors in validation.errors_by_class():
+        rows += _error_rows(kind, errors, points=kind == "bubble")
         if kind in COMPARED_IN_GROUPS:
             rows += _error_rows(f"{kind}, against the first", validation.ratio_errors(kind), points=False)
     title = "error of simulated against measured (of bubbles: the difference of the fractions)"
     return TextTable(title, ("class", "split", "rows", "mean", "median", "largest"), rows)
+
+
+def medians_table(validation: Validation) -> TextTable:
+    """Return the median error of each table's classes, separately for fitted and held-out rows."""
+    rows = []
+    for table in validation.tables:
+        for kind, errors in validation.of_table(table).errors_by_class():
+            if errors:
+                cells = [_median_cells(kind, errors.get(split)) for split in SPLITS]
+                rows.append([table.name, kind, *cells[0], *cells[1]])
+    columns = ("table", "class", *(name for split in SPLITS for name in (f"{split} rows", "median")))
+    return TextTable("median error of each table's rows", columns, rows)
+
+
+def _median_cells(kind: str, errors: Errors | None) -> tuple[str, str]:
+    return ("0", "-") if errors is None else (str(errors.count), _size_text(errors.median, points=kind == "bubble"))
+
+
+def ranking_table(validation: Validation) -> TextTable:
+    """Return the rank correlation of measured and simulated rates, of tables and groups with enough timed rows."""
+    rows = []
+    for each in validation.rankings():
+        coefficient = "-" if each.spearman is None else f"{each.spearman:.3f}"
+        cells = (Path(each.table).stem, each.group or "whole table", each.split, str(each.rows))
+        rows.append([*cells, coefficient, _size_text(each.median, points=False)])
+    title = (
+        f"Spearman's rank correlation of measured and simulated tokens a second and rank, of {LEAST_ROWS} rows or more"
+    )
+    return TextTable(title, ("table", "rows of", "split", "rows", "Spearman", "median error"), rows)
+
+
+def _size_text(error: float, *, points: bool) -> str:
+    """Return an error without a sign: of bubbles in points, else in percent."""
+    return f"{error:.4f}" if points else f"{100 * error:.2f} %"
 
 
 def _error_rows(name: str, errors: dict[str, Errors], *, points: bool) -> Iterator[list[str]]:
@@ -110,7 +148,7 @@ def _error_rows(name: str, errors: dict[str, Errors], *, points: bool) -> Iterat
         if split in errors:
             each = errors[split]
             values = (each.mean, each.median, each.largest)
-            yield [name, split, str(each.count), *(f"{v:.4f}" if points else f"{100 * v:.2f} %" for v in values)]
+            yield [name, split, str(each.count), *(_size_text(value, points=points) for value in values)]
 
 
 def fit_table(validation: Validation) -> TextTable:
@@ -131,7 +169,7 @@ def left_out_text(validation: Validation) -> str:
     if not needs:
         return ""
     words = ", ".join(f"{need} ({count})" for need, count in sorted(needs.items(), key=lambda item: -item[1]))
-    return f"left out: {sum(needs.values())} rows, by what they need that is not built: {words}"
+    return f"left out: {number_of(sum(needs.values()), 'row')}, by what they need that is not built: {words}"
 
 
 def folded_text(validation: Validation) -> str:
@@ -140,8 +178,8 @@ def folded_text(validation: Validation) -> str:
     if not count:
         return ""
     return (
-        f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others "
-        "(all: --whole)"
+        f"~: folded, {number_of(count, 'row')}: a few micro-batches are simulated, and their pace stands for the "
+        "others (all: --whole)"
     )
 
 

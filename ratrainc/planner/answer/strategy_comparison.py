@@ -17,7 +17,7 @@ from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, St
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.bounds.profiles import rank_capacity
-from ratrain.ratrainc.planner.search.plan_evaluation import Task
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.workers import evaluate_all, workers
 from ratrain.targets.machine.capacity import capacity_of
@@ -91,6 +91,7 @@ def compare_on_plan(
     left: list[str] = []
     fitting = _of_schedule(wanted, plan, place, left, named=names is not None)
     possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
+    tick.total = len(possible)
     rows = rows_on_one_plan(config, plan, possible, machine, tick)
     left += _interrupted(possible[len(rows) :])
     if not rows and is_ended():
@@ -134,11 +135,13 @@ def compare_on_best(
         notes = (note, *_accuracy(machine))
         return Comparison(rows, machine.name, tuple(left), is_planned=True, notes=notes, step_error=machine.step_error)
     possible = _where(chosen, lambda item: item.adapted(plan, request.model, machine), left, named=False)
+    tick.prefix = f"on the best plan of {request.strategy.name}, "
     common = {
         "best_for": request.strategy.name,
         "plan": best.best.to_json(request.clusters),
         "strategies": rows_on_one_plan(request.model, plan, possible, machine, tick, request.jobs),
     }
+    tick.prefix = ""
     return Comparison(
         *(rows, machine.name, tuple(left)),
         is_planned=True,
@@ -212,10 +215,18 @@ def rows_on_one_plan(
     rows: list[dict[str, Any]] = []
     reference: float | None = None
     applied = [item.applied(plan, model, machine) for item in strategies]
+
+    def hear(number: int, found: PlanEvaluation | DiagnosticError) -> None:
+        name = strategies[number].name
+        if isinstance(found, DiagnosticError) or found.stopped:
+            tick(name)
+        else:
+            tick.found(_line(name, found.step_seconds, max(found.peak_bytes), capacity))
+
     evaluations = evaluate_all(
         [Task(model, adapted, pipeline, machine) for adapted, pipeline in applied],
         jobs,
-        lambda number, _found: tick(strategies[number].name),
+        hear,
         lambda number: tick.begin(strategies[number].name),
     )
     for item, (adapted, _), found in zip(strategies, applied, evaluations, strict=True):
@@ -229,6 +240,19 @@ def rows_on_one_plan(
         text = changes_text(plan, adapted) if adapted.shape != plan.shape else ""
         rows.append(row | ({"changes": text} if text else {}))
     return rows
+
+
+def _line(name: str, seconds: float | None, peak_bytes: int, capacity: int) -> str:
+    """Return the line that tells of a strategy when its figures are there."""
+    if seconds is None:
+        return f"{name}: does not fit, {_lacking_text(peak_bytes, capacity)}"
+    return f"{name}: {seconds_text(seconds)} a step, highest peak {size_text(peak_bytes)}"
+
+
+def _lacking_text(peak_bytes: int, capacity: int) -> str:
+    """Say why a strategy does not fit; live bytes may fit though no placement of them was found."""
+    lacking = peak_bytes - capacity
+    return f"lacks {size_text(lacking)}" if lacking > 0 else "not placed"
 
 
 def _row(
@@ -256,17 +280,45 @@ def _row(
 def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Steps) -> list[Answer | None]:
     """Search the best plan of each strategy; those with the same passes and ZeRO level share a search.
 
-    None stands for searches that were interrupted before they found anything.
+    None stands for searches that were interrupted before they found anything. `tick` hears first how long all searches
+    may take, then the best plan of each strategy.
     """
     known: dict[tuple[str, int | None], Answer | None] = {}
+    told: set[str] = set()
+    searches = len({(item.passes, item.zero) for item in strategies})
+    if not request.exhaustive:
+        tick.tell(_limits_text(searches, request.seconds))
     with workers(request.jobs):  # one pool for all searches
         for item in strategies:
             key = (item.passes, item.zero)
-            if key not in known:
-                tick.prefix = f"{item.name}: "
+            if key not in known and not is_ended():
+                tick.prefix = f"search {len(known) + 1} of {searches}, {item.name}: "
                 known[key] = _searched(evolve(request, strategy=item), tick)
-    tick.prefix = ""
+                tick.prefix = ""
+            answer = known.setdefault(key, None)
+            if answer is not None and item.name not in told:
+                told.add(item.name)
+                tick.tell(_best_line(item.name, answer))
     return [known[item.passes, item.zero] for item in strategies]
+
+
+def _limits_text(searches: int, seconds: float) -> str:
+    """Say how long searches may take together."""
+    if searches == 1:
+        return f"1 search of about {seconds_text(seconds)} at most"
+    return (
+        f"{searches} searches of about {seconds_text(seconds)} at most each: {seconds_text(searches * seconds)} in all"
+    )
+
+
+def _best_line(name: str, answer: Answer) -> str:
+    """Return the line that tells of the best plan of a strategy."""
+    best = answer.best
+    if best is None:
+        return f"{name}: no plan was found that fits"
+    return (
+        f"{name}: {best.plan.summary}, {seconds_text(best.seconds)} a step, highest peak {size_text(best.peak_bytes)}"
+    )
 
 
 def rows_on_best_plans(strategies: Sequence[Strategy], answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -304,9 +356,7 @@ def _rows_parts(rows: Sequence[dict[str, Any]], where: str, machine: str) -> Ite
             tail = seconds_text(row["exposed_tail_seconds"])
             times = [seconds_text(row["step_seconds"]), f"{row['tokens_per_second']:,.0f}", tail, speedup]
         else:
-            lacking = row["peak_bytes"] - row["capacity_bytes"]
-            # live bytes may fit though no placement of them was found
-            times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
+            times = [_lacking_text(row["peak_bytes"], row["capacity_bytes"]), "-", "-", "-"]
         plan = [row["plan"]["summary"] if row["plan"] else "-"] if planned else []
         shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
     figures = ("highest peak", "step", "tokens/s", "exposed tail", "speed-up")

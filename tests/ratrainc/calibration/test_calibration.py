@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,14 +17,18 @@ from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration import fitting
 from ratrain.ratrainc.calibration.calibration_report import calibrate_rows
-from ratrain.ratrainc.calibration.fitting import Seconds, fitted, fitted_rates, with_values
+from ratrain.ratrainc.calibration.fitting import fitted, fitted_rates, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.calibration.measured_rows import compiled, read_rows
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console import extras
+from ratrain.ratrainc.validation.validation_rows import read_validation_table
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.writer import machine_lines, write_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.validation.errors import Seconds
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 COUNTS = (1, 2, 4, 8, 16)
@@ -35,15 +39,15 @@ def table(path: Path, lines: list[str]) -> str:
     return str(path)
 
 
-def row(micro_batches: int, value: float, use: str = "") -> str:
-    return f"{EXAMPLES / 'tiny.json'},{EXAMPLES / 'tiny.toml'},{micro_batches},{value!r},{use}"
+def row(micro_batches: int, value: float, split: str = "") -> str:
+    return f"{EXAMPLES / 'tiny.json'},{EXAMPLES / 'tiny.toml'},{micro_batches},{value!r},{split}"
 
 
 @pytest.mark.full
 def test_fit_finds_constants_that_made_the_rows(tmp_path: Path) -> None:
     start = load_machine("mt3000")
     truth = with_values(start, ["launch", "ddr_bandwidth"], [55e-6, 21e9], "made for a test")
-    lines = ["model,plan,micro_batches,step_seconds,use"]
+    lines = ["model,plan,micro_batches,step_seconds,split"]
     for count in COUNTS:
         plan = (EXAMPLES / "tiny.toml").read_text().replace("micro_batches = 4", f"micro_batches = {count}")
         (tmp_path / "plan.toml").write_text(plan)
@@ -63,17 +67,68 @@ def test_fit_finds_constants_that_made_the_rows(tmp_path: Path) -> None:
 
 def test_rows_run_as_their_strategy_has_them(tmp_path: Path) -> None:
     """With its ZeRO level and its chunks; a row that says another level is refused at its place."""
-    rows = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,use", row(2, 0.1)])
+    rows = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,split", row(2, 0.1)])
     machine = load_machine("mt3000")
     for name, level, chunks in (("ratrain", 1, 1), ("zero3", 3, 1), ("interleaved", 1, 2)):
-        (program,) = compiled(read_rows(rows, strategy(name)), machine, strategy(name))
+        (program,) = compiled(read_rows(rows, machine, strategy(name)).rows, machine)
         assert (program.plan.zero, program.plan.chunks) == (level, chunks)
-    said = table(tmp_path / "said.csv", ["model,plan,zero,step_seconds,use", row(2, 0.1)])
-    assert read_rows(said, strategy("ratrain"))[0].plan.zero == 2
+    said = table(tmp_path / "said.csv", ["model,plan,zero,step_seconds,split", row(2, 0.1)])
+    assert read_rows(said, machine, strategy("ratrain")).rows[0].task.plan.zero == 2
     with pytest.raises(DiagnosticError, match="the strategy 'zero3' is ZeRO 3, the row is ZeRO 2") as refused:
-        read_rows(said, strategy("zero3"))
+        read_rows(said, machine, strategy("zero3"))
     assert refused.value.diagnostics[0].code == "RT064"
     assert refused.value.diagnostics[0].location.line == 2
+
+
+MIXED = [
+    "# Steps of a foreign machine.",
+    "id,class,split,model,machine,capacity,strategy,plan,tp,pp,cuts,mapping,attention,micro_batches,step_seconds,peak_bytes,needs",
+    f"one,step-time,fit,{EXAMPLES / 'tiny.json'},a100-node,,,{EXAMPLES / 'tiny.toml'},2,,,,,,0.02,,",
+    f"two,step-time,held-out,{EXAMPLES / 'tiny.json'},a100-node,8GB,full-save,{EXAMPLES / 'tiny.toml'},2,2,auto,node 2x2,scores-kept,8,0.05,,",
+    f"peak,memory,fit,{EXAMPLES / 'tiny.json'},a100-node,,,{EXAMPLES / 'tiny.toml'},,,,,,,,1GB,",
+    f"three,step-time,held-out,{EXAMPLES / 'tiny.json'},a100-node,,,{EXAMPLES / 'tiny.toml'},,,,,,,0.05,,skew",
+]
+"""A table of everything that a table can say."""
+
+
+def test_both_commands_read_a_table_as_the_same_steps(tmp_path: Path) -> None:
+    """With any key of a plan, machine, bytes and strategy by row; a fit leaves out what has no time."""
+    path = table(tmp_path / "rows.csv", MIXED)
+    validated = {row.id: row for row in read_validation_table(path).rows}
+    to_fit = read_rows(path)
+    assert [each.label for each in to_fit.rows] == ["one", "two"]
+    assert to_fit.left_out == 2
+    assert to_fit.machine.name == "a100-node"
+    for each in to_fit.rows:
+        assert each.task == validated[each.label].task
+        assert each.split == validated[each.label].split
+    two = to_fit.rows[1].task.plan
+    assert (two.tp, two.pp, two.attention, two.micro_batches) == (2, 2, "scores-kept", 8)
+    assert [each.capacity for each in to_fit.rows] == [None, 8_000_000_000]
+
+
+def test_the_error_of_rows_that_a_table_holds_out_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "rows.csv", MIXED)
+    assert main(["calibrate", "--rows", path, "--fit", "dispatch", "--hold-out", "0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["machine"] == "a100-node"
+    assert [(each["label"], each["held_out"]) for each in data["rows"]] == [("one", False), ("two", True)]
+    assert data["errors"]["held_out"]["rows"] == 1
+    assert data["left_out"] == 2
+    assert main(["calibrate", "--rows", path, "--fit", "dispatch"]) == 0
+    assert "left out: 2 rows without a time" in capsys.readouterr().out
+
+
+def test_rows_of_several_machines_are_not_fitted_as_one(tmp_path: Path) -> None:
+    lines = ["model,plan,machine,step_seconds"]
+    lines += [f"{EXAMPLES / 'tiny.json'},{EXAMPLES / 'tiny.toml'},{name},1" for name in ("a100-node", "h100-node")]
+    path = table(tmp_path / "rows.csv", lines)
+    with pytest.raises(DiagnosticError, match="several machines") as raised:
+        read_rows(path)
+    assert raised.value.diagnostics[0].code == "RT064"
+    assert read_rows(path, load_machine("h100-node")).machine.name == "h100-node"
 
 
 @given(st.floats(0.05, 0.9), st.floats(1e9, 1e12))
@@ -112,14 +167,20 @@ def test_written_machines_read_back_equal(source: str, value: float) -> None:
     [
         ([], "RT002", 1, "empty"),
         (["model,plan,steps", "tiny,p,1"], "RT004", 1, "no column 'steps'"),
-        (["model,plan", "tiny,p"], "RT002", 1, "one of step_seconds and tokens_per_second"),
-        (["model,step_seconds", "tiny,1"], "RT002", 1, "no column 'plan'"),
+        (["model,plan", "tiny,p"], "RT005", 2, "says step_seconds or tokens_per_second"),
+        (["plan,step_seconds", "p,1"], "RT002", 1, "no column 'model'"),
+        (
+            ["model,class,peak_bytes,pp,dp,micro_batch_size,micro_batches,seq_len", "gpt2,memory,1GB,1,1,1,1,64"],
+            "RT002",
+            1,
+            "no row of the table has a time",
+        ),
         (["model,plan,plan,step_seconds", "a,b,b,1"], "RT006", 1, "given twice"),
-        (["model,plan,micro_batches,step_seconds,use"], "RT002", 1, "no rows"),
-        (["model,plan,micro_batches,step_seconds,use", row(4, 1.0), "a,b"], "RT002", 3, "expected 5 fields"),
-        (["model,plan,micro_batches,step_seconds,use", row(4, -1.0)], "RT005", 2, "positive number"),
-        (["model,plan,micro_batches,step_seconds,use", row(4, float("nan"))], "RT005", 2, "positive number"),
-        (["model,plan,micro_batches,step_seconds,use", row(4, 1.0, "both")], "RT005", 2, "fit or held-out"),
+        (["model,plan,micro_batches,step_seconds,split"], "RT002", 1, "no rows"),
+        (["model,plan,micro_batches,step_seconds,split", row(4, 1.0), "a,b"], "RT002", 3, "expected 5 fields"),
+        (["model,plan,micro_batches,step_seconds,split", row(4, -1.0)], "RT005", 2, "positive number"),
+        (["model,plan,micro_batches,step_seconds,split", row(4, float("nan"))], "RT005", 2, "positive number"),
+        (["model,plan,micro_batches,step_seconds,split", row(4, 1.0, "both")], "RT005", 2, "fit or held-out"),
         (["model,plan,step_seconds", '"a,b,1'], "RT002", 2, "not CSV"),
     ],
 )
@@ -143,12 +204,11 @@ def test_bad_rows_are_diagnosed(tmp_path: Path, lines: list[str], code: str, pla
         ("plan", "nosuch.toml", "nosuch.toml"),
         ("step_seconds", "soon", "soon"),
         ("micro_batches", "few", "few"),
-        ("micro_batches", "0", ""),
-        ("dp", "3000000", ""),
+        ("micro_batches", "0", "0"),
+        ("dp", "3000000", "3000000"),
     ],
 )
 def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, underlined: str) -> None:
-    """The field where one is at fault, else the line."""
     cells = {"model": str(EXAMPLES / "tiny.json"), "plan": str(EXAMPLES / "tiny.toml")}
     cells |= {"dp": "2", "micro_batches": "4", "step_seconds": "1.5", field: value}
     path = table(tmp_path / "rows.csv", [",".join(cells), ",".join(cells.values())])
@@ -159,7 +219,7 @@ def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, u
     assert (found.location.file, found.location.line) == (path, 2)
     assert found.source is not None
     start = found.location.column - 1
-    assert found.source[start : start + found.location.length] == (underlined or ",".join(cells.values()))
+    assert found.source[start : start + found.location.length] == underlined
 
 
 @pytest.mark.parametrize(
@@ -171,7 +231,7 @@ def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, u
     ],
 )
 def test_bad_names_are_diagnosed(tmp_path: Path, names: list[str], words: str) -> None:
-    path = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,use", row(4, 1.0)])
+    path = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,split", row(4, 1.0)])
     with pytest.raises(DiagnosticError, match=words):
         calibrate_rows(path, load_machine("mt3000"), names, every=0)
 
@@ -241,7 +301,7 @@ def test_without_scipy_a_fit_is_refused_before_the_work(
 
 
 def test_command_writes_a_machine_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,use", row(4, 0.02), row(8, 0.03)])
+    path = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,split", row(4, 0.02), row(8, 0.03)])
     out = tmp_path / "mine.toml"
     assert main(["calibrate", "--rows", path, "--fit", "launch", "--hold-out", "2", "-o", str(out), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration.calibration_report import calibrate_rows
-from ratrain.ratrainc.calibration.fitting import OUTLIER, errors, fitted, with_values
+from ratrain.ratrainc.calibration.fitting import OUTLIER, fitted, with_values
 from ratrain.ratrainc.calibration.gpt_block import VOCAB, BlockShape, BlockWork, blocks_of
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes, placement_of_run
 from ratrain.ratrainc.calibration.gpt_layers import measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.validation.errors import errors
 from ratrain.targets.machine.cost import kernel_flops
 from ratrain.targets.machine.machine import Machine, load_machine
 

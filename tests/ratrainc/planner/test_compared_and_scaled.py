@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
@@ -16,6 +16,9 @@ from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.cli import main
 from tests.ratrainc.planner.small_requests import SMALL, TINY, TINY_PLAN
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.console.progress import Progress
 
 
 def test_a_comparison_of_planned_strategies_leaves_out_those_without_a_shape(capsys):
@@ -40,6 +43,39 @@ def test_compare_gives_each_strategy_its_best(capsys):
     assert rows["tuned-1f1b"]["speedup"] == 1.0
     assert rows["ratrain"]["speedup"] >= 1.0
     assert rows["ratrain"]["plan"]["pp"] >= 1
+
+
+def test_compare_tells_each_strategy_as_soon_as_its_figures_are_there(capsys):
+    """One line each, in order, before the next is begun; a progress that says how many there are, and JSON alone on stdout."""
+    heard: list[Progress] = []
+    found = api.compare(TINY[1], TINY_PLAN, progress=heard.append)
+    lines = [now.text for now in heard if now.stays]
+    assert [line.partition(":")[0] for line in lines] == [row["name"] for row in found.rows]
+    assert {now.total for now in heard} == {len(found.rows)}
+    assert [now.done for now in heard if now.stays] == list(range(1, len(found.rows) + 1))
+    for line, row in zip(lines, found.rows, strict=True):
+        assert ("a step, highest peak" in line) == row["fits"]
+    assert main(["compare", *TINY, "--plan", TINY_PLAN, "--strategies", "ratrain,full-save", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [row["name"] for row in json.loads(shown.out)["strategies"]] == ["ratrain", "full-save"]
+    assert [line.partition(":")[0] for line in shown.err.splitlines()] == ["ratrain", "full-save"]
+
+
+def test_searches_of_compare_say_how_long_all_may_take_and_what_each_found():
+    heard: list[Progress] = []
+    names = ["tuned-1f1b", "baseline-1f1b", "ratrain"]
+    effort = SearchEffort(seconds=1.5)
+    api.compare_best(TINY[1], 2, 4, seq_len=32, strategies=names, effort=effort, progress=heard.append)
+    first, *found = [now.text for now in heard if now.stays]
+    # of the two with the same passes one is searched, and ratrain is searched once
+    assert first == "2 searches of about 1.50 s at most each: 3.00 s in all"
+    own, common = found[:3], found[3:]
+    assert [line.partition(":")[0] for line in own] == ["ratrain", "tuned-1f1b", "baseline-1f1b"]
+    assert [line.partition(":")[0].split(", ")[1] for line in common] == names
+    assert {text.partition(",")[0] for now in heard if (text := now.text).startswith("search ")} == {
+        "search 1 of 2",
+        "search 2 of 2",
+    }
 
 
 def test_compare_has_all_on_one_plan_first(capsys):

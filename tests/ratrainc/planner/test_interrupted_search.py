@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -90,6 +91,21 @@ def test_the_first_ctrl_c_shows_the_best_so_far(
     assert len(begun) == 1, "nothing new is begun"
     assert bool(list(tmp_path.glob("P*.toml"))) == bool(out)
     assert not is_ended(), "the next command of this process searches as ever"
+
+
+def test_ctrl_c_shows_the_table_of_the_strategies_that_are_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, module, after = INTERRUPTED_COMMANDS["compare"]
+    interrupting(monkeypatch, (module,), after=after)
+    assert main([*words, "--json"]) == 130
+    shown = capsys.readouterr()
+    names = [row["name"] for row in json.loads(shown.out)["strategies"]]
+    told = [line.partition(":")[0] for line in shown.err.splitlines() if " a step, highest peak " in line]
+    assert names
+    assert told == names
+    (left,) = re.findall("left out, as the comparison was interrupted: (.*)", shown.err)
+    assert not {*left.split(", ")} & {*names}
 
 
 @pytest.mark.parametrize("name", ["plan", "quick", "compare"])

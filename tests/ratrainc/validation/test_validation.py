@@ -530,7 +530,7 @@ def test_the_text_has_each_class_and_the_errors_of_all_rows(folder: Path, capsys
     many = [f"r{number},step-time,held-out,m.json,p.toml,,,1,,,,," for number in range(3)]
     code, out, _ = called(capsys, table(folder, *LINES, *many), "--jobs", "1")
     assert code == 0
-    for words in ("step-time", "out-of-memory", "false alarm", "scaling, against the first", "left out: 1 rows", "r2"):
+    for words in ("step-time", "out-of-memory", "false alarm", "scaling, against the first", "left out: 1 row,", "r2"):
         assert words in out
 
 
