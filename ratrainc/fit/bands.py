@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.bridge.jobs.context_ranks import code_of
-from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Sharding
+from ratrain.ratrainc.fit.holdings.styles import MEGATRON
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job import Job
@@ -31,6 +33,9 @@ HELD: Mapping[str, tuple[int, float]] = {
     "adapters with FSDP 1": (15, 0.349),
 }
 """By framework, or by mechanism for adapters, the published peaks and the error within which they are predicted."""
+RAN_OUT: Mapping[str, tuple[int, float]] = {"DeepSpeed": (1, 0.135)}
+"""By mechanism, the published runs that ran out of memory on devices that have more than is predicted, and the least
+error of these predictions that explains them."""
 EXPERTS = "models with experts"
 """Name of peaks of such models, of which none is published with all settings that a formula reads."""
 WORST = 0.104
@@ -60,7 +65,24 @@ def group_of(job: Job) -> str:
 
 
 def band_of(job: Job) -> Band:
-    """Return the error of a job's framework; without a published peak under it, the worst of the others."""
+    """Return the error of a job's framework; without a published peak under it, the worst of the others.
+
+    It is no less than what explains runs that ran out of memory under the same mechanism.
+    """
+    band = _band_of_peaks(job)
+    count, error = RAN_OUT.get(mechanism_of(job), (0, 0.0))
+    if error <= band.error:
+        return band
+    runs = f"{number_of(count, 'published run')} under {mechanism_of(job)}"
+    return Band(error, f"{band.text}, and {runs} ran out of memory with {error:.1%} more than predicted")
+
+
+def mechanism_of(job: Job) -> str:
+    """Return the name of the mechanism that shards a job's state, of those whose runs are told by `RAN_OUT`."""
+    return "DeepSpeed" if job.sharding in ZERO_STAGES[1:] and job.framework not in MEGATRON else ""
+
+
+def _band_of_peaks(job: Job) -> Band:
     name = group_of(job)
     held = HELD.get(name)
     if held is None:
