@@ -10,10 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,6 +24,39 @@ def environment(*folders: Path, **variables: str) -> dict[str, str]:
     """Return this process's variables and `variables`; `src` and `folders` come first on PYTHONPATH."""
     paths = [str(ROOT / "src"), *map(str, folders), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+class Taken(NamedTuple):
+    """Cost of one command."""
+
+    cpu: float
+    """seconds of its processes, user and system"""
+    wall: float
+    peak_bytes: int
+    """largest resident memory of one of its processes"""
+    text: str
+    """what it printed"""
+
+
+def command_cost(words: list[str], cache: Path) -> Taken:
+    """Run a command of `ratrainc` in a process of its own and return its cost; it has to succeed.
+
+    Compiled loops, and receipts of what was proved, are kept in `cache`.
+    """
+    variables = environment(RATRAIN_CACHE_DIR=str(cache.resolve()))
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    code = "import sys; from ratrain.ratrainc.cli import main; sys.exit(main())"
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", code, *words], env=variables, stdout=output, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.monotonic() - begin
+        output.seek(0)
+        text = output.read().decode()
+    if process.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{text}")
+    return Taken(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss * 1024, text)
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:

@@ -17,15 +17,12 @@ from __future__ import annotations
 import argparse
 import compileall
 import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from processes import ROOT, environment
+from processes import ROOT, command_cost
 
 PLAN = ROOT / "examples" / "llama-2-70b-96.toml"
 MODEL = "llama-2-70b"
@@ -46,22 +43,6 @@ def commands(model: str, plan: Path, folder: Path, jobs: int) -> dict[str, list[
         "explain": ["explain", schedule, *process_pool],
         "report": ["report", program, "-o", str(folder / "speed.html")],
     }
-
-
-def seconds_of(words: list[str], folder: Path) -> tuple[float, float]:
-    """CPU and wall seconds of one command, which has to succeed; receipts of proofs are in the folder."""
-    begin = time.monotonic()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    variables = environment(RATRAIN_CACHE_DIR=str(folder.resolve()))
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    code = "import sys; from ratrain.ratrainc.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], check=False, env=variables, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, time.monotonic() - begin
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -92,8 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{'command':10} {'CPU s':>8} {'wall s':>8} {'target':>8}")
         for name, words in commands(chosen.model, plan, folder, chosen.jobs).items():
             if name in names:
-                (cpu, wall), target = seconds_of(words, folder), TARGETS[name]
-                print(f"{name:10} {cpu:8.2f} {wall:8.2f} {'-' if target is None else target:>8}", flush=True)
+                taken, target = command_cost(words, folder), TARGETS[name]
+                print(
+                    f"{name:10} {taken.cpu:8.2f} {taken.wall:8.2f} {'-' if target is None else target:>8}", flush=True
+                )
 
 
 if __name__ == "__main__":

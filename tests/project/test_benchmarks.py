@@ -293,6 +293,33 @@ def test_speed(capsys):
 
 
 @pytest.mark.full
+def test_growth(capsys, tmp_path):
+    """Every series runs, its exponents are numbers, and its picture and figures are written."""
+    pytest.importorskip("matplotlib")
+    small = {"ops": (2, 8, 40), "stages": (2, 4), "ranks": (8, 64), "clusters": (8, 16)}
+    picture, figures = tmp_path / "growth.svg", tmp_path / "growth.json"
+    benchmark = runpy.run_path(str(BENCHMARKS / "growth.py"))
+    benchmark["SERIES"].update(small)
+    benchmark["main"](["-o", str(picture), "--json", str(figures)])
+    rows, exponents = capsys.readouterr().out.split("exponents of CPU seconds and of memory")
+    assert len(rows.splitlines()) == 1 + 5 * (3 + 2 + 2) + 2 + 1
+    assert re.search(r"^ops +compile +\d", exponents, re.MULTILINE)
+    read = json.loads(figures.read_text())
+    assert {each["series"] for each in read} == {*small}
+    assert all(each["cpu_seconds"] > 0 and each["peak_bytes"] > 0 for each in read)
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_an_exponent_is_a_slope_without_what_a_start_takes():
+    exponent = runpy.run_path(str(BENCHMARKS / "growth.py"))["exponent"]
+    sizes = [1e3, 1e4, 1e5, 1e6, 1e7]
+    for power in (1.0, 1.5, 2.0):
+        assert exponent(sizes, [0.5 + 1e-6 * size**power for size in sizes]) == pytest.approx(power, abs=0.02)
+    assert exponent([1, 2], [1, 2]) is None
+    assert exponent(sizes, [0.5] * 5) is None
+
+
+@pytest.mark.full
 def test_predicted_run(capsys):
     runpy.run_path(str(BENCHMARKS / "predicted_run.py"))["main"](["--steps", "6"], standalone_mode=False)
     out = capsys.readouterr().out

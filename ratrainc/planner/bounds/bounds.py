@@ -29,6 +29,10 @@ for each time. Weight halves of two micro-batches may follow after the last grad
 shorter by these (by one layer's if k = 1); and when a backward begins, only k - 1 micro-batches are surely in flight if
 k > 1.
 
+Where layers differ, f, b and bytes are those of the layers that a stage has (`layer_mix.py`). A stage below the lowest
+layer with a backward only goes forward: it waits for nothing, and may begin the next step while later stages go back.
+So its work counts, and ways down and up, waits and round trips are those of the stages from that layer on.
+
 R follows from bytes. When a backward begins, all k micro-batches in flight hold what they keep, together with the
 state, the gradients and the operands of this backward. The rest of the capacity, shared evenly by all layers in flight,
 gives the least recovery on the convex hull of all choices (a convex function of the bytes: sharing evenly is the
@@ -298,10 +302,8 @@ class _Memory:
         else:
             of_last, ended = own, final
         free[-1] -= np.maximum(head - of_last, 0.0)
-        largest, ended = (
-            np.maximum(of_last, head),
-            ended - c.head_view,
-        )  # nobody reads it after the head's last backward
+        largest = np.maximum(of_last, head)
+        ended = ended - c.head_view  # nobody reads it after the head's last backward
         updated = largest - np.maximum(ended - c.gradients[HEAD], head)
         early = free - sure * held
         early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
