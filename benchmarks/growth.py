@@ -6,8 +6,7 @@
 
 A row is one command in a process of its own, with `--jobs 1`: CPU seconds, and its largest resident memory. What
 comes after `verify-rtx` finds its receipt, and proves nothing again. The
-exponent of a column is the slope of a line through the logarithms of its larger half, less what the smallest size
-takes: 1 means that twice the size takes twice as long. `ops` are those of LLaMA-2-7B on 8 stages under more and more
+exponent of a column is told between its two largest sizes: 1 means that twice the size takes twice as long. `ops` are those of LLaMA-2-7B on 8 stages under more and more
 micro-batches; `stages` cut LLaMA-2-70B with 64 micro-batches; `ranks` are replicas of 4 stages, of which alike ones
 are simulated once; `clusters` is the search of `plan --quick`.
 """
@@ -47,8 +46,6 @@ seq_len = 2048
 zero = 1
 reduce = "last"
 """
-_EXPONENT_FROM = 3
-"""Sizes from which on an exponent is told."""
 
 
 def rows(series: str, value: int, folder: Path) -> Iterator[tuple[str, Taken]]:
@@ -85,13 +82,10 @@ def ops_of(text: str) -> int:
 
 
 def exponent(sizes: list[float], taken: list[float]) -> float | None:
-    """Return the slope of the logarithms of the larger half, less the first value; None of fewer than three sizes."""
-    points = [(math.log(s), math.log(t - taken[0])) for s, t in zip(sizes, taken, strict=True) if t > 1.02 * taken[0]]
-    points = points[-max(2, len(sizes) // 2) :]
-    if len(sizes) < _EXPONENT_FROM or len(points) < 2:
+    """Return the slope of the logarithms between the two largest sizes; None of a single one."""
+    if len(sizes) < 2:
         return None
-    x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    return math.log(taken[-1] / taken[-2]) / math.log(sizes[-1] / sizes[-2])
 
 
 def measured(series: str, most: float, folder: Path) -> dict[str, list[tuple[int, Taken]]]:

@@ -13,7 +13,7 @@ from errno import EINVAL, EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from secrets import token_hex
 from shlex import quote
-from typing import IO, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail, nearest
 
@@ -21,8 +21,8 @@ T = TypeVar("T", str, bytes)
 
 MIB = 1 << 20
 MOST_BYTES: dict[str, int] = {
-    "schedule": 256 * MIB,  # LLaMA-2-70B on 96 clusters needs 13 MiB
-    "program": 256 * MIB,
+    "schedule": 1024 * MIB,  # LLaMA-2-70B on 96 clusters needs 13 MiB, three million ops 300
+    "program": 1024 * MIB,
     "schedule table": 8 * MIB,
     "allocation problem": 64 * MIB,
     "table of measured steps": 4 * MIB,
@@ -272,8 +272,11 @@ def _writing_directly(target: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[IO[bytes]]:
+def replacing(path: str, what: str | None = None) -> Iterator[IO[bytes]]:
     """Open a new binary file that replaces `path` when the block ends without an error.
+
+    If it is one of the kinds in `MOST_BYTES`, `what`, it replaces nothing where it has more bytes than are read of such
+    a file.
 
     It takes over the owner and permissions of the replaced file. On Linux it has no name until then, so nothing remains
     if the process is killed; elsewhere it is a temporary file next to `path`. Raises `DiagnosticError` RT002 if it
@@ -289,6 +292,8 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
+            if what is not None and stream.tell() > MOST_BYTES[what]:
+                _refuse_size(path, what)
             stream.flush()
             os.fsync(stream.fileno())
             # The bytes are on disk before the name is: a crash leaves the old file or the whole new one.
@@ -346,6 +351,13 @@ def _named(handle: int, target: Path) -> str:
     return temporary
 
 
+def _refuse_size(path: str, what: str) -> NoReturn:
+    text = f"cannot write the {what} '{path}': it has more than {MOST_BYTES[what] // MIB} MiB, the most that is read"
+    fail(
+        "RT002", f"{text} of such a file", help="a plan with fewer micro-batches, slices or layers makes a smaller one"
+    )
+
+
 _HAS_FILES_WITHOUT_NAMES = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")  # noqa: PTH112 - of the system
 
 
@@ -393,12 +405,12 @@ def check_writable(path: str) -> None:
         tempfile.TemporaryFile(dir=target.parent).close()
 
 
-def write_lines(path: str, lines: Iterable[str]) -> None:
-    """Write lines of text, atomically.
+def write_lines(path: str, lines: Iterable[str], what: str | None = None) -> None:
+    """Write lines of text, atomically; `what` is a kind in `MOST_BYTES` that bounds them.
 
-    Raises `DiagnosticError` RT002 when it cannot be written.
+    Raises `DiagnosticError` RT002 when it cannot be written, or would not be read for its size.
     """
-    with replacing(path) as stream:
+    with replacing(path, what) as stream:
         write: Callable[[bytes], int] = stream.write
         for line in lines:
             write(line.encode() + b"\n")

@@ -35,13 +35,13 @@ def write_module(module: Module, path: str) -> None:
     """Write a schedule, atomically.
 
     The head, which holds all free text, is read back first. Reading back the stages would take a tenth of the time of a
-    compilation; tests do that. Raises `DiagnosticError` RT002 if the file cannot be written, and RT011 if the head is
-    not read back as it was.
+    compilation; tests do that. Raises `DiagnosticError` RT002 if the file cannot be written, or is too large to be
+    read, and RT011 if the head is not read back as it was.
     """
     checked(
         print_module(evolve(module, stages=[Stage(stage.index) for stage in module.stages])), "schedule", _read_back
     )
-    write_lines(path, module_texts(module))
+    write_lines(path, module_texts(module), "schedule")
 
 
 def _read_back(text: str) -> None:

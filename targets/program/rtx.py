@@ -120,7 +120,7 @@ def write_program(program: Program, path: str) -> None:
             fail("RT080", "the program that is read is another one")
 
     checked(data, "program", read)
-    with replacing(path) as stream:
+    with replacing(path, "program") as stream:
         stream.write(data)
 
 

@@ -28,6 +28,7 @@ from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine, machine_names, parse_machine
 from ratrain.targets.machine.writer import machine_text, write_machine
 from ratrain.targets.program import rtx
+from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 TINY = ["--model", str(example_path("tiny.json")), "--plan", str(example_path("tiny.toml"))]
 MEGATRON = (
@@ -98,6 +99,23 @@ def test_a_schedule_that_is_written_is_read(tmp_path_factory: pytest.TempPathFac
     else:
         with pytest.raises(DiagnosticError, match="RT011"):
             api.save(module, path)
+
+
+def test_no_schedule_or_program_is_written_that_is_too_large_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = api.compile(MODEL, make_plan(MODEL), passes="place-1f1b,allocate-ddr")
+    for what, made, name in (("schedule", module, "m.rtir"), ("program", api.emit(module), "m.rtx")):
+        path = tmp_path / name
+        api.save(made, str(path))
+        size = len(path.read_bytes())
+        monkeypatch.setitem(files.MOST_BYTES, what, size)
+        api.save(made, str(path))
+        monkeypatch.setitem(files.MOST_BYTES, what, size - 1)
+        with pytest.raises(DiagnosticError, match=f"cannot write the {what}.*the most that is read"):
+            api.save(made, str(path))
+        assert [each.name for each in tmp_path.iterdir()] == [path.name]
+        path.unlink()
 
 
 def test_a_schedule_table_that_lint_would_not_read_is_not_written(
