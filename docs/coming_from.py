@@ -105,7 +105,8 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
   fp4 or in 8 bits, adapters of embedding and head, and Megatron-Bridge's joint layers (`linear_qkv`, `linear_fc1`). What trains are
   adapters: only their masters and moments ask for `--f32-state`.
 - LLaMA-Factory's `finetuning_type: freeze` becomes `freeze`, the names of what does not train: the last n layers train, or of a
-  negative number the first, or with LLaMA Pro one of each n-th part. As there, `freeze_extra_modules: norm` trains all norms. The
+  negative number the first, or with LLaMA Pro one of each n-th part. As there, `freeze_extra_modules: norm` trains all norms.
+  axolotl's `unfrozen_parameters` becomes `freeze` too, unless it trains some rows of a parameter alone. The
   model must be known. Models with experts are refused, since names of experts differ by version.
 - `--model` names the model where the file's name of it is not known here: a preset, a name on the Hub, a folder. Names of layers are
   then checked, and made where the file says others. A model that contradicts one that is known by its name is refused.
@@ -124,9 +125,9 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 | mixed precision, types of gradients | view_dtype, grad_dtype, grad_shard_dtype, loss_scale | as the framework holds them; dynamic for f16 unless DeepSpeed's loss scale is fixed |
 | AdamW, clipping, seed | lr, betas, eps, weight_decay, clip, max_norm, seed | unchanged; an 8-bit or narrow state only with `--f32-state` |
 | rank, alpha, `use_rslora`, ranks and alphas of some layers | method, rank, alpha, rslora, rank_pattern, alpha_pattern | unchanged; the framework's defaults are named |
-| targets, target parameters, `layers_to_transform` | targets | names of linear layers, of experts and routers, or `re:` |
+| targets, target parameters, `layers_to_transform` | targets | names of linear layers, of experts and routers, or `re:`; older names of experts as PEFT takes them |
 | `exclude_modules` | targets | without them |
-| `freeze_trainable_layers`, `freeze_trainable_modules`, `freeze_extra_modules` | freeze | what they leave out |
+| `freeze_trainable_layers`, `freeze_trainable_modules`, `freeze_extra_modules`, `unfrozen_parameters` | freeze | what they leave out |
 | modules_to_save, `additional_target` | modules_to_save | by ends of names after a dot; a tied table stays one, which is named where PEFT would train two |
 | a base in 4 bits, nf4 | base | nf4; scales in f32 (no double quantisation), or torchao's, are named |
 | LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |

@@ -353,7 +353,8 @@ def _adapter_text(job: Job) -> str:
         return f"{job.method} but {layers}; {count:,} or {100 * count / model.parameters:.2f} % train"
     base = f", frozen weights in {adapter.base_bits} bits" if adapter.base_bits else ""
     trains = f"{count:,} or {100 * count / (model.parameters + count):.2f} % train"
-    return f"{job.method} of rank {adapter.rank} on {', '.join(adapter.targets)}{base}; {trains}"
+    targets = ", ".join((*adapter.targets, *adapter.target_parameters))
+    return f"{job.method} of rank {adapter.rank} on {targets}{base}; {trains}"
 
 
 def _limits_text(sure: Limits, may: Limits, job: Job) -> str:

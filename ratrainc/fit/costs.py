@@ -21,8 +21,9 @@ from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.bridge.jobs.context_ranks import source_of_one_run
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Context, Sharding
+from ratrain.ratrainc.fit.holdings.adapted_experts import share_differentiated
 from ratrain.ratrainc.fit.holdings.adapters import trained
-from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of
+from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of, recomputes_frozen
 from ratrain.ratrainc.fit.holdings.part import Part
 
 if TYPE_CHECKING:
@@ -79,7 +80,11 @@ def _of(value: int | None) -> int:
 def _products(job: Job, machine: Machine) -> float:
     assert job.model is not None
     operations = model_flops_per_token(job.model, _of(job.seq_len)) * _tokens(job) / job.model_ranks
-    own = _passes_of_frozen(job) if job.thawed is not None else 1.0 if job.adapter is None else _OF_FROZEN
+    own = 1.0
+    if job.thawed is not None:
+        own = _passes_of_frozen(job)
+    elif job.adapter is not None:  # the gradient of an adapted stack is a product too
+        own = _OF_FROZEN + (1 - _OF_FROZEN) * share_differentiated(Part(job, 0))
     passes = (own + _recomputed(job)) * (1 + _imbalance(job))
     seconds = operations * passes / (machine["fp16_peak"] * machine["gemm_efficiency"])
     return seconds + _dequantisation(job, machine)
@@ -138,8 +143,11 @@ def _recomputed(job: Job) -> float:
     head = 6.0 * model.vocab_size * model.hidden_size
     of_layers = (whole - head) / whole / 3
     if job.checkpointing is Checkpointing.FULL:
-        trained_layers = model.layers if job.thawed is None else layers_of(Part(job, 0)).trained
-        layers = trained_layers if job.checkpoint_layers is None else min(job.checkpoint_layers, trained_layers)
+        layers = model.layers
+        if job.thawed is not None:
+            there = layers_of(Part(job, 0))
+            layers = there.trained + (there.above if recomputes_frozen(job) else 0)
+        layers = layers if job.checkpoint_layers is None else min(job.checkpoint_layers, layers)
         return of_layers * layers / model.layers
     if job.checkpointing is Checkpointing.ATTENTION:
         return _score_share(job) / 3

@@ -224,7 +224,7 @@ def _adapters(job: Job) -> Iterator[Change]:
     """
     adapter, quantised = job.adapter, "frozen weights in 4 bits"
     if adapter is None and job.model is not None and job.model.experts is not None:
-        if job.method == "full":  # adapters of experts are not counted
+        if job.method == "full":  # adapters of stacks would hold a second copy of them
             yield Change((("adapter", evolve(PROPOSED, targets=OF_ATTENTION)),), f"{INSTEAD}, of attention alone")
         return
     if adapter is None:

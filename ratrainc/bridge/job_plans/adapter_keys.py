@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, LORA
 from ratrain.ratrain_ir.model.adapters import is_stack_module
 from ratrain.ratrain_ir.model.checked_training import check_training
+from ratrain.ratrain_ir.model.expert_targets import GATE_UP, ExpertTargets, expert_targets, touches_experts
 from ratrain.ratrain_ir.model.module_names import layers_by_part, parameter_modules
 from ratrain.ratrain_ir.model.parameter_names import head_module, is_router_module
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -31,6 +32,7 @@ from ratrain.ratrain_ir.support.module_patterns import (
 )
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.job import ADAPTER, THAWED
+from ratrain.ratrainc.bridge.jobs.job_common import LISTS_LINEARS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,10 +42,6 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.support.diagnostics import Diagnostics
     from ratrain.ratrainc.bridge.jobs.job import Adapter, Job
 
-_BY_NAMES = ("axolotl", "llama-factory")
-"""Frameworks that list the linear layers of a model by the last parts of their names: axolotl
-src/axolotl/loaders/adapter.py, find_all_linear_names; LLaMA-Factory src/llamafactory/model/model_utils/misc.py,
-find_all_linear_modules. Others leave `ALL_LINEAR` to PEFT."""
 _OF_MEGATRON = {"linear_proj": "o_proj", "linear_fc2": "down_proj"}
 _JOINT_IN_MEGATRON = {"linear_qkv": "q_proj, k_proj and v_proj", "linear_fc1": "gate_proj and up_proj"}
 """Linear layers of Megatron-Bridge (src/megatron/bridge/peft/lora.py, LoRA): as they are here, and joint ones."""
@@ -83,9 +81,12 @@ def put_adapter(made: Made) -> None:
     targets = _targets(made, adapter)
     if targets:
         made.put("targets", targets, f"{ADAPTER}targets")
-    for name in ("rank_pattern", "alpha_pattern"):
-        if numbers := getattr(adapter, name):
-            made.put(name, dict(numbers), f"{ADAPTER}{name}")
+    # "all-linear" as a plan's own word says it already
+    twice = targets not in (None, ALL_LINEAR) and _of_experts(made, adapter).doubled
+    for name, usual in (("rank_pattern", adapter.rank), ("alpha_pattern", adapter.alpha)):
+        numbers = dict(getattr(adapter, name)) | ({GATE_UP: 2 * usual} if twice else {})
+        if numbers:
+            made.put(name, numbers, f"{ADAPTER}{name}")
     if adapter.modules_to_save:
         made.put("modules_to_save", ", ".join(_saved(made, adapter)), f"{ADAPTER}modules_to_save")
     if adapter.base_bits == 4:
@@ -172,6 +173,10 @@ def _targets(made: Made, adapter: Adapter) -> str | None:
     if odd is not None and (error := expression_error(odd)) is not None:
         made.wrong(name, f"{what}: {shown(odd)} is no regular expression: {error}", "correct it")
         return None
+    if odd is not None and made.job.model is not None and touches_experts(made.job.model.family, odd):
+        text = f"{what}: {shown(odd)} names experts or routers, for which PEFT takes parameters of all layers"
+        made.wrong(name, text, "name them, without an expression")
+        return None
     if odd is not None:
         return _but_excluded(made, adapter, f"{EXPRESSION}{odd}")
     for each in names:
@@ -184,21 +189,36 @@ def _targets(made: Made, adapter: Adapter) -> str | None:
             text = f"{made.key(table)}: {each} would get an adapter; in a plan linear layers within the model do"
             made.wrong(table, text, "leave it out, or train it whole (modules_to_save)")
             return None
+    of_experts = _of_experts(made, adapter)
+    if of_experts.missing:
+        text = f"{what}: {of_experts.missing} is missing, which is one parameter with others that are there: PEFT stops"
+        made.wrong(name, text, "name both, or neither")
+        return None
+    if of_experts.linears != adapter.targets:  # of what PEFT takes for parameters the old names go
+        names = [each for each in names if each in of_experts.linears or ALL_LINEAR in adapter.targets]
+    parameters = [each.removesuffix(".weight") for each in of_experts.parameters]
     if made.job.framework == "megatron-bridge":
         names = [_OF_MEGATRON.get(each, each) for each in names]
-    if adapter.layers and adapter.target_parameters:
+    if adapter.layers and parameters:
         text = f"{made.key(f'{ADAPTER}layers')}: a plan's experts have adapters in all layers, or in none"
         made.wrong(f"{ADAPTER}layers", text, "leave it out, or the parameters of experts")
         return None
     names = [each for each in names if not any(is_named(each, other) for other in adapter.excluded)]
-    if not names and adapter.excluded and not adapter.target_parameters:
+    if not names and adapter.excluded and not parameters:
         text = f"{made.key(f'{ADAPTER}excluded')}: no layer is left to get an adapter: PEFT stops"
         made.wrong(f"{ADAPTER}excluded", text, "leave one out there")
         return None
     if adapter.layers:
         return _but_excluded(made, adapter, _in_layers(names, adapter), names)
-    parameters = [each.removesuffix(".weight") for each in adapter.target_parameters]
     return _but_excluded(made, adapter, ", ".join(dict.fromkeys([*names, *parameters])), names)
+
+
+def _of_experts(made: Made, adapter: Adapter) -> ExpertTargets:
+    """Return the targets apart by linear layers and parameters, for which PEFT takes old names of experts."""
+    model = made.job.model
+    if model is None or made.job.framework == "megatron-bridge":
+        return ExpertTargets(adapter.targets, adapter.target_parameters)
+    return expert_targets(model.family, adapter.targets, adapter.target_parameters)
 
 
 def _but_excluded(made: Made, adapter: Adapter, targets: str, names: Iterable[str] | None = None) -> str | None:
@@ -234,14 +254,14 @@ def _names(made: Made, adapter: Adapter) -> list[str] | None:
     if ALL_LINEAR not in adapter.targets:
         return list(adapter.targets)
     what = made.key(f"{ADAPTER}targets")
-    if job.framework in _BY_NAMES and model is not None and model.experts is not None:
+    if job.framework in LISTS_LINEARS and model is not None and model.experts is not None:
         text = f"{what}: which layers of a model with experts are linear depends on the version of transformers"
         made.wrong(f"{ADAPTER}targets", text, "name them: q_proj, k_proj, v_proj, o_proj")
         return None
-    if adapter.layers and job.framework not in _BY_NAMES:
+    if adapter.layers and job.framework not in LISTS_LINEARS:
         why = "beside all-linear PEFT takes adapters in all layers"
         made.leave(f"{ADAPTER}layers", list(adapter.layers), why)
-    layers = adapter.layers if job.framework in _BY_NAMES else ()
+    layers = adapter.layers if job.framework in LISTS_LINEARS else ()
     if adapter.excluded and model is not None and model.experts is not None:
         text = f"{what}: which layers are left out of a model with experts depends on the version of PEFT"
         made.wrong(f"{ADAPTER}excluded", text, "name the others: q_proj, k_proj, v_proj, o_proj")

@@ -1,4 +1,4 @@
-"""`freeze` of [train] from LLaMA-Factory's `finetuning_type: freeze`, which names what trains.
+"""`freeze` of [train] from LLaMA-Factory's `finetuning_type: freeze`, or axolotl's expressions of what trains.
 
     freeze_trainable_layers   n: the last n layers; -n: the first n
     freeze_trainable_modules  modules that train in them, by the names after a layer's number; `all`
@@ -6,8 +6,8 @@
     use_llama_pro             n layers spread evenly: the last of each n-th part
 
 A parameter trains if its name has one of these texts in it (src/llamafactory/model/adapter.py,
-`_setup_freeze_tuning`). So `freeze_extra_modules: norm` trains the norms of all layers too. A plan names what is
-frozen:
+`_setup_freeze_tuning`), so `freeze_extra_modules: norm` trains the norms of all layers too. With axolotl's
+`unfrozen_parameters` it trains if an expression matches the beginning of its name. A plan names what is frozen:
 
     24 layers, the last two train    ->   freeze = "model.embed_tokens.*, model.layers.[0-9].*, model.layers.1[0-9].*,
                                                     model.layers.2[01].*, model.norm.*"
@@ -45,10 +45,15 @@ def put_thawed(made: Made) -> None:
         made.wrong(name, text, way_out)
         return
     names = tuple(dict.fromkeys(each.name for owner in block_chain(model) for each in parameters(model, owner)))
-    texts = _texts(made, thawed, model, names)
+    if thawed.rows:
+        text = f"{made.key(name)}: of some parameters it trains some rows alone; in a plan they train whole"
+        made.wrong(name, text, "leave the rows out")
+        return
+    texts = () if thawed.expressions else _texts(made, thawed, model, names)
     if texts is None:
         return
-    frozen = [each for each in names if not any(text in each for text in texts)]
+    trained = {*thawed.parameters, *(each for each in names if any(text in each for text in texts))}
+    frozen = [each for each in names if each not in trained]
     if len(frozen) == len(names):
         made.wrong(
             name, f"{made.key(name)}: nothing of {model.name} is left to train", "let a layer train, or a module"

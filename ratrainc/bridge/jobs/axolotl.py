@@ -25,6 +25,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     UPCAST_FSDP2,
     Names,
     TrainingDefaults,
+    has_experts,
     low_rank_adapter,
     put_adapter,
     put_attention,
@@ -33,6 +34,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_optimizer,
     put_training,
     put_types,
+    put_unfrozen,
     targets_of,
     usual_targets,
 )
@@ -129,13 +131,12 @@ _UNCOUNTED: Mapping[str, str] = {
     "relora": "how adapters are merged on the way is not counted",
     "peft_layers_to_transform": "adapters of some layers alone are counted for all",
     "lora_rank_pattern": "ranks by layer are not counted",
-    "lora_mlp_kernel": "fused kernels of adapters keep fewer results than counted",
-    "lora_qkv_kernel": "fused kernels of adapters keep fewer results than counted",
-    "lora_o_kernel": "fused kernels of adapters keep fewer results than counted",
-    "lora_embedding_kernel": "fused kernels of adapters keep fewer results than counted",
+    **{
+        f"lora_{each}_kernel": "fused kernels of adapters keep fewer results than counted"
+        for each in ("mlp", "qkv", "o", "embedding")
+    },
     "layer_offloading": "layers that wait on the host are not counted",
     "selective_checkpointing": "what selective checkpointing keeps is not counted",
-    "unfrozen_parameters": "which parameters train is not counted",
     "lisa_n_layers": "which layers train is not counted",
     "tiled_mlp": "the MLP in pieces is not counted",
     "tiled_mlp_num_shards": "the MLP in pieces is not counted",
@@ -176,6 +177,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     micro, times = _put_batch(reader)
     loaded, mixed = _types(reader)
     _put_adapter(reader)
+    put_unfrozen(reader, "unfrozen_parameters")
     defaults = TrainingDefaults((None, ""), ("cosine", f"{TRAINING}.lr_scheduler"), (1.0, f"{TRAINING}.num_epochs"))
     put_training(reader, Names("learning_rate", "lr_scheduler", "num_epochs"), defaults)
     _put_least_rate(reader)
@@ -226,10 +228,9 @@ def _put_devices(reader: HfReader) -> None:
     (axolotl src/axolotl/utils/distributed.py, _get_parallel_config_kwargs). FSDP shards over context ranks too
     (accelerate src/accelerate/parallelism_config.py, ParallelismConfig.dp_shard_cp_dim_names).
     """
-    for old, new in (("sequence_parallel_degree", "context_parallel_size"),):
-        if reader.has(old):
-            reader.settings.setdefault(new, reader.settings[old])
-            reader.taken.add(old)
+    if reader.has(old := "sequence_parallel_degree"):
+        reader.settings.setdefault("context_parallel_size", reader.settings[old])
+        reader.taken.add(old)
     share, copies = reader.size("dp_shard_size"), reader.size("dp_replicate_size")
     tp, cp = reader.size("tensor_parallel_size"), reader.size("context_parallel_size")
     for field, key, size in (("tp", "tensor_parallel_size", tp), ("cp", "context_parallel_size", cp)):
@@ -317,7 +318,8 @@ def _put_adapter(reader: HfReader) -> None:
     alpha = reader.take("lora_alpha", float) or 8.0
     named = targets_of(reader, "lora_target_modules")
     every = reader.truth("lora_target_linear")
-    targets = (ALL_LINEAR,) if every else named or usual_targets(reader, "lora_target_modules")
+    parameters = names_of(reader, "lora_target_parameters")
+    targets = (ALL_LINEAR,) if every else named or usual_targets(reader, "lora_target_modules", parameters)
     reader.taken |= {*names}
     bits = 4 if four and kind == "qlora" else 8 if eight else 4 if four else None
     adapter = low_rank_adapter(
@@ -327,7 +329,7 @@ def _put_adapter(reader: HfReader) -> None:
         rslora="peft_use_rslora",
         start=_other_start(reader),
         further_targets=tuple(each for each in named if each != ALL_LINEAR) if every else (),
-        target_parameters=names_of(reader, "lora_target_parameters"),
+        target_parameters=parameters,
         excluded=excluded_of(reader, "lora_exclude_modules"),
         layers=layers_of(reader, "peft_layers_to_transform"),
         layers_pattern=names_of(reader, "peft_layers_pattern"),
@@ -339,10 +341,9 @@ def _put_adapter(reader: HfReader) -> None:
     put_adapter(reader, adapter, "adapter")
     _trace_adapter(reader)
     reader.taken -= {"peft_layers_pattern", *reader.under("lora_alpha_pattern")}
-    for name in ("lora_modules_to_save", "lora_target_parameters"):
-        if reader.has(name) and reader.settings[name].value:
+    for name, more in (("lora_modules_to_save", adapter.modules_to_save), ("lora_target_parameters", parameters)):
+        if more and not (more is parameters and has_experts(reader)):
             reader.unknown(name, "further trained modules are not counted")
-        reader.taken.add(name)
     note_excluded(reader, "lora_exclude_modules", adapter.excluded)
     if reader.has("lora_model_dir"):
         reader.ignore("lora_model_dir", "of loading and the launch")

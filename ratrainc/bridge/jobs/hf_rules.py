@@ -16,6 +16,7 @@ moments; under FSDP 2 with 4 + 4 + 4 + 4, sharded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
@@ -27,15 +28,29 @@ from ratrain.ratrain_ir.config.hf_keys import DROPOUT
 from ratrain.ratrain_ir.config.hub_names import hub_model
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrain_ir.model.blocks import block_chain, parameters
+from ratrain.ratrain_ir.model.parameter_names import head_module
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
+from ratrain.ratrain_ir.support.module_patterns import expression_error
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Experts, Origin, Sharding
+from ratrain.ratrainc.bridge.jobs.job import (
+    THAWED,
+    Adapter,
+    Attention,
+    Checkpointing,
+    Experts,
+    Origin,
+    Sharding,
+    Thawed,
+)
 from ratrain.ratrainc.bridge.jobs.job_common import names_of
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrainc.bridge.jobs.job_reader import JobReader
 
@@ -329,6 +344,12 @@ def put_checkpointing(reader: HfReader, key: str, kwargs: str, default: tuple[bo
     reader.ignore(f"{kwargs}.use_reentrant", "both kinds keep the input of each layer")
 
 
+def has_experts(reader: JobReader) -> bool:
+    """Tell whether the model of a file is known, and has experts."""
+    model = reader.values.get("model")
+    return model is not None and model.experts is not None
+
+
 def put_adapter(reader: HfReader, adapter: Adapter, key: str) -> None:
     """Set a low-rank adapter, and that it trains in place of the weights."""
     reader.put("adapter", adapter, key)
@@ -367,6 +388,64 @@ def low_rank_adapter(
     )
 
 
+def put_unfrozen(reader: HfReader, key: str) -> None:
+    """Set what trains by expressions of names of parameters, whose dots stand for dots.
+
+    An expression matches the beginning of a name; rows at its end, `[:32000]`, have gradients, and the others zeros.
+    (axolotl src/axolotl/utils/freeze.py, freeze_layers_except)
+    """
+    said = reader.settings[key].value if reader.has(key) else None
+    reader.taken.add(key)
+    expressions = [said] if isinstance(said, str) else said
+    if not expressions:
+        return
+    if not isinstance(expressions, list) or not all(isinstance(each, str) for each in expressions):
+        reader.wrong(key, f"{key} is {shown(said)}: expressions of names are expected", way_out=f"{key}: [{_EXAMPLE}]")
+        return
+    if reader.values.get("adapter") is not None:
+        reader.wrong(key, f"{key} would freeze the adapter, whose names it does not choose", way_out="leave one out")
+        return
+    patterns, rows = [], False
+    for each in expressions:
+        cut = _ROWS.match(each)
+        start, end = (int(cut[2] or 0), int(cut[3]) if cut[3] else None) if cut else (0, None)
+        rows |= cut is not None
+        text = re.sub(r"\.(?!\+)", r"\.", cut[1] if cut else each)
+        if (error := expression_error(text)) is not None:
+            reader.wrong(key, f"{key}: {shown(each)} is no regular expression: {error}", way_out="correct it")
+        elif end is not None and start >= end:
+            reader.wrong(key, f"{key}: {shown(each)} has no rows: axolotl stops", way_out="an end above the start")
+        else:
+            patterns.append(text)
+    if len(patterns) == len(expressions):
+        thawed = _thawed_by(patterns, reader.values.get("model"))
+        reader.put("thawed", evolve(thawed, expressions=tuple(expressions), rows=rows), key)
+        reader.put("method", "frozen", key)
+        reader.trace("layers", key, of=THAWED)
+
+
+_ROWS = re.compile(r"^(.+)\[([0-9]*)(?::([0-9]*))?\]$")
+_EXAMPLE = "model.layers.3[01].*"
+
+
+def _thawed_by(patterns: Iterable[str], model: ModelConfig | None) -> Thawed:
+    """Return the parameters of a model whose names patterns match; nothing of one that is not known."""
+    if model is None:
+        return Thawed()
+    names = dict.fromkeys(each.name for owner in block_chain(model) for each in parameters(model, owner))
+    found = {name for name in names if any(re.match(each, name) for each in patterns)}
+    of_layers = [{name for name in names if f".{layer}." in name} for layer in range(model.layers)]
+    whole = [number for number, layer in enumerate(of_layers) if layer <= found]
+    tables = {name: name.split(".")[-2] for name in (next(iter(names)), f"{head_module(model)}.weight")}
+    counted = {*tables}.union(*(of_layers[number] for number in whole))
+    return Thawed(
+        chosen=tuple(whole),
+        extra_modules=tuple(module for name, module in tables.items() if name in found),
+        parameters=tuple(name for name in names if name in found),
+        odd=next((name for name in names if name in found - counted), ""),
+    )
+
+
 def targets_of(reader: JobReader, key: str) -> tuple[str, ...]:
     """Take names of linears from a list or a text with commas; all, all_linear and all-linear are `all-linear`.
 
@@ -376,9 +455,14 @@ def targets_of(reader: JobReader, key: str) -> tuple[str, ...]:
     return (ALL_LINEAR,) if names in (("all",), ("all_linear",), ("all-linear",)) else names
 
 
-def usual_targets(reader: JobReader, key: str) -> tuple[str, ...]:
-    """Return PEFT's targets for a model without any in the file: queries and values in LLaMA-like families."""
+def usual_targets(reader: JobReader, key: str, parameters: tuple[str, ...]) -> tuple[str, ...]:
+    """Return PEFT's targets for a model without any in the file: queries and values in LLaMA-like families.
+
+    Of a model with experts PEFT takes target parameters alone (`_convert_peft_config_moe`, `_prepare_adapter_config`).
+    """
     model = reader.values.get("model")
+    if parameters and has_experts(reader):
+        return ()
     packed = {"gpt2": ("c_attn",), "gpt_neox": ("query_key_value",)}
     known = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
     if model is not None and model.family in packed:

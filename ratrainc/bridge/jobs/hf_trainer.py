@@ -19,6 +19,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     LOADING,
     TYPE_WORDS,
     TrainingDefaults,
+    has_experts,
     put_adapter,
     put_asked_model,
     put_attention,
@@ -173,7 +174,8 @@ def _put_peft(reader: HfReader) -> Said:
     rank = reader.size("lora_r") or 16
     alpha, drop = reader.take("lora_alpha", float), reader.take("lora_dropout", float)
     key = "lora_target_modules"
-    targets = targets_of(reader, key) or usual_targets(reader, key)
+    parameters = names_of(reader, "lora_target_parameters")
+    targets = targets_of(reader, key) or usual_targets(reader, key, parameters)
     adapter = Adapter(
         rank,
         32.0 if alpha is None else alpha,
@@ -184,7 +186,7 @@ def _put_peft(reader: HfReader) -> Said:
         "DoRA (use_dora)" if reader.truth("use_dora") else "",
         rslora=bool(reader.glance("use_rslora", bool)),
         quantisation=reader.glance("bnb_4bit_quant_type", str) or "nf4" if four else "",
-        target_parameters=names_of(reader, "lora_target_parameters"),
+        target_parameters=parameters,
         modules_to_save=names_of(reader, "lora_modules_to_save"),
     )
     put_adapter(reader, adapter, "use_peft")
@@ -192,7 +194,7 @@ def _put_peft(reader: HfReader) -> Said:
         reader.trace(part, name, f"{MODEL_CONFIG}.{name}" if name in (*_OF_DEFAULTS, *_OF_4_BITS[: int(four)]) else "")
     reader.trace("base_bits", "load_in_4bit" if four else "load_in_8bit")
     for name in ("lora_target_parameters", "lora_modules_to_save", "bnb_4bit_quant_storage"):
-        if reader.has(name):
+        if reader.has(name) and not (name == "lora_target_parameters" and has_experts(reader)):
             reader.unknown(name, "further trained or stored parameters are not counted")
     source = f"{SFT_TRAINER} (quantised models)" if adapter.base_bits else "peft get_peft_model, autocast_adapter_dtype"
     return Said("bf16" if adapter.base_bits else "f32", "adapter", source)

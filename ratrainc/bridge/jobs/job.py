@@ -9,7 +9,7 @@ the framework decides is None, and `fit` asks for it by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -189,9 +189,13 @@ class Adapter:
 
 @frozen
 class Thawed:
-    """Layers and modules that train alone, as LLaMA-Factory's `finetuning_type: freeze` names them."""
+    """Layers and modules that train alone, as LLaMA-Factory's `finetuning_type: freeze` names them.
 
-    layers: int
+    axolotl's `unfrozen_parameters` has expressions of names in place of numbers, which `chosen` and `extra_modules` say
+    of a model that is known.
+    """
+
+    layers: int = 0
     """number of the last layers that train; below 0, of the first"""
     modules: tuple[str, ...] = ("all",)
     """modules that train in these layers, by the names after a layer's number; `all`: every one"""
@@ -199,9 +203,21 @@ class Thawed:
     """modules outside of layers that train too"""
     spread: bool = False
     """true if the layers are spread evenly over the model (LLaMA Pro)"""
+    expressions: tuple[str, ...] = ()
+    """expressions of the names of parameters that train"""
+    parameters: tuple[str, ...] = ()
+    """names of parameters that the expressions choose"""
+    chosen: tuple[int, ...] = ()
+    """numbers of the layers of which they choose everything"""
+    odd: str = ""
+    """name of a parameter that they choose without the rest of its layer; empty without one"""
+    rows: bool = False
+    """true if of some parameter they choose some rows alone, the others having gradients of zero"""
 
-    def numbers(self, count: int) -> range:
+    def numbers(self, count: int) -> Sequence[int]:
         """Return the numbers of the layers that train, of `count`; those that are spread must divide them."""
+        if self.expressions:
+            return self.chosen
         if self.spread:
             stride = count // self.layers
             return range(stride - 1, count, stride)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
 ON_THE_COMMAND_LINE = "the command line"
+LISTS_LINEARS = ("axolotl", "llama-factory")
+"""Frameworks that list the linear layers of a model by the last parts of their names: axolotl
+src/axolotl/loaders/adapter.py, find_all_linear_names; LLaMA-Factory src/llamafactory/model/model_utils/misc.py,
+find_all_linear_modules. Others leave "all-linear" to PEFT."""
 _OPTIONS = {
     "devices": "--devices",
     "device_bytes": "--memory",

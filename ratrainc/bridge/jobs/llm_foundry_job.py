@@ -248,15 +248,16 @@ def _adapter(reader: JobReader) -> None:
     rank, alpha = reader.size(f"{prefix}r"), reader.take(f"{prefix}lora_alpha", float)
     start = reader.settings[name].value if reader.has(name := f"{prefix}init_lora_weights") else True
     reader.taken.add(name)
+    parameters = names_of(reader, f"{prefix}target_parameters")
     adapter = Adapter(  # defaults are those of huggingface/peft: LoraConfig
         rank or 8,
         8.0 if alpha is None else alpha,
-        targets_of(reader, f"{prefix}target_modules") or usual_targets(reader, f"{prefix}target_modules"),
+        targets_of(reader, f"{prefix}target_modules") or usual_targets(reader, f"{prefix}target_modules", parameters),
         reader.take(f"{prefix}lora_dropout", float) or 0.0,
         kind="DoRA (model.peft_config.use_dora)" if reader.take(f"{prefix}use_dora", bool) else "",
         rslora=bool(reader.take(f"{prefix}use_rslora", bool)),
         start="" if str(start).lower() == "true" else f"{name}: {shown(start)}",
-        target_parameters=names_of(reader, f"{prefix}target_parameters"),
+        target_parameters=parameters,
         excluded=excluded_of(reader, f"{prefix}exclude_modules"),
         layers=layers_of(reader, f"{prefix}layers_to_transform"),
         layers_pattern=names_of(reader, f"{prefix}layers_pattern"),

@@ -32,7 +32,7 @@ from ratrain.ratrainc.fit.holdings.experts import (
     router_logits_kept,
     stack_gradients,
 )
-from ratrain.ratrainc.fit.holdings.frozen_layers import as_frozen, layers_of, trains_head
+from ratrain.ratrainc.fit.holdings.frozen_layers import as_frozen, layers_of, recomputes_frozen, trains_head
 from ratrain.ratrainc.fit.holdings.part import Part, share
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, TRANSFORMERS, RmsForm
 from ratrain.ratrainc.fit.holdings.terms import Bytes, together
@@ -322,7 +322,9 @@ def _beside_frozen(part: Part, layers: int) -> Bytes:
     marked = trained if recomputed_layers(part) else 0
     kept = account(kept_by_policy(part), min(marked, 2) if part.job.offload_activations else marked)
     whole = account(layer_kept(part), trained - marked)
-    return together([kept, whole, account(layer_kept(as_frozen(part)), above)])
+    frozen = as_frozen(part)
+    again = bool(marked) and recomputes_frozen(part.job)
+    return together([kept, whole, account(kept_by_policy(frozen) if again else layer_kept(frozen), above)])
 
 
 def recomputed(part: Part) -> Bytes:

@@ -26,6 +26,12 @@ from ratrain.ratrain_ir.config.quantised import nf4_sizes
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrain_ir.support.module_patterns import expression_error, expression_of, is_expression, is_named
 from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.fit.holdings.adapted_experts import (
+    adapted_parameters,
+    parameters_refusal,
+    parameters_trained,
+    targets_of_experts,
+)
 from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of, trains_embedding, trains_head
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
@@ -39,13 +45,14 @@ if TYPE_CHECKING:
 ADAPTERS = "adapters"
 FROZEN = "frozen weights"
 _HEAD = "lm_head"
+SHARED_INPUT, SHARED_PRODUCT = "input of a shared expert", "product of a shared expert"
 _F32 = 4
 READ = frozenset({*TRANSFORMERS, "torchtune"})
 """Frameworks whose adapters were read: peft tuners/lora/layer.py, torchtune modules/peft/lora.py."""
 _SEPARATE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
 """Families whose linears are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj."""
 _WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
-"""Families of which the linears of attention alone are counted: experts are stacks, not linears, or modules."""
+"""Families whose experts are stacks: their linears are those of attention, and of an expert of all tokens."""
 
 
 @frozen
@@ -57,7 +64,7 @@ class Linear:
     inputs: int
     outputs: int
     role: str
-    """tensor that it reads: `attention input`, `attention output`, `mlp input` or `mlp product`"""
+    """tensor that it reads: `attention input`, `attention output`, `mlp input`, `mlp product`, or of a shared expert"""
 
     @property
     def elements(self) -> int:
@@ -86,7 +93,7 @@ def linears(part: Part) -> tuple[Linear, ...]:
         names = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
         widths = (query + 2 * key, hidden, ffn, hidden)
     elif family in _WITH_EXPERTS:
-        return _separate(hidden, query, key, ffn)[:4]
+        return (*_separate(hidden, query, key, ffn)[:4], *_of_shared_expert(part))
     elif family in _SEPARATE or (family == "phi3" and not packed):
         return _separate(hidden, query, key, ffn)
     else:
@@ -105,6 +112,18 @@ def _separate(hidden: int, query: int, key: int, ffn: int) -> tuple[Linear, ...]
         Linear("mlp.gate_proj", hidden, ffn, "mlp input"),
         Linear("mlp.up_proj", hidden, ffn, "mlp input"),
         Linear("mlp.down_proj", ffn, hidden, "mlp product"),
+    )
+
+
+def _of_shared_expert(part: Part) -> tuple[Linear, ...]:
+    hidden, shared = part.model.hidden_size, part.model.shared_expert_size
+    if shared is None:
+        return ()
+    return (
+        Linear("mlp.shared_expert.gate_proj", hidden, shared, SHARED_INPUT),
+        Linear("mlp.shared_expert.up_proj", hidden, shared, SHARED_INPUT),
+        Linear("mlp.shared_expert.down_proj", shared, hidden, SHARED_PRODUCT),
+        Linear("mlp.shared_expert_gate", hidden, 1, SHARED_INPUT),
     )
 
 
@@ -137,7 +156,8 @@ def adapted(part: Part) -> tuple[Linear, ...]:
     adapter = part.job.adapter
     if adapter is None:
         return ()
-    named = (each for each in linears(part) if any(_matches(name, part, each) for name in adapter.targets))
+    names = targets_of_experts(part.job).linears
+    named = (each for each in linears(part) if any(_matches(name, part, each) for name in names))
     return tuple(each for each in named if not _is_excluded(part, each.path))
 
 
@@ -168,7 +188,7 @@ def adapts_head(part: Part) -> bool:
 def unmatched(part: Part) -> str:
     """Return the first target that names no linear; empty if all do."""
     assert part.job.adapter is not None
-    names = (each for each in part.job.adapter.targets if each != _HEAD)
+    names = (each for each in targets_of_experts(part.job).linears if each != _HEAD)
     return next((name for name in names if not any(_matches(name, part, each) for each in linears(part))), "")
 
 
@@ -180,7 +200,8 @@ def layer_trained(part: Part) -> int:
     adapter = part.job.adapter
     if adapter is None:
         return part.layer_parameters
-    return adapter.rank * sum(each.inputs + each.outputs for each in adapted(part))
+    own = adapter.rank * sum(each.inputs + each.outputs for each in adapted(part))
+    return own + parameters_trained(part)
 
 
 def head_trained(part: Part) -> int:
@@ -215,7 +236,8 @@ def largest_trained(part: Part) -> int:
     if adapter is None:
         return part.largest_matrix
     widths = [max(each.inputs, each.outputs) for each in adapted(part)]
-    return adapter.rank * max([*widths, part.vocabulary if adapts_head(part) else 0])
+    of_linears = adapter.rank * max([*widths, part.vocabulary if adapts_head(part) else 0])
+    return max([of_linears, *(max(each.sides) for each in adapted_parameters(part).values())])
 
 
 # Frozen weights
@@ -357,9 +379,11 @@ def adapter_refusal(part: Part) -> str:
     wrong = next((each for each in adapter.targets if is_expression(each) and expression_error(each)), "")
     if wrong:
         return f"adapter: the target {wrong!r} is no regular expression"
+    if odd := parameters_refusal(job):
+        return odd
     if odd := unmatched(part):
         return f"adapter: the target {odd!r} names no linear of every layer (known: {_names(known)})"
-    if not adapted(part) and not adapts_head(part):
+    if not (adapted(part) or adapts_head(part) or adapted_parameters(part)):
         return "adapter: no linear is left that takes one"
     if adapts_head(part) and part.model.tied_embeddings:
         return "adapter: one on a head that is tied to the embedding is not known"

@@ -23,8 +23,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
+from ratrain.ratrain_ir.model.expert_targets import DOWN, GATE_UP
+from ratrain.ratrain_ir.support.module_patterns import is_expression
 from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
-from ratrain.ratrainc.fit.holdings.adapters import names_path
+from ratrain.ratrainc.fit.holdings.adapted_experts import ROUTER as ADAPTED_ROUTER
+from ratrain.ratrainc.fit.holdings.adapted_experts import adapted_parameters, router_kept, stack_gradient, stacks_kept
+from ratrain.ratrainc.fit.holdings.adapters import SHARED_INPUT, SHARED_PRODUCT, inputs_kept, names_path
 from ratrain.ratrainc.fit.holdings.part import itemsize, share
 from ratrain.ratrainc.fit.holdings.styles import TRANSFORMERS
 
@@ -93,6 +97,8 @@ def _router(part: Part) -> Iterator[Saved]:
     copies = 1 if model.shared_expert_size is None or not part.casts else 4
     if part.job.adapter is None:
         yield ROUTER, "input", copies * part.item * tokens * model.hidden_size
+    else:
+        yield from _input_of_adapters(part)
     yield ROUTER, "choices", _INDEX * rows
     if model.family == "granitemoe":  # softmax of the chosen logits alone
         yield ROUTER, "probabilities", _F32 * rows
@@ -101,6 +107,16 @@ def _router(part: Part) -> Iterator[Saved]:
     if model.router_normalised:
         yield ROUTER, "chosen probabilities", _F32 * rows
         yield ROUTER, "sums of chosen", _F32 * tokens
+
+
+def _input_of_adapters(part: Part) -> Iterator[Saved]:
+    """Yield what adapters of a router, and of the linears that open a shared expert, keep of the block's input."""
+    elements = part.tokens * part.model.hidden_size
+    of_shared = dict(inputs_kept(part, SHARED_INPUT, elements))
+    if ADAPTED_ROUTER in adapted_parameters(part):  # the made router reads the tensor that a shared expert reads too
+        of_shared["input"] = part.item * elements
+        yield from ((ROUTER, *each) for each in router_kept(part))
+    yield from ((ROUTER if name == "input" else EXPERTS, name, nbytes) for name, nbytes in of_shared.items())
 
 
 def _rows(part: Part) -> Iterator[Saved]:
@@ -114,6 +130,8 @@ def _rows(part: Part) -> Iterator[Saved]:
     if part.job.adapter is None:  # frozen weights do not read the inputs of their products again
         yield EXPERTS, "rows", item * rows * width
         yield EXPERTS, "product", item * rows * inner
+    else:
+        yield from ((EXPERTS, *each) for each in stacks_kept(part))
     yield EXPERTS, "output", item * rows * width
     yield ROUTER, "weights", weight_item(part) * rows
     if grouped:  # the sort, its rows' tokens, its inverse; ends of the groups are int32
@@ -130,6 +148,9 @@ def _shared(part: Part) -> Iterator[Saved]:
         return
     inner = model.shared_expert_size * (4 if part.job.adapter is None else 3)
     yield EXPERTS, "shared expert", item * tokens * inner
+    if part.job.adapter is not None:
+        for name, nbytes in inputs_kept(part, SHARED_PRODUCT, tokens * model.shared_expert_size):
+            yield EXPERTS, f"{name} of the shared expert", nbytes
     yield EXPERTS, "output of the shared expert", item * tokens * model.hidden_size
     yield ROUTER, "gate of the shared expert", item * tokens
 
@@ -156,6 +177,7 @@ def gradients_inside(part: Part, rows: int | None = None) -> int:
         product     gradients of gate and up, and both in one tensor
         rows        gradients of gate and up in one tensor, and of the rows
         tokens      gradients of the rows, and two tensors of the block's input (index_put adds out of place)
+        made        gradient of an adapted stack, and of what its product read
     """
     model, item, weighted = part.model, part.expert_item, _weighted_item(part)
     width, inner = model.hidden_size, model.expert_width
@@ -167,7 +189,12 @@ def gradients_inside(part: Part, rows: int | None = None) -> int:
     product = 4 * item * count * inner
     of_rows = item * count * (2 * inner + width)
     tokens = item * count * width + 2 * stream
-    own = max(weights, product, of_rows, tokens)
+    down = stack_gradient(part, DOWN)
+    gate_up = stack_gradient(part, GATE_UP)
+    # by then what the products from gate and up to the output kept is gone
+    freed = down + item * count * (width + (4 if down else 3) * inner) if gate_up else 0
+    made = max(item * count * (width + inner) + down, of_rows + gate_up - freed)
+    own = max(weights, product, of_rows, tokens, made)
     if not grouped:
         own += stream  # gradient of the input, to which each expert adds
     shared = 0 if model.shared_expert_size is None else 2 * part.item * part.tokens * width
@@ -228,14 +255,20 @@ def experts_refusal(job: Job) -> str:
 
 
 def _of_adapter(job: Job) -> str:
-    """Return why adapters on a model with experts are not known; empty for some on linears of attention alone."""
-    adapter = job.adapter
+    """Return why adapters on a model with experts are not known, before their names are looked at one by one."""
+    adapter, model = job.adapter, job.model
     if adapter is None:
         return ""
+    assert model is not None
     if adapter.base_bits is not None:
         return "adapter: bitsandbytes quantises linears, and the types of experts in stacks were not read"
-    known = "known: q_proj, k_proj, v_proj, o_proj"
-    if ALL_LINEAR in adapter.targets:
-        return f"adapter: {ALL_LINEAR} means experts too where each is a module: name linears of attention ({known})"
-    touched = next((each for each in adapter.targets if any(names_path(each, path) for path in _INSIDE)), "")
-    return f"adapter: the target {touched!r} touches experts, which is not counted ({known})" if touched else ""
+    if job.experts is Experts.MODULES:
+        if ALL_LINEAR in adapter.targets:
+            return f"adapter: {ALL_LINEAR} means experts too where each is a module: name linears of attention"
+        asked = adapter.targets
+    else:  # an expression, which PEFT tries on names of both versions; a name it takes for the new one
+        asked = tuple(each for each in adapter.targets if is_expression(each))
+    touched = next((each for each in asked if any(names_path(each, path) for path in _INSIDE)), "")
+    if not touched:
+        return ""
+    return f"adapter: the target {touched!r} touches experts: name linears of attention, or target parameters"

@@ -10,6 +10,11 @@ first norm of the lowest layer that trains is not kept either, and counted all t
 LLaMA Pro spreads the layers that train, so that frozen ones are above some: they keep what a layer does whose
 adapters are nowhere, and are not recomputed (LLaMA-Factory src/llamafactory/model/model_utils/checkpointing.py,
 get_custom_gradient_checkpointing_func, which checkpoints layers that train).
+
+axolotl's `unfrozen_parameters` freezes before the Trainer checkpoints all layers, so that frozen ones in the backward
+keep their input alone; where an expression has the name of embedding or head in it, the embedded tokens ask for a
+gradient, and all layers are in the backward (src/axolotl/train.py, setup_model_and_tokenizer). Of a parameter of which
+some rows train the others have gradients and moments too, of zeros (utils/freeze.py, _create_freeze_parameters_hook).
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
 _NOTHING = Adapter(rank=1, alpha=1.0, targets=())
 """Adapter that no linear takes: all of the model is frozen."""
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-READ = frozenset({"llama-factory"})
+_KNOWN = f"known: whole layers, {_EMBEDDING}, {_HEAD}"
+READ = frozenset({"llama-factory", "axolotl"})
 """Frameworks whose way of freezing was read."""
 
 
@@ -45,8 +51,21 @@ def layers_of(part: Part) -> Layers:
     if thawed is None:
         return Layers(part.layers, 0)
     numbers = thawed.numbers(part.layers)
-    lowest = 0 if trains_embedding(part) else min(numbers, default=part.layers)
+    lowest = 0 if _embedded_ask(part) else min(numbers, default=part.layers)
     return Layers(len(numbers), part.layers - lowest - len(numbers))
+
+
+def _embedded_ask(part: Part) -> bool:
+    """Tell whether the embedded tokens ask for a gradient, so that the backward goes through all layers."""
+    thawed = part.job.thawed
+    assert thawed is not None
+    named = any(table in each for each in thawed.expressions for table in (_EMBEDDING, _HEAD))
+    return trains_embedding(part) or named
+
+
+def recomputes_frozen(job: Job) -> bool:
+    """Tell whether frozen layers are recomputed as others are."""
+    return job.thawed is not None and bool(job.thawed.expressions)
 
 
 def trains_embedding(part: Part) -> bool:
@@ -79,11 +98,13 @@ def frozen_refusal(job: Job) -> str:
         return ""  # asked for by its own name
     if thawed.spread and (thawed.layers < 1 or model.layers % thawed.layers):
         return f"thawed: {model.layers} layers do not come in {thawed.layers} equal parts"
+    if thawed.odd:
+        return f"thawed: {thawed.odd} trains without the rest of its layer, which is not counted ({_KNOWN})"
     if thawed.modules != ("all",):
         return f"thawed: parts of a layer that train alone ({', '.join(thawed.modules)}) are not counted (known: all)"
     odd = next((each for each in thawed.extra_modules if each not in (_EMBEDDING, _HEAD)), "")
     if odd or (model.tied_embeddings and _HEAD in thawed.extra_modules):
-        return f"thawed: {odd or _HEAD} that trains beside layers is not counted (known: {_EMBEDDING}, {_HEAD})"
+        return f"thawed: {odd or _HEAD} that trains beside layers is not counted ({_KNOWN})"
     if not thawed.numbers(model.layers):
         return "thawed: no layer is left to train"
     return _not_with(job)

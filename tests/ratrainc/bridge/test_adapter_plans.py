@@ -543,3 +543,32 @@ def test_a_packed_base_under_fsdp_is_shared_out(tmp_path: Path) -> None:
     made = imported(tmp_path, QLORA + SHARDED, "axolotl", f32_state=True)
     assert (made.plan.zero, made.plan.training.base) == (3, "nf4")
     compiles(made, TINY)
+
+
+OLD_NAMES = {
+    "mixtral-8x7b": ("w1", "w2", "w3", "gate", "q_proj"),
+    "qwen3-30b-a3b": ("gate_proj", "up_proj", "down_proj", "gate", "q_proj"),
+    "olmoe-1b-7b": ("gate_proj", "mlp.experts.0.up_proj", "down_proj", "gate", "q_proj"),
+}
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_old_names_of_experts_are_their_parameters_with_twice_the_rank(name: str) -> None:
+    """As PEFT takes them for the classes of transformers 5 (`_convert_peft_config_moe`)."""
+    model = load_model(name)
+    values = keys_of(Adapter(4, 8.0, OLD_NAMES[name]), model, "trl")
+    assert values["targets"] == "q_proj, gate_up_proj, down_proj, gate"
+    assert (values["rank_pattern"], values["alpha_pattern"]) == ({"gate_up_proj": 8}, {"gate_up_proj": 16.0})
+
+
+@pytest.mark.parametrize(("targets", "said"), [(("w1", "q_proj"), "w3 is missing"), ((".*w[123]",), "names experts")])
+def test_old_names_that_peft_does_not_take_alike_are_refused(targets: tuple[str, ...], said: str) -> None:
+    with pytest.raises(DiagnosticError, match=said):
+        keys_of(Adapter(4, 8.0, targets), load_model("mixtral-8x7b"), "trl")
+
+
+def test_all_linear_beside_a_parameter_means_all_experts_too() -> None:
+    adapter = Adapter(4, 8.0, (ALL_LINEAR,), target_parameters=("mlp.experts.down_proj",))
+    values = keys_of(adapter, load_model("qwen3-30b-a3b"), "trl")
+    assert {*values["targets"].split(", ")} >= {"q_proj", "o_proj", "mlp.experts.down_proj", "gate_up_proj", "gate"}
+    assert values["rank_pattern"] == {"gate_up_proj": 8}

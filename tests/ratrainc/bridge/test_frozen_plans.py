@@ -23,6 +23,7 @@ from ratrain.ratrainc.bridge.jobs.job import Job, Thawed
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main
 from tests.ratrainc.bridge.test_adapter_plans import FACTORY, TINY, compiles, family, imported
+from tests.ratrainc.bridge.test_job_plans import FSDP, SMALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 NORMS = "model.layers.*.input_layernorm.*, model.layers.*.post_attention_layernorm.*"
+PLAIN = f"{SMALL}{FSDP}max_steps: 50\n"
 FREEZE = FACTORY.replace("finetuning_type: lora\nlora_rank: 4", "finetuning_type: freeze")
 MODELS = {name: family(load_model(name)) for name in ("llama-2-7b", "qwen2.5-0.5b", "gpt2", "qwen3-0.6b", "gemma-2-9b")}
 
@@ -118,6 +120,36 @@ def test_layers_become_keys_of_a_plan_that_compiles(tmp_path: Path) -> None:
         assert ("freeze_trainable_layers" in made.defaults) == (not said)
         assert not any("freeze" in each.key or "pro" in each.key for each in made.left)
         compiles(made, TINY)
+
+
+@pytest.mark.parametrize(
+    ("expressions", "freeze"),
+    [
+        (["model.layers.[23]."], "model.embed_tokens.*, model.layers.[01].*, lm_head.*, model.norm.*"),
+        (["^model.layers.1.", "^lm_head"], "model.embed_tokens.*, model.layers.[023].*, model.norm.*"),
+        (
+            ["model.layers.[0-9]+.(self_attn|mlp).", "model.embed_tokens", "lm_head"],
+            f"{NORMS}, model.norm.*",
+        ),
+    ],
+)
+def test_expressions_of_axolotl_become_keys_of_a_plan(tmp_path: Path, expressions: list[str], freeze: str) -> None:
+    made = imported(tmp_path, f"{PLAIN}unfrozen_parameters: {expressions}\n", "axolotl", model=TINY)
+    assert made.plan.training == Training(freeze=freeze)
+    compiles(made, TINY)
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "text"),
+    [
+        ("[model.layers.1]", None, "unfrozen_parameters: which parameters stay frozen depends on the model"),
+        ("['model.embed_tokens.weight$[:32]']", TINY, "unfrozen_parameters: of some parameters it trains some rows"),
+        ("[transformer.h]", TINY, "unfrozen_parameters: nothing of tiny is left to train"),
+    ],
+)
+def test_expressions_that_no_plan_has_are_refused(tmp_path: Path, said: str, model: ModelConfig, text: str) -> None:
+    with pytest.raises(DiagnosticError, match=text):
+        imported(tmp_path, f"{PLAIN}unfrozen_parameters: {said}\n", "axolotl", model=model)
 
 
 def test_layers_that_all_train_are_a_full_training(tmp_path: Path) -> None:

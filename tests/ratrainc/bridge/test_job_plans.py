@@ -391,7 +391,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "an unknown name": (f"{SMALL}{FSDP}sequnce_len: 4\n", {}, "sequnce_len is not known here", "correct its name"),
     "label smoothing": (f"{SMALL}{FSDP}label_smoothing_factor: 0.1\n", {}, "label_smoothing_factor 0.1", "take it out"),
-    "parts": (f"{SMALL}{FSDP}unfrozen_parameters: [a]\n", {}, "unfrozen_parameters", "take it out"),
+    "parts": (f"{SMALL}{FSDP}unfrozen_parameters: [a]\n", {}, "unfrozen_parameters: which parameters", "--model"),
     "a plugin": (f"{SMALL}{FSDP}plugins: [a.B]\n", {}, "plugins", "take it out"),
     "a batch that shrinks": (f"{SMALL}{FSDP}auto_find_batch_size: true\n", {}, "auto_find_batch_size", "take it out"),
 }

@@ -121,9 +121,11 @@ def test_an_auxiliary_loss_keeps_logits_of_all_layers_recomputed_or_not():
         ({"optimizer": "adafactor"}, "optimizer: Adafactor's factors of stacks"),
         ({"experts": Experts.EAGER, "autocast": True, "weight_dtype": "f32"}, "experts: casts of weights by autocast"),
         ({"experts": Experts.MODULES, "router_logits": True}, "experts: the auxiliary loss of transformers 4"),
-        ({"adapter": Adapter(8, 16.0, ("all-linear",))}, "adapter: all-linear means experts too"),
-        ({"adapter": Adapter(8, 16.0, ("q_proj", "up_proj"))}, "adapter: the target 'up_proj' touches experts"),
-        ({"adapter": Adapter(8, 16.0, ("q_proj", "gate"))}, "adapter: the target 'gate' touches experts"),
+        (
+            {"adapter": Adapter(8, 16.0, ("all-linear",)), "experts": Experts.MODULES},
+            "adapter: all-linear means experts too",
+        ),
+        ({"adapter": Adapter(8, 16.0, ("q_proj", "up_proj"))}, "adapter: the target 'up_proj' names no linear"),
         ({"adapter": Adapter(8, 16.0, ("q_proj",), base_bits=4)}, "adapter: bitsandbytes quantises linears"),
         ({"adapter": Adapter(8, 16.0, (r".*_proj",))}, "adapter: the target '.*_proj' touches experts"),
         ({"adapter": Adapter(8, 16.0, ("wq",))}, "adapter: the target 'wq' names no linear"),
@@ -216,7 +218,8 @@ def test_a_peak_that_a_hot_expert_lifts_over_the_capacity_is_too_close_to_call(t
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"adapter": "lora", "lora_r": 8, "lora_target_linear": True}, "adapter: all-linear means experts too"),
+        ({"adapter": "lora", "lora_r": 8, "lora_target_modules": ["w1", "w2"]}, "adapter: w3 is missing"),
+        ({"adapter": "lora", "lora_r": 8, "lora_target_parameters": ["wq"]}, "adapter: the parameter 'wq'"),
         ({"expert_parallel_size": 4}, "ep: bytes of experts on ranks of their own"),
         ({"optimizer": "adafactor"}, "optimizer: Adafactor's factors of stacks"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
+import yaml
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +151,88 @@ def test_layers_below_the_lowest_that_trains_are_not_in_the_backward(count, laye
     last, first = (layers_of(Part(frozen_job(model, Thawed(each)), 0)) for each in (count, -count))
     assert (last.trained, last.above) == (min(count, layers), 0)
     assert (first.trained, first.above) == (min(count, layers), layers - min(count, layers))
+
+
+NAMED = {
+    "the last two": (r"model.layers.[23].", (2, 3), False),
+    "one in the middle": ("^model.layers.1.", (1,), False),
+    "with the head": (("model.layers.[12].", "^lm_head.weight$"), (1, 2), True),
+    "with the embedding": (("model.layers.3.", "model.embed_tokens.weight$[:32]"), (3,), True),
+    "the head's name alone": (("model.layers.2.", "model.lm_head"), (2,), True),
+}
+"""Expressions of axolotl, the layers that they choose, and whether all layers are in the backward."""
+
+
+def read_by(expressions, tmp_path, model, **fields):
+    """Return the job of a file of axolotl with `unfrozen_parameters`, with the sizes of a test."""
+    file = tmp_path / "train.yaml"
+    names = [expressions] if isinstance(expressions, str) else list(expressions)
+    settings = {"base_model": "some/model", "sequence_len": 256, "micro_batch_size": 4, "learning_rate": 1e-5}
+    file.write_text(yaml.safe_dump({**settings, "bf16": True, "flash_attention": True, "unfrozen_parameters": names}))
+    job = read_job(file, Asked(devices=1, model=model))
+    assert "unfrozen_parameters" not in {note.key for note in job.not_understood}
+    return evolve(job, attention=Attention.SDPA, loss=Loss.UPCAST, optimizer="adamw-foreach-off", **fields)
+
+
+def unfreeze(module, expressions) -> None:
+    """Freeze as axolotl's freeze_layers_except and setup_model_and_tokenizer."""
+    names = [expressions] if isinstance(expressions, str) else list(expressions)
+    patterns = [re.compile(re.sub(r"\[\d*:\d*\]$", "", each).replace(".", r"\.")) for each in names]
+    for name, param in module.named_parameters():
+        param.requires_grad_(any(each.match(name) for each in patterns))
+    if any(each in name for name in names for each in ("lm_head", "embed_tokens")):
+        module.enable_input_require_grads()
+
+
+@pytest.mark.parametrize("checkpointing", list(Checkpointing)[:2])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_step_of_layers_that_expressions_choose(name, checkpointing, tmp_path) -> None:
+    model = model_with(512)
+    expressions, chosen, whole = NAMED[name]
+    job = read_by(expressions, tmp_path, model, checkpointing=checkpointing)
+    assert refusal(job) == ""
+    part = Part(job, 0)
+    assert job.thawed.chosen == chosen
+    assert layers_of(part).above == (model.layers if whole else model.layers - min(chosen)) - len(chosen)
+    module = llama(model, job.seq_len, "sdpa", torch.bfloat16, checkpointed=checkpointing is Checkpointing.FULL)
+    unfreeze(module, expressions)
+    assert sum(each.numel() for each in module.parameters() if each.requires_grad) == trained(part)
+    live = Live()
+    for each in module.parameters():
+        live.add(each)
+    optimizer = torch.optim.AdamW([each for each in module.parameters() if each.requires_grad], foreach=False)
+    steps(module, optimizer, torch.randint(0, 512, (4, 256)), live, autocast=True)
+    (rank,) = holdings(job)
+    counted = 0 if whole else 4 * 4 * 256 * (model.hidden_size + 1)  # of the lowest input, which asks for no gradient
+    assert rank.peak_bytes - counted - WORKSPACE == pytest.approx(live.peak, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("expressions", "said"),
+    [
+        ("model.layers.2[0-9]+.mlp.down_proj", "model.layers.20.mlp.down_proj.weight trains without"),
+        (("model.layers.3.", "model.norm"), "model.norm.weight trains without the rest"),
+        ("lm_head", "no layer is left to train"),
+    ],
+)
+def test_what_expressions_choose_that_is_not_counted_is_refused(expressions, said, tmp_path) -> None:
+    assert said in refusal(read_by(expressions, tmp_path, load_model("llama-3-8b")))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"unfrozen_parameters": ["(a"]}, "is no regular expression"),
+        ({"unfrozen_parameters": ["a[3:2]"]}, "has no rows"),
+        ({"unfrozen_parameters": 3}, "expressions of names are expected"),
+        ({"unfrozen_parameters": ["a"], "adapter": "lora", "lora_target_linear": True}, "would freeze the adapter"),
+    ],
+)
+def test_expressions_that_say_nothing_are_refused_by_their_setting(more, said, tmp_path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(yaml.safe_dump({"base_model": "some/model", "learning_rate": 1e-5, "micro_batch_size": 1, **more}))
+    with pytest.raises(DiagnosticError, match=said):
+        api.fit(file, devices=1, model="llama-3-8b", seq_len=64, memory=1 << 40)
 
 
 REFUSED = {
