@@ -109,9 +109,11 @@ def draw(found: dict[str, dict[str, list[tuple[int, Taken]]]], place: Path) -> N
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter, NullLocator
 
-    mpl.rcParams["svg.hashsalt"] = "growth"
-    figure, axes = plt.subplots(2, len(found), figsize=(3.2 * len(found), 5.4), squeeze=False, layout="constrained")
+    mpl.rcParams |= {"svg.hashsalt": "growth", "svg.fonttype": "none"}
+    size = (3.2 * len(found), 5.4)
+    figure, axes = plt.subplots(2, len(found), figsize=size, sharey="row", squeeze=False, layout="constrained")
     for column, (series, commands) in enumerate(found.items()):
         for name, points in commands.items():
             sizes = [size for size, _ in points]
@@ -123,6 +125,8 @@ def draw(found: dict[str, dict[str, list[tuple[int, Taken]]]], place: Path) -> N
         axes[0][column].legend(fontsize="small")
         for axis in axes[:, column]:
             axis.grid(visible=True, alpha=0.3)
+            axis.xaxis.set_minor_formatter(NullFormatter())
+            axis.yaxis.set_minor_locator(NullLocator())
     axes[0][0].set_ylabel("CPU s")
     axes[1][0].set_ylabel("peak resident MiB")
     figure.savefig(place, metadata={"Date": None})
