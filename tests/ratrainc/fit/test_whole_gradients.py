@@ -22,10 +22,11 @@ from ratrain.ratrainc.fit.holdings.whole_sums import WHOLE, kept_item
 from ratrain.ratrainc.fit.verdicts import most_bytes
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.fit.jobs import job_of, model_of
-from tests.ratrainc.fit.test_steps import Live, llama, model_with
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from tests.ratrainc.fit.test_steps import Live, llama, model_with  # noqa: E402 - after the skip, which is theirs too
+
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 RANKS = 4
 WITHIN = 0.05
