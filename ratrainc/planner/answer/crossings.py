@@ -76,7 +76,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     single = evolve(
         plan, pp=1, cuts=(), chunks=1, layout="loop", slices=(), schedule=None, micro_batches=1, mapping=mapping
     )
-    module = lower(layer_classes(model, plan.training).model, single)
+    module = lower(layer_classes(model, single).model, single)
     target = target_of(machine)
     by_kind: dict[tuple[str, str], Crossing] = {}
     for op in module.stages[0].ops:

@@ -166,11 +166,10 @@ def _way_up_from_gradients(c: Columns, columns: Numbers) -> Numbers:
     """Return the seconds of a micro-batch in the stages before each, from the lowest layer with a backward on."""
     assert c.mix is not None
     assert c.span is not None
-    passed = c.span.before[c.mix.goes_back]
+    passed = np.stack([n * back for n, back in zip(c.span.before, c.mix.goes_back, strict=True)])
     layers = passed.sum(axis=0)
-    excess = columns[EXCESS:][c.mix.goes_back] if len(columns) > EXCESS else columns[EXCESS:]
-    up: Numbers = (layers > 0) * (2 * c.message) + layers * columns[LAYER]
-    return up + sum((n * row for n, row in zip(passed, excess, strict=False)), np.zeros(1))
+    up: Numbers = (layers > 0) * (2 * c.message) + layers * columns[LAYER] + excess_sum(columns, passed)
+    return up
 
 
 def _trip(c: Columns, outside: Numbers, before: Numbers, stage: Numbers) -> Numbers:

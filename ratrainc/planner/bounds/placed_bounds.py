@@ -86,10 +86,9 @@ class PlacedMemory:
         early_held = surely_held(c, early_held)
         late_held = surely_held(c, late_held)
         back = with_backward(c, layers)
-        chunked = (c.chunks > 1).any()
         # which layers a chunk has is not known here, so they count as the least ones
-        held = np.floor(layers / c.chunks) * c.held[LAYER] if chunked else layer_sum(c, c.held, layers)
-        pass_layers = np.zeros_like(back) if chunked and back is not layers else np.floor(back / c.chunks)
+        held = np.floor(layers / c.chunks) * c.held[LAYER] if c.is_chunked else layer_sum(c, c.held, layers)
+        pass_layers = np.zeros_like(back) if c.is_chunked and back is not layers else np.floor(back / c.chunks)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
         final = own
@@ -205,7 +204,7 @@ def placed_shape_seconds(c: Columns) -> Numbers:
     m, p = c.micro_batches, c.pp
     everything = c.everything
     busy: Numbers = np.maximum(m * evenest(c, c.forward + c.backward), first_slice_there_and_back(c))
-    if c.has_halves or (c.chunks > 1).any() or c.mix is not None:
+    if c.has_halves or c.is_chunked or c.mix is not None:
         return busy
     first = c.first_forward + c.first_backward
     ratios = np.maximum((m * (c.forward + c.backward) - 2 * c.weight_half) / first, 1.0)

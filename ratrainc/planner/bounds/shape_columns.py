@@ -141,7 +141,7 @@ class Columns:
         """Return the columns for stages of some layers after some others, whose classes are then known."""
         if self.mix is None:
             return self
-        if (self.chunks > 1).any():  # a stage's layers are in several places
+        if self.is_chunked:  # a stage's layers are in several places
             return self.anywhere(layers)
         before = before.reshape((1,) * (layers.ndim - before.ndim) + before.shape)
         return self._over(Span(self.mix.first(before), self.mix.between(before, layers), exact=True))
@@ -150,9 +150,8 @@ class Columns:
         """Return the columns for stages of some layers, of any classes, after at least `before` others."""
         if self.mix is None:
             return self
-        in_a_row = not (self.chunks > 1).any()
-        own = self.mix.anywhere(layers, in_a_row=in_a_row)
-        passed = self.mix.first(before) if in_a_row and before is not None else np.zeros(len(own))
+        own = self.mix.anywhere(layers, in_a_row=not self.is_chunked)
+        passed = np.zeros(len(own)) if self.is_chunked or before is None else self.mix.first(before)
         return self._over(Span(passed, own, exact=False))
 
     def cut(self, layers: Numbers) -> Columns:
@@ -164,6 +163,11 @@ class Columns:
         if other is not None:
             other = attrs.evolve(other, whole=attrs.evolve(other.whole, span=span))
         return attrs.evolve(self, span=span, other=other)
+
+    @property
+    def is_chunked(self) -> bool:
+        """True if stages of some shape have several chunks."""
+        return bool((self.chunks > 1).any())
 
     @property
     def in_order(self) -> bool:

@@ -164,7 +164,7 @@ class PlanRequest:
             # a search that is not asked for context ranks has the fewest that may pay
             contexts_of_one=self.contexts is None,
         )
-        if not ends_train(self.model, self.setting.template.training):  # a level of their own would be of nothing
+        if not ends_train(self.model, self.setting.shaped()):  # a level of their own would be of nothing
             space = [shape for shape in space if shape.ends is None]
         return with_whole_rows(self.setting, space)
 

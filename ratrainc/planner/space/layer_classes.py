@@ -12,15 +12,16 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.model.blocks import block, block_chain, parameters, trained_parameters
+from ratrain.ratrain_ir.config.tensor_ranks import trained_model
+from ratrain.ratrain_ir.model.blocks import block, has_backward, parameters, passes_gradient_on, trains
 from ratrain.ratrainc.planner.space.units import KINDS
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.training import Training
+    from ratrain.ratrain_ir.config.plan import Plan
 
 Counts = NDArray[np.float64]
 
@@ -45,11 +46,6 @@ class LayerClasses:
         return all(self.goes_back)
 
     @property
-    def counts(self) -> Counts:
-        """Layers of each class."""
-        return self.passed[:, -1]
-
-    @property
     def passed(self) -> Counts:
         """Layers of each class among the first ones: [class, number of first layers]."""
         members = np.array(self.of_layer) == np.arange(len(self))[:, None]
@@ -65,30 +61,21 @@ class LayerClasses:
 
 
 @cache
-def layer_classes(model: ModelConfig, training: Training) -> LayerClasses:
-    """Return the classes of a model's layers under a training."""
-    trained = _trained(model, training)
-    chain = block_chain(trained)
-    lowest = next(at for at, owner in enumerate(chain) if trained_parameters(trained, owner))
-    place = {owner: at for at, owner in enumerate(chain)}
+def layer_classes(model: ModelConfig, plan: Plan) -> LayerClasses:
+    """Return the classes of a model's layers under what a plan trains."""
+    trained = trained_model(model, plan)
     numbers: dict[object, int] = {}
     of_layer = []
     for layer in range(model.layers):
         own = [block(kind, layer) for kind in KINDS["layer"]]
         held = tuple((each.weight, each.held, each.shape) for owner in own for each in parameters(trained, owner))
-        # a block's place tells if it has a backward, and if that passes a gradient on
-        back = tuple((place[owner] >= lowest, place[owner] > lowest) for owner in own)
+        back = tuple((has_backward(model, plan, owner), passes_gradient_on(model, plan, owner)) for owner in own)
         of_layer.append(numbers.setdefault((model.layer_kind(layer), held, back), len(numbers)))
     first = tuple(of_layer.index(each) for each in range(len(numbers)))
-    goes_back = tuple(place[block("mlp", layer)] >= lowest for layer in first)
+    goes_back = tuple(has_backward(model, plan, block("mlp", layer)) for layer in first)
     return LayerClasses(model.of_layers(first), tuple(of_layer), goes_back)
 
 
-def ends_train(model: ModelConfig, training: Training) -> bool:
+def ends_train(model: ModelConfig, plan: Plan) -> bool:
     """Tell whether embedding or head has parameters that train."""
-    trained = _trained(model, training)
-    return any(trained_parameters(trained, block(kind)) for kind in ("embed", "head"))
-
-
-def _trained(model: ModelConfig, training: Training) -> ModelConfig:
-    return evolve(model, training=training.in_family(model.family)) if training else model
+    return any(trains(model, plan, block(kind)) for kind in ("embed", "head"))

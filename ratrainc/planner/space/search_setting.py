@@ -33,7 +33,7 @@ class SearchSetting:
     @property
     def classes(self) -> LayerClasses:
         """Classes of the model's layers under what the template trains."""
-        return layer_classes(self.model, self.template.training)
+        return layer_classes(self.model, self.shaped())
 
     @property
     def _recovering(self) -> list[RecomputePass | JointOrderPass]:
