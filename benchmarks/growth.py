@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py                           all series; an hour on two cores
     python benchmarks/growth.py --series ops --most 1e5   one of them, up to so many ops
-    python benchmarks/growth.py -o growth.svg             and a picture (needs matplotlib)
+    python benchmarks/growth.py -o growth.png             and a picture (needs matplotlib)
 
 A row is one command in a process of its own, with `--jobs 1`: CPU seconds, and its largest resident memory. What
 comes after `verify-rtx` finds its receipt, and proves nothing again. The
@@ -14,7 +14,6 @@ are simulated once; `clusters` is the search of `plan --quick`.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -24,6 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from processes import Taken, command_cost
+
+from ratrain.ratrainc.console.pictures import blank_figure, picture_kind, write_figure
 
 SERIES = {
     "ops": (40, 128, 400, 1280, 4000, 12000),
@@ -103,17 +104,12 @@ def measured(series: str, most: float, folder: Path) -> dict[str, list[tuple[int
     return found
 
 
-def draw(found: dict[str, dict[str, list[tuple[int, Taken]]]], place: Path) -> None:
+def draw(found: dict[str, dict[str, list[tuple[int, Taken]]]], place: str) -> None:
     """Draw seconds and memory of each series, with logarithmic axes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    mpl.rcParams |= {"svg.hashsalt": "growth", "svg.fonttype": "none"}
-    size = (3.2 * len(found), 5.4)
-    figure, axes = plt.subplots(2, len(found), figsize=size, sharey="row", squeeze=False, layout="constrained")
+    figure = blank_figure(3.2 * len(found), 5.4)
+    axes = figure.subplots(2, len(found), sharey="row", squeeze=False)
     for column, (series, commands) in enumerate(found.items()):
         for name, points in commands.items():
             sizes = [size for size, _ in points]
@@ -129,7 +125,7 @@ def draw(found: dict[str, dict[str, list[tuple[int, Taken]]]], place: Path) -> N
             axis.yaxis.set_minor_locator(NullLocator())
     axes[0][0].set_ylabel("CPU s")
     axes[1][0].set_ylabel("peak resident MiB")
-    figure.savefig(place, metadata={"Date": None})
+    write_figure(figure, place)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -137,9 +133,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", default=",".join(SERIES), help="names, with commas between them")
     parser.add_argument("--most", type=float, default=math.inf, help="largest size of a series")
-    parser.add_argument("-o", "--output", type=Path, help="picture, .svg or .png")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("-o", "--output", help="picture, .svg or .png")
     chosen = parser.parse_args(arguments)
+    if chosen.output is not None:
+        picture_kind(chosen.output)  # before the work
     names = chosen.series.split(",")
     if unknown := [name for name in names if name not in SERIES]:
         parser.error(f"no series {unknown[0]}: there are {', '.join(SERIES)}")
@@ -155,14 +152,6 @@ def main(arguments: list[str] | None = None) -> None:
                 exponent(sizes, [float(t.peak_bytes) for _, t in points]),
             )
             print(f"{series:9} {name:9} " + " ".join("   -" if each is None else f"{each:4.2f}" for each in both))
-    if chosen.json is not None:
-        figures = [
-            {"series": series, "size": size, "command": name, "cpu_seconds": t.cpu, "peak_bytes": t.peak_bytes}
-            for series, commands in found.items()
-            for name, points in commands.items()
-            for size, t in points
-        ]
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     if chosen.output is not None:
         draw(found, chosen.output)
 

@@ -42,6 +42,14 @@ def picture_kind(path: str) -> str:
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     """Make a figure of this size in inches, without a window, and its empty axes."""
+    figure = blank_figure(width, height)
+    axes = figure.add_subplot()
+    axes.set_title(printable(title), parse_math=False)
+    return figure, axes
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """Make a figure of this size in inches, without a window and without axes."""
     # If the home directory cannot be written, matplotlib keeps its fonts elsewhere and prints a long warning, which is
     # of no use for one picture.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -50,9 +58,7 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(printable(title), parse_math=False)
-    return figure, axes
+    return figure
 
 
 def write_figure(figure: Figure, path: str) -> None:
