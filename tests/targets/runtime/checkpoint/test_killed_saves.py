@@ -24,7 +24,7 @@ from ratrain.targets.runtime.checkpoint import checkpoint_places
 from ratrain.targets.runtime.checkpoint.checkpoint import clear_leftovers, hold_checkpoint_place, save_checkpoint
 from ratrain.targets.runtime.checkpoint.checkpoint_series import load_latest
 from ratrain.targets.runtime.engine.processes import Processes
-from tests.targets.runtime.checkpoint.test_checkpoint import LLAMA, RUN, make_state
+from tests.targets.runtime.checkpoint.training_states import LLAMA, RUN, make_state
 
 folder, exchanging, old = Path(sys.argv[2]), sys.argv[3] == "exchange", sys.argv[4] == "old"
 place = folder / "ck"
