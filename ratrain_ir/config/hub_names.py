@@ -2,7 +2,7 @@
 
 Presets have the values of the published config.json, read as copies or in tables that cite it:
 citsjtu2020/LLM-Prof sglang/Model_Config.md (Llama 3.1 8B and 3.2 3B, Qwen 2.5 and 3), Lightning-AI/litgpt
-litgpt/config.py (Llama 3.1 70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md
+litgpt/config.py (Llama 3 and 3.1 70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md
 (Gemma 3 1B), kevinstephano/thunder_model_blocks hf_llama/llama_config.py (Llama 3.2 1B), and the defaults of
 SmolLM3Config in transformers. With experts: citsjtu2020/LLM-Prof (Qwen 3 30B), the published files themselves at
 huggingface.co of allenai/OLMoE-1B-7B-0924 (whose norm epsilon is that of OlmoeConfig) and of
@@ -29,16 +29,16 @@ class HubModel:
 
 def hub_model(name: str) -> HubModel | None:
     """Return the model of a name such as `meta-llama/Llama-2-7b-hf`, in any case; None for an unknown name."""
-    return _HUB.get(name.strip().strip("/").lower())
+    return _IN_ANY_CASE.get(name.strip().strip("/").lower())
 
 
 def hub_names(preset: str | None = None) -> list[str]:
-    """Return the names on the Hub, in lower case, that stand for a preset; all known ones for None."""
+    """Return the names on the Hub that stand for a preset; all known ones for None."""
     return [name for name, known in _HUB.items() if preset in (None, known.preset)]
 
 
 def _named(preset: str, dtype: str, *names: str) -> dict[str, HubModel]:
-    return {name.lower(): HubModel(preset, dtype) for name in names}
+    return {name: HubModel(preset, dtype) for name in names}
 
 
 _CHAT_2 = ("-hf", "-chat-hf")
@@ -57,6 +57,7 @@ _HUB: Mapping[str, HubModel] = {
     **_named("llama-2-13b", "f16", *_of(_META, "Llama-2-13b", _CHAT_2)),
     **_named("llama-2-70b", "f16", *_of(_META, "Llama-2-70b", _CHAT_2)),
     **_named("llama-3-8b", "bf16", *_of(_META, "Meta-Llama-3-8B"), *_of(_MIRRORS, "Llama-3-8B")),
+    **_named("llama-3-70b", "bf16", *_of(_META, "Meta-Llama-3-70B"), *_of(_MIRRORS, "Llama-3-70B")),
     **_named("llama-3.1-8b", "bf16", *_of(_META, "Llama-3.1-8B"), *_of(_META, "Meta-Llama-3.1-8B")),
     **_named("llama-3.1-70b", "bf16", *_of(_META, "Llama-3.1-70B"), *_of(_META, "Meta-Llama-3.1-70B")),
     **_named("llama-3.1-70b", "bf16", *_of(_META, "Llama-3.3-70B", ("-Instruct",))),
@@ -91,6 +92,7 @@ _HUB: Mapping[str, HubModel] = {
     **_named("baichuan2-7b", "bf16", "baichuan-inc/Baichuan2-7B-Base", "baichuan-inc/Baichuan2-7B-Chat"),
     **_named("baichuan2-13b", "bf16", "baichuan-inc/Baichuan2-13B-Base", "baichuan-inc/Baichuan2-13B-Chat"),
 }
-"""Models of the Hub by their names in lower case. Instruct versions share the base's shape. Types were read for Llama
+"""Models of the Hub by their names. Instruct versions share the base's shape. Types were read for Llama
 2 7B, 3.1 and 3.2, Qwen 2.5 and 3, Gemma 3, Phi 3 and models with experts (their config.json or copies); the other
 types are assumed."""
+_IN_ANY_CASE = {name.lower(): known for name, known in _HUB.items()}

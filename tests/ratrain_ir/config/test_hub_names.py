@@ -24,7 +24,7 @@ def test_a_name_on_the_hub_is_a_preset_unless_a_file_has_it(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("Qwen/Qwen2.5-7", "qwen/qwen2.5-7b"), ("somebody/gpt2", "gpt2"), ("meta/llama-2-7b", "llama-2-7b")],
+    [("Qwen/Qwen2.5-7", "Qwen/Qwen2.5-7B"), ("somebody/gpt2", "gpt2"), ("meta/llama-2-7b", "llama-2-7b")],
 )
 def test_an_unknown_name_on_the_hub_fails_with_a_near_one(name: str, near: str) -> None:
     with pytest.raises(DiagnosticError, match="none on the Hub that is known here") as caught:
