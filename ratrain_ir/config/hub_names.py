@@ -1,13 +1,13 @@
 """Presets by the names of models on the Hugging Face Hub, as settings files of other tools have them.
 
-Presets have the values of the published config.json, read as copies or in tables that cite it:
-citsjtu2020/LLM-Prof sglang/Model_Config.md (Llama 3.1 8B and 3.2 3B, Qwen 2.5 and 3), Lightning-AI/litgpt
-litgpt/config.py (Llama 3 and 3.1 70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md
-(Gemma 3 1B), kevinstephano/thunder_model_blocks hf_llama/llama_config.py (Llama 3.2 1B), and the defaults of
-SmolLM3Config in transformers. With experts: citsjtu2020/LLM-Prof (Qwen 3 30B), the published files themselves at
-huggingface.co of allenai/OLMoE-1B-7B-0924 (whose norm epsilon is that of OlmoeConfig) and of
-ibm-granite/granite-3.1-1b-a400m-base, copies with `_name_or_path` of mistralai/Mixtral-8x7B-v0.1
-(YeungNLP/firefly-mixtral-8x7b) and of Qwen/Qwen1.5-MoE-A2.7B (MaziyarPanahi/Qwen1.5-MoE-A2.7B-Wikihow).
+Presets have the values of the published config.json, read as copies or in tables that cite it: citsjtu2020/LLM-Prof
+sglang/Model_Config.md (Llama 3.1 8B and 3.2 3B, Qwen 2.5 and 3), Lightning-AI/litgpt litgpt/config.py (Llama 3 and 3.1
+70B, Qwen 2.5 1.5B, Qwen 3 1.7B, Mistral 0.3, Gemma 2), Liwink/gemma-jax models/README.md (Gemma 3 1B),
+kevinstephano/thunder_model_blocks hf_llama/llama_config.py (Llama 3.2 1B), and the defaults of SmolLM3Config in
+transformers. With experts: citsjtu2020/LLM-Prof (Qwen 3 30B), the published files themselves at huggingface.co of
+allenai/OLMoE-1B-7B-0924 (whose norm epsilon is that of OlmoeConfig) and of ibm-granite/granite-3.1-1b-a400m-base,
+copies with `_name_or_path` of mistralai/Mixtral-8x7B-v0.1 (YeungNLP/firefly-mixtral-8x7b) and of Qwen/Qwen1.5-MoE-A2.7B
+(MaziyarPanahi/Qwen1.5-MoE-A2.7B-Wikihow).
 """
 
 from __future__ import annotations
