@@ -168,4 +168,4 @@ def test_a_name_on_the_hub_stands_for_a_preset_that_is_said(
     assert main(words.format("qwen2.5-0.5b").split()) == 0
     assert said not in capsys.readouterr().err
     assert main(words.format("Qwen/Qwen2.5-0.6B").split()) == 1
-    assert "did you mean 'qwen/qwen2.5-0.5b'" in " ".join(capsys.readouterr().err.split())
+    assert "did you mean 'Qwen/Qwen2.5-0.5B'" in " ".join(capsys.readouterr().err.split())
