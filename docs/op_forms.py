@@ -89,12 +89,14 @@ MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 NORMED = "tensor-parallel ranks, where what blocks add is normed"
 OVER_HEADS = "tensor-parallel ranks, where norms are over all heads"
 CONTEXT = "context ranks"
+SHARING_HEADS = "context ranks that exchange heads"
 PEERS: dict[str, dict[str, Any]] = {
     "one tensor-parallel rank": {},
     "tensor-parallel ranks": {"tp": 2},
     NORMED: {"tp": 2},
     OVER_HEADS: {"tp": 2},
     CONTEXT: {"cp": 2},
+    SHARING_HEADS: {"cp": 2, "context_exchange": "heads"},
 }
 NORMS = {NORMED: {"norm_placement": "both"}, OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"}}
 
@@ -110,9 +112,13 @@ _TOGETHER = {
     frozenset({NORMED}): f"with {NORMED}",
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
-    frozenset({CONTEXT}): "with context ranks",
-    frozenset({"one tensor-parallel rank", CONTEXT}): "",
-    frozenset({"one tensor-parallel rank", "tensor-parallel ranks", CONTEXT}): "",
+    frozenset({CONTEXT}): "with context ranks that gather keys",
+    frozenset({SHARING_HEADS}): f"with {SHARING_HEADS}",
+    frozenset({CONTEXT, SHARING_HEADS}): "with context ranks",
+    frozenset({"one tensor-parallel rank", CONTEXT, SHARING_HEADS}): "",
+    frozenset({"one tensor-parallel rank", "tensor-parallel ranks", CONTEXT, SHARING_HEADS}): "",
+    frozenset({"one tensor-parallel rank", "tensor-parallel ranks", NORMED, CONTEXT}): "unless heads are exchanged",
+    frozenset({"one tensor-parallel rank", CONTEXT}): "unless heads are exchanged",
     frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "without context ranks",
     frozenset(PEERS) - {OVER_HEADS}: "unless tensor-parallel ranks norm queries and keys over all heads",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",

@@ -29,33 +29,26 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
+from ratrain.ratrain_ir.attention_lowering import AttentionLowering
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     has_backward,
     next_block,
     passes_gradient_on,
-    previous_block,
     ties_gradients,
     trains,
 )
 from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
-    gathers_within_step,
     is_sharded,
     keeps_view,
     parts_view,
     reduces_each_micro_batch,
-    shares_frozen,
 )
 from ratrain.ratrain_ir.model.slots import (
-    HEADS_SLOTS,
     PRODUCTS,
-    SQUARES,
-    computed_type,
-    half_slots,
-    shares_rows,
     slots_behind_heads,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import is_parallel_mlp, source_block, sum_block
@@ -69,41 +62,32 @@ from ratrain.ratrain_ir.ops.base import (
     Piece,
     Quantity,
     piece_fields,
-    piece_name,
 )
 from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
     AllReduceScalar,
     CombineLoss,
-    GatherKeys,
-    GatherRows,
-    ReduceKeys,
     ReduceRows,
     ReduceScatter,
-    ReduceSums,
 )
 from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
     AddBranchBackward,
     Backward,
-    BackwardHeads,
     Forward,
     LoadInput,
-    Project,
     ScaleUpdate,
     Update,
 )
 from ratrain.ratrain_ir.ops.messages import Recv, Send
-from ratrain.ratrain_ir.ops.roles import view_roles
-from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.repeated_passes import PATTERN, RepeatedPasses
-from ratrain.ratrain_ir.stage_tensors import StageTensors
 from ratrain.ratrain_ir.topology import topology_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:
@@ -118,7 +102,7 @@ def lower(model: ModelConfig, plan: Plan) -> Module:
 
 
 @define
-class _StageLowering(StageTensors):
+class _StageLowering(AttentionLowering):
     """Builder of one stage's ops.
 
     Methods that return a tensor may first emit the op that makes it, such as a gather. So call them before the op that
@@ -165,56 +149,6 @@ class _StageLowering(StageTensors):
         ends = blocks[-1].kind == "head" or any(trains(model, plan, each) for each in blocks)
         return plan.has_dynamic_scale or ends or bool(routes)
 
-    def emit(self, op: Op) -> None:
-        self.stage.ops.append(op)
-
-    def views(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
-        """Return the parameters that a block reads in a phase: its view, if any of it trains, then frozen ones.
-
-        They are carried, or gathered for this piece and phase: by one op, for all reads of a block by a piece in a
-        phase.
-        """
-        views, gathered = [], []
-        for role in view_roles(self.model, self.plan, block):
-            is_view = role.name == "w"
-            within = gathers_within_step(self.plan, block) if is_view else shares_frozen(self.plan, block)
-            if not within:
-                views.append(self.named(f"{role.name}.{block}"))
-                continue
-            name = f"{role.name}.{block}.{piece_name(piece)}.{phase.value}"
-            if name not in self.stage.tensors:
-                part = f"{role.name}s" if not is_view else "v" if parts_view(self.plan, block) else "p"
-                gathered.append((self.named(f"{part}.{block}"), self.stage.add(Tensor(name, role.kind, role.type))))
-            views.append(self.named(name))
-        if gathered:
-            parts, wholes = zip(*gathered, strict=True)
-            self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=parts, writes=wholes))
-        return tuple(views)
-
-    def read_activation(self, block: Block, piece: Piece, *, phase: Phase | None = None) -> Tensor:
-        """Return an activation with all its rows; gather them from the tensor-parallel ranks if these share them.
-
-        With a phase: the input of `block`, as the block reads it. Without: the gradient of that input, as the backward
-        of the block before reads it.
-        """
-        gradient = phase is None
-        before = previous_block(block, self.model) if gradient else None
-        # With a post-norm the block before starts from the gradient of its own output, not from that of the stream.
-        if before is not None and self.adds_apart(before):
-            what, own = f"dbranch_whole.{before}", self.branch_gradient(before, piece)
-        else:
-            what, own = f"{'dx' if gradient else 'x'}_whole.{block}", self.activation(block, piece, gradient=gradient)
-        if not shares_rows(self.plan):
-            return own
-        name = f"{what}.{piece_name(piece)}{f'.{phase.value}' if phase else ''}"
-        if name in self.stage.tensors:  # parallel attention and mlp read the same rows: gathered for the other one
-            return self.named(name)
-        whole = self.tensor(StateKind.ACTIVATION, name, computed_type(self.model, self.plan_of(piece), block))
-        payload = Payload.GRADIENT if gradient else Payload.ACTIVATION
-        fields = {"payload": payload, "block": block, **piece_fields(piece), "phase": phase}
-        self.emit(GatherRows(**fields, reads=(own,), writes=(whole,)))
-        return whole
-
     def add_branch(self, block: Block, piece: Piece) -> None:
         """Emit the sum of a block's partial outputs, then the op that norms it and adds it to the residual stream."""
         branch, *statistics = self.branch(block, piece)
@@ -246,76 +180,6 @@ class _StageLowering(StageTensors):
         result = self.activation(block, piece, gradient=gradient)
         fields = {"payload": payload, "block": block, **piece_fields(piece)}
         self.emit(ReduceRows(**fields, reads=(part, *stream), writes=(result,)))
-
-    def reduce_sums(self, block: Block, piece: Piece, name: str, payload: Payload) -> None:
-        """Emit the sum of the ranks' parts of the sums over each row."""
-        reads, writes = (self.part_of_sums(block, piece, name),), self.row_sums(block, piece, name)
-        self.emit(ReduceSums(payload=payload, block=block, **piece_fields(piece), reads=reads, writes=writes))
-
-    def project_for_context(self, block: Block, piece: Piece) -> None:
-        """Emit the projection of queries, keys and values, and the gather of the latter two over context ranks."""
-        made = self.made_by_project(block, piece)
-        source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
-        reads = (source, *self.views(block, piece, Phase.FORWARD), *self.documents(block, piece))
-        self.emit(Project(block=block, **piece_fields(piece), reads=reads, writes=made))
-        self.gather_keys(block, piece, Phase.FORWARD)
-
-    def gather_keys(self, block: Block, piece: Piece, phase: Phase) -> None:
-        """Emit the gather of keys and values over context ranks for a pass."""
-        reads, writes = self.made_by_project(block, piece)[1:3], self.whole_keys(block, piece, phase)
-        self.emit(GatherKeys(block=block, **piece_fields(piece), phase=phase, reads=reads, writes=writes))
-
-    def backward_heads_of_context(self, block: Block, piece: Piece) -> None:
-        """Emit attention's backward down to queries and parts of keys and values, and the sum of these parts."""
-        for each in (*self.seen(block, piece), piece):
-            if self.begins(piece, each):
-                self.gather_keys(block, each, Phase.BACKWARD)
-        reads = (*self.read_by_heads(block, piece), *self.documents(block, piece))
-        reads += self.seen_whole_keys(block, piece, Phase.BACKWARD)
-        queries, *keys = self.head_gradients(block, piece)
-        begun, added = (self.seen_key_parts(block, piece, first=first) for first in (True, False))
-        fields = piece_fields(piece)
-        self.emit(BackwardHeads(block=block, **fields, reads=reads, writes=(queries, *begun), updates=added))
-        self.emit(ReduceKeys(block=block, **fields, reads=self.key_parts(block, piece), writes=tuple(keys)))
-
-    def read_by_heads(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return what `backward_heads` reads of its block: the gradient of the output, saved slots and parameters."""
-        names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
-        saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
-        dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
-        # The backward proper reads these rows. Gathered here, they arrive while this op runs; recovery, which is
-        # placed before this op, can read them too.
-        self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
-        return (dy, *saved, *self.views(block, piece, Phase.BACKWARD))
-
-    def project(self, block: Block, piece: Piece) -> None:
-        """Emit the projection of queries, keys and values, and the sums over ranks that their norms take."""
-        if self.made_by_project(block, piece):
-            self.project_for_context(block, piece)
-        elif projected := self.projected(block, piece):
-            source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
-            writes = (self.part_of_sums(block, piece, SQUARES), *projected)
-            reads = (source, *self.views(block, piece, Phase.FORWARD))
-            self.emit(Project(block=block, **piece_fields(piece), reads=reads, writes=writes))
-            self.reduce_sums(block, piece, SQUARES, Payload.ACTIVATION)
-
-    def backward_heads(self, block: Block, piece: Piece) -> None:
-        """Emit attention's backward down to normed queries and keys, and the sums over ranks that their norms take.
-
-        Nothing is emitted for a block whose query and key norms are not over all tensor-parallel ranks, unless context
-        ranks share its keys.
-        """
-        if self.head_gradients(block, piece):
-            self.backward_heads_of_context(block, piece)
-            return
-        if not (gradients := self.normed_gradients(block, piece)):
-            return
-        others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
-        begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
-        reads = (*self.read_by_heads(block, piece), *others)
-        writes = (self.part_of_sums(block, piece, PRODUCTS), *gradients, *begun)
-        self.emit(BackwardHeads(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=added))
-        self.reduce_sums(block, piece, PRODUCTS, Payload.GRADIENT)
 
     def into(self, chunk: int) -> int | None:
         """Return the `chunk` field of a message into a chunk; None if each stage holds one chunk."""
@@ -383,27 +247,6 @@ class _StageLowering(StageTensors):
         branch = self.branch_part(block, piece)
         reads = (source, *views, *self.documents(block, piece), *self.seen_keys(block, piece), *branch)
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
-
-    def forward_of_heads(self, block: Block, piece: Piece, projected: tuple[Tensor, ...]) -> Forward:
-        """Build the forward of an attention from projected queries, keys and values and their norms' sums."""
-        made = (*projected, *self.row_sums(block, piece, SQUARES))
-        views = self.views(block, piece, Phase.FORWARD)
-        reads = (*views, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
-        kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
-        output = self.written_activation(next_block(self.model, block), piece)
-        return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
-
-    def forward_of_context(self, block: Block, piece: Piece, made: tuple[Tensor, ...]) -> Forward:
-        """Build the forward of an attention from projected queries, and keys and values of all context ranks."""
-        # tensor-parallel ranks add the input where they sum their parts
-        source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
-        stream = (source,) if self.plan.tp == 1 else ()
-        views = self.views(block, piece, Phase.FORWARD)
-        reads = (*stream, *views, *self.documents(block, piece), made[0])
-        reads += self.seen_whole_keys(block, piece, Phase.FORWARD)
-        kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
-        output = self.written_activation(next_block(self.model, block), piece)
-        return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
 
     def with_loss(
         self, saved: tuple[Tensor, ...], loss: Tensor, piece: Piece

@@ -8,12 +8,12 @@ backward, `b` branch (post-norm).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from attrs import define
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     Block,
@@ -31,6 +31,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     shares_frozen,
     view_shard_elements,
 )
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     SQUARES,
@@ -61,6 +62,9 @@ from ratrain.ratrain_ir.ops.base import Part, Phase, Piece, Slice, piece_name
 from ratrain.ratrain_ir.ops.roles import frozen_part_roles, frozen_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.topology import Topology
+
+SlotsOf = Callable[[ModelConfig, Plan, Block], tuple[Slot, ...]]
+"""Lister of some slots of a block."""
 
 
 @define
@@ -220,6 +224,10 @@ class StageTensors:
         """Return keys and values of all context ranks, as a pass reads them; empty without such ranks."""
         slots = whole_key_slots(self.model, self.plan_of(piece), block)
         return self.slots(block, piece, slots, f"{phase.value}_keys")
+
+    def of_heads(self, block: Block, piece: Piece, of: SlotsOf) -> tuple[Tensor, ...]:
+        """Return the tensors of slots that context ranks exchange heads for; `of` lists them; empty if they do not."""
+        return self.slots(block, piece, of(self.model, self.plan_of(piece), block), "h")
 
     def seen_whole_keys(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
         """Return keys and values of all context ranks, of the earlier slices that a slice sees and of its own."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     INPUT_HALF_SLOTS,
     SPLIT_KINDS,

@@ -36,7 +36,7 @@ from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Pros
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import Donor, LayerChoice
 from ratrain.passes.trial.trial import Trials
-from ratrain.ratrain_ir.config.plan import slice_plan
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.messages import PeerOffload
 

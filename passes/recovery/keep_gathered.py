@@ -27,7 +27,8 @@ from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase
-from ratrain.ratrain_ir.ops.collectives import GatherKeys, GatherRows
+from ratrain.ratrain_ir.ops.collectives import GatherRows
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.tensor import Tensor
 

@@ -52,9 +52,9 @@ from ratrain.passes.recovery.rewriting import (
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import Slot, kept_in_forward, saved_slots
 from ratrain.ratrain_ir.ops.base import Engine, Piece
 from ratrain.ratrain_ir.ops.compute import Forward, Project

@@ -29,8 +29,9 @@ from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SQUARES, WHOLE_KEYS, place_in_attention
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
-from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows, ReduceRows
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceRows
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -282,6 +283,8 @@ class Rewriting:
         """Return a `project` op whose dropped results end with the forward."""
         piece = piece_of(op)
         dropped = [tensor for tensor in self.dropped(op.block, piece, choice) if tensor in op.writes]
+        if reads_output(self.forwards[op.block, piece]):  # what leaves for the exchange of heads is no saved slot
+            return _made((attrs.evolve(op, writes=tuple(t for t in op.writes if t not in dropped)),))
         if self.whole_keys:  # context ranks: the forward reads queries alone
             writes = tuple(t for t in op.writes if t not in dropped or t.slot == "q")
             op, dropped = attrs.evolve(op, writes=writes), [t for t in dropped if t.slot == "q"]
@@ -309,7 +312,9 @@ class Rewriting:
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
         # Keys and values that context ranks gather again are needed whatever is recomputed.
         gathered = KEY_SLOTS if (block, m) in self.whole_keys else ()
-        always = (*lean, *gathered)
+        # The heads' output comes from an exchange.
+        exchanged = ("o",) if reads_output(self.forwards[block, m]) else ()
+        always = (*lean, *gathered, *exchanged)
         return tuple(t for t in self.saved(block, m) if t.slot not in always and t not in self.seen_later)
 
     def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
@@ -344,7 +349,8 @@ class Rewriting:
         again = self.again(f"r.{op.block}", m, source)
         attention.writes = (*attention.writes, again)
         keys = self.whole_keys.get((attention_block, m), ())
-        attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m], keys=keys)
+        project = self.projects.get((attention_block, m))
+        attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m], project, keys)
         mlp = self.recompute(op.block, m, choice)
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
@@ -458,14 +464,20 @@ _OPERANDS = attrgetter("operands")
 
 
 def made_before(forward: Forward, project: Project | None) -> Tensors:
-    """Return the saved slots of a block that exist before its forward: results of `project`, and sums over ranks.
+    """Return the saved slots of a block that exist before its forward: results of `project`, and of exchanges.
 
-    Empty if the block has no `project` op.
+    These are sums over ranks, or the output of heads. Empty if the block has no `project` op.
     """
     if project is None:
         return ()
-    projected = tuple(t for t in project.writes if t.kind is StateKind.SAVED)
-    return (*projected, *(t for t in forward.reads if t.slot == SQUARES))
+    leaving = ("q", *KEY_SLOTS) if reads_output(forward) else ()
+    projected = tuple(t for t in project.writes if t.kind is StateKind.SAVED and t.slot not in leaving)
+    return (*projected, *(t for t in forward.reads if t.slot in (SQUARES, "o")))
+
+
+def reads_output(forward: Forward) -> bool:
+    """Tell whether an attention's forward reads the heads' output, for which context ranks exchange heads."""
+    return any(tensor.slot == "o" for tensor in forward.reads)
 
 
 def whole_keys_of(op: Op) -> Tensors:
@@ -490,7 +502,8 @@ def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None =
     If it computes attention again, the keys and values of earlier slices are added too, or `keys` of context ranks.
     """
     seen = keys or _of_other_slices(forward, project)
-    documents = tuple(t for t in forward.reads if t.kind is StateKind.INPUT and forward.block.kind == "attention")
+    attention = project if project is not None and reads_output(forward) else forward
+    documents = tuple(t for t in attention.reads if t.kind is StateKind.INPUT and forward.block.kind == "attention")
     own = tuple(t for t in op.reads if t not in seen and t not in documents)
     return (*own, *documents, *seen) if attends(op) else (*own, *documents)
 
@@ -521,6 +534,6 @@ def in_slot_order(slots: Tensors) -> Tensors:
     of adapters (`..._low`) keep their order, and statistics of norms come last.
     """
     names = [tensor.slot for tensor in slots]
-    if "lse" not in names or SQUARES in names:
+    if "o" not in names or "probs" in names or SQUARES in names:
         return slots
     return tuple(sorted(slots, key=lambda tensor: place_in_attention(tensor.slot)))

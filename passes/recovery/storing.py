@@ -25,8 +25,8 @@ from attrs import frozen
 
 from ratrain.passes.recovery.rewriting import Donor, KeptHome, made_before
 from ratrain.ratrain_ir.config.types import Home, StateKind
-from ratrain.ratrain_ir.ops.base import Op, Piece, piece_fields
-from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, gathers_again, repeats_sum
+from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_fields
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, repeats_sum
 from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
     AddBranchBackward,
@@ -39,6 +39,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Recompute,
     Release,
 )
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward, GatherHeads, gathers_again
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
@@ -48,10 +49,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
     from ratrain.passes.trial.trial import Trials
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Stage
 
 
-_OF_BACKWARD = (Recompute, Backward, BackwardHeads, BackwardInput, BackwardWeight, AddBranchBackward)
+_OF_BACKWARD = (
+    Recompute,
+    Backward,
+    BackwardHeads,
+    BackwardInput,
+    BackwardWeight,
+    AddBranchBackward,
+    AttendBackward,
+)
 """Ops that use what a forward keeps."""
 _OF_PEERS = (*TENSOR_OPS, AddBranch)
 """Ops of tensor parallelism right after a forward, which use what the forward has used."""
@@ -111,12 +121,17 @@ def _kept(stage: Stage) -> list[_Kept]:
     """
     forwards = {position: op for position, op in enumerate(stage.ops) if type(op) is Forward}
     projects = {(op.block, piece_of(op)): op for op in stage.ops if type(op) is Project}
+    shared: dict[tuple[Block, Piece], list[Tensor]] = {}
+    for op in stage.ops:  # what context ranks' heads take and make of all tokens
+        if type(op) is Attend or (type(op) is GatherHeads and op.payload is Payload.ACTIVATION):
+            shared.setdefault((op.block, piece_of(op)), []).extend(op.writes)
     mine: dict[Tensor, int] = {}
     for position, forward in forwards.items():
         project = projects.get((forward.block, piece_of(forward)))
         source = (project or forward).reads[0]
         # The embedding's input are tokens, which the step holds anyway.
         made = (*made_before(forward, project), *(each for each in forward.writes if each.kind is StateKind.SAVED))
+        made = (*made, *shared.get((forward.block, piece_of(forward)), ()))
         mine |= dict.fromkeys(made if forward.block.kind == "embed" else (*made, source), position)
     later: set[Tensor] = set()
     free = {position: position for position in forwards}

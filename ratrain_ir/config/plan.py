@@ -7,15 +7,17 @@ A field is declared once, here: its type and default, its section in a plan's fi
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, fields, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS, F32_SUMS, HALF_RUN, HALF_RUNS
 from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan_keys import (
+    CONTEXT_EXCHANGES,
     CONTEXT_LAYOUTS,
+    OF_HEADS,
+    OF_KEYS,
     ZIGZAG,
     flag,
     integer,
@@ -168,6 +170,18 @@ class Plan:
         ),
     )
     """Tokens of a context rank: one of `CONTEXT_LAYOUTS`."""
+    context_exchange: str = field(
+        default=OF_KEYS,
+        metadata=key(
+            "parallel",
+            "what context ranks exchange for attention: `keys` of all tokens; or `heads`, so that each rank attends "
+            "with a share of the heads over all tokens",
+            word(CONTEXT_EXCHANGES),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.context_exchange == OF_KEYS,
+        ),
+    )
+    """Form of attention over context ranks: one of `CONTEXT_EXCHANGES`."""
     head_chunk: int = field(
         default=DEFAULT_HEAD_CHUNK,
         metadata=key(
@@ -462,6 +476,16 @@ class Plan:
         return self.micro_batch_size * max(self.slices or (self.seq_len,)) // self.cp
 
     @property
+    def exchanges_keys(self) -> bool:
+        """Tell whether context ranks gather keys and values for attention."""
+        return self.cp > 1 and self.context_exchange == OF_KEYS
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Tell whether context ranks exchange their tokens of all heads for all tokens of some heads."""
+        return self.cp > 1 and self.context_exchange == OF_HEADS
+
+    @property
     def context_runs(self) -> int:
         """Runs of tokens that a context rank has of each sequence (`model/context_rows.py`)."""
         return runs_of_context(self.cp, self.context_layout) // self.cp
@@ -557,40 +581,6 @@ class Plan:
     def to_fields(self) -> dict[str, Value]:
         """Return the plan as flat `field = value`, the optimizer's included, as in the header of the IR text."""
         return table_of(type(self)).header(self)
-
-
-@frozen(cache_hash=True)
-class SlicePlan(Plan):
-    """Plan of one slice of every sequence: `seq_len` is the slice's, and there are no slices."""
-
-    parent: Plan = field(kw_only=True)
-    """plan of whole sequences"""
-    index: int = field(kw_only=True)
-    """number of the slice"""
-
-    @property
-    def whole(self) -> Plan:
-        """Plan of whole micro-batches."""
-        return self.parent
-
-    @property
-    def first_position(self) -> int:
-        """Position in its sequence at which the slice begins."""
-        return sum(self.parent.slices[: self.index])
-
-
-@cache
-def slice_plan(plan: Plan, index: int | None) -> Plan:
-    """Return the plan of one slice; `plan` itself for None, if it has no slices.
-
-    Raises IndexError if the plan has no such slice, or has slices and `index` is None.
-    """
-    if index is None and not plan.slices:
-        return plan
-    if index is None or not 0 <= index < len(plan.slices):
-        raise IndexError(f"the plan has {len(plan.slices)} slices")
-    values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
-    return SlicePlan(**{**values, "seq_len": plan.slices[index], "slices": ()}, parent=plan, index=index)
 
 
 KEYS = table_of(Plan)

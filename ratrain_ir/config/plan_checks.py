@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
-from ratrain.ratrain_ir.config.plan_keys import ZIGZAG, runs_of_context
+from ratrain.ratrain_ir.config.plan_keys import OF_KEYS, ZIGZAG, runs_of_context
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
-from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems
+from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems, rank_model, shares_heads
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
@@ -176,13 +176,16 @@ def _check_tensor_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | No
 
 def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
     """Check that context ranks can share out every sequence."""
-    if not reader.good("cp", "context_layout", "seq_len", "slices"):
+    if not reader.good("cp", "context_layout", "context_exchange", "seq_len", "slices"):
         return
     if plan.cp == 1:
-        if plan.context_layout != ZIGZAG:
-            text = f'context_layout = "{plan.context_layout}" changes nothing with one context rank (cp = 1)'
-            reader.contradiction("RT064", "context_layout", text, help="leave it out, or use cp = 2 or more")
+        for name, default in (("context_layout", ZIGZAG), ("context_exchange", OF_KEYS)):
+            if getattr(plan, name) != default:
+                text = f'{name} = "{getattr(plan, name)}" changes nothing with one context rank (cp = 1)'
+                reader.contradiction("RT064", name, text, help="leave it out, or use cp = 2 or more")
         return
+    if plan.exchanges_heads:
+        _check_exchanged_heads(reader, plan, model)
     runs = runs_of_context(plan.cp, plan.context_layout)
     lengths = [("a slice", "slices", length) for length in plan.slices] or [("a sequence", "seq_len", plan.seq_len)]
     if short := next((each for each in lengths if each[2] % runs), None):
@@ -200,6 +203,24 @@ def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | N
         if reader.good(name) and getattr(plan.router, name):
             text = f"{name} is taken of whole micro-batches, which context ranks share out"
             reader.contradiction("RT064", name, text, help="leave it out, or use cp = 1")
+
+
+def _check_exchanged_heads(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Check that context ranks can share out the heads of a rank, and that attention needs nothing else of a rank."""
+    if plan.slices:
+        text = 'with context_exchange = "heads" a rank attends over whole sequences, which slices cut'
+        reader.contradiction("RT064", "slices", text, help='leave them out, or use context_exchange = "keys"')
+    if model is None or not reader.good("tp"):
+        return
+    own, way_out = rank_model(model, plan), 'use context_exchange = "keys"'
+    if not shares_heads(own, plan.cp):
+        fits = [number for number in range(2, own.heads + 1) if shares_heads(own, number)]
+        text = f"{plan.cp} context ranks do not share out {own.heads} heads, {own.kv_heads} of keys, evenly"
+        other = f'use cp = {" or ".join(map(str, fits))}, or context_exchange = "keys"' if fits else way_out
+        reader.contradiction("RT064", "context_exchange", text, help=other)
+    if model.position == "alibi":
+        text = f"{model.name} has a slope of its own for each head (ALiBi), so that ranks would run other kernels"
+        reader.contradiction("RT064", "context_exchange", text, help=way_out)
 
 
 def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:

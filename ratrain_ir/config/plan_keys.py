@@ -26,6 +26,10 @@ ZIGZAG = "zigzag"
 CONTIGUOUS = "contiguous"
 CONTEXT_LAYOUTS = (ZIGZAG, CONTIGUOUS)
 
+OF_KEYS = "keys"
+OF_HEADS = "heads"
+CONTEXT_EXCHANGES = (OF_KEYS, OF_HEADS)
+
 
 def runs_of_context(cp: int, layout: str) -> int:
     """Return the equal runs that context ranks cut a sequence, or a slice of it, into."""

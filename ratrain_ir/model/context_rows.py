@@ -71,6 +71,28 @@ def held_runs(plan: Plan, window: int | None, rank: int) -> tuple[int | None, ..
     return tuple(run if run >= 0 else None for last in own for run in range(last - reach, last + 1))
 
 
+class SharedRows(NamedTuple):
+    """Tokens of one sequence that a context rank holds as neighbouring rows."""
+
+    own: slice
+    """rows of the rank's tensors"""
+    whole: slice
+    """rows of a tensor of all tokens, one sequence after the other"""
+
+
+@cache
+def shared_rows(plan: Plan, rank: int) -> tuple[SharedRows, ...]:
+    """Return where the rows of a rank's tensors lie in a tensor of all tokens of a micro-batch; no slices."""
+    length, sequences = run_length(plan), plan.micro_batch_size
+    found = []
+    for number in range(plan.context_runs):
+        for sequence in range(sequences):
+            own = (number * sequences + sequence) * length
+            whole = sequence * plan.seq_len + run_of(plan, rank, number) * length
+            found.append(SharedRows(slice(own, own + length), slice(whole, whole + length)))
+    return tuple(found)
+
+
 class HeldRun(NamedTuple):
     """Rows of one rank's gathered keys that hold a run of another rank, or its own."""
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
-from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks, rank_model
+from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, copies_of_keys, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
 from ratrain.ratrain_ir.model.context_rows import held_runs
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -77,6 +77,8 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     branch = () if adds_branches_apart(model, plan) else branch_slots(model, plan)
     if block.kind == "attention":
         widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}
+        if plan.exchanges_heads:  # `project` leaves the others for an exchange alone
+            widths = {"o": model.q_size}
         first = (*projected_slots(whole, plan, block), *row_sum_slots(whole, plan, block, SQUARES))
         if first:  # `first` has `v` already
             del widths["v"]
@@ -84,7 +86,7 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
             *_normed_slots(model, plan),
             *(first or _projected_slots(model, plan)),
             *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
-            *_softmax_slots(whole, plan),
+            *(() if plan.exchanges_heads else _softmax_slots(whole, plan)),
             *_low_slots(model, plan, block),
             *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
@@ -195,20 +197,22 @@ def place_in_attention(name: str) -> int:
 
 
 def made_by_project(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return what `project` makes before context ranks gather keys: queries, keys, values, then earlier saved slots.
+    """Return what `project` makes before context ranks exchange: queries, keys, values, then earlier saved slots.
 
     Nothing for other blocks, and without context ranks.
     """
     if block.kind != "attention" or plan.cp == 1:
         return ()
-    first = {slot.name: slot for slot in forward_slots(model, plan, block)}
-    saved = [slot for slot in saved_slots(model, plan, block) if slot.name not in (*_BEHIND_KEYS, "q", *KEY_SLOTS)]
-    return (*(first[name] for name in ("q", *KEY_SLOTS)), *saved)
+    own, rows = rank_model(model, plan), tokens_per_micro_batch(plan)
+    widths = {"q": own.q_size, "k": own.kv_size, "v": own.kv_size}
+    first = [Slot(name, tensor_type(Dtype(plan.view_dtype), (rows, width))) for name, width in widths.items()]
+    saved = [slot for slot in saved_slots(model, plan, block) if slot.name not in (*_BEHIND_KEYS, *widths)]
+    return (*first, *saved)
 
 
 def whole_key_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return the slots of gathered keys and values, as `held_runs` orders them; nothing without context ranks."""
-    if block.kind != "attention" or plan.cp == 1:
+    """Return the slots of gathered keys and values, as `held_runs` orders them; nothing unless ranks gather them."""
+    if block.kind != "attention" or not plan.exchanges_keys:
         return ()
     assert block.layer is not None
     width = rank_model(model, plan).kv_size
@@ -226,10 +230,72 @@ def key_part_types(model: ModelConfig, plan: Plan, block: Block) -> dict[str, Te
 def head_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the slots of the gradients of queries, keys and values, as they enter the softmax; for context ranks.
 
-    `backward_heads` makes that of queries, `reduce_keys` the others.
+    `backward_heads` makes that of queries, `reduce_keys` the others; or `return_heads` all of them.
     """
     made = made_by_project(model, plan, block)
     return tuple(Slot(name, slot.type) for name, slot in zip(("dq_out", *KEY_GRADIENTS), made, strict=False))
+
+
+HEADS = ("q_heads", "k_heads", "v_heads")
+"""Queries, keys and values of all tokens, of a context rank's share of the heads."""
+
+STARTS = "starts"
+"""Starts of documents of all tokens of a micro-batch, in the order of positions."""
+
+SHARED_BY_OWN = {"q": "q_heads", "k": "k_heads", "v": "v_heads", "documents": STARTS, "o": "o_heads"} | {
+    "do_out": "do_heads",
+    "dq_out": "dq_heads",
+    "dk_out": "dk_heads",
+    "dv_out": "dv_heads",
+}
+"""Tensors of all tokens of a share of the heads, by those of a rank's tokens of all heads with which they exchange."""
+
+OUTPUT_GRADIENT = "do_out"
+"""Gradient of the heads' output, which `backward_heads` leaves for an exchange of heads."""
+
+
+def shared_head_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return what `gather_heads` makes for attention: queries, keys, values, and starts of documents if it reads them.
+
+    Rows are those of a whole micro-batch, one sequence after the other. Nothing unless context ranks exchange heads.
+    """
+    if block.kind != "attention" or not plan.exchanges_heads:
+        return ()
+    widths, rows = _shared_widths(model, plan), plan.cp * tokens_per_micro_batch(plan)
+    of = {name: tensor_type(Dtype(plan.view_dtype), (rows, widths[name])) for name in HEADS}
+    if reads_documents(model, plan, block):
+        of[STARTS] = tensor_type(Dtype.I32, (rows,))
+    return tuple(Slot(name, type_) for name, type_ in of.items())
+
+
+def attended_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return what `attend` makes of them: the output of the rank's heads, and its log-sum-exp of each query."""
+    if block.kind != "attention" or not plan.exchanges_heads:
+        return ()
+    width, rows = _shared_widths(model, plan)["q_heads"], plan.cp * tokens_per_micro_batch(plan)
+    output = Slot("o_heads", tensor_type(Dtype(plan.view_dtype), (rows, width)))
+    heads = rank_model(model, plan).heads // plan.cp
+    return output, Slot("lse_heads", tensor_type(Dtype.F32, (heads, rows)))
+
+
+def output_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return the gradient of the heads' output, of own tokens and all heads, then of all tokens and own heads."""
+    if not (made := attended_slots(model, plan, block)):
+        return ()
+    (own,) = (slot for slot in forward_slots(model, plan, block) if slot.name == "o")
+    return Slot(OUTPUT_GRADIENT, own.type), Slot("do_heads", made[0].type)
+
+
+def shared_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
+    """Return the gradients of `HEADS`, which `attend_backward` makes."""
+    slots = shared_head_slots(model, plan, block)
+    return tuple(Slot(f"d{slot.name}", slot.type) for slot in slots if slot.name in HEADS)
+
+
+def _shared_widths(model: ModelConfig, plan: Plan) -> dict[str, int]:
+    own = rank_model(model, plan)
+    keys = own.kv_size * copies_of_keys(own, plan.cp) // plan.cp
+    return dict(zip(HEADS, (own.q_size // plan.cp, keys, keys), strict=True))
 
 
 def row_sum_slots(model: ModelConfig, plan: Plan, block: Block, name: str) -> tuple[Slot, ...]:
@@ -301,7 +367,7 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
     """Return the names of a block's slots that a half of its split backward reads; `read` is a table above."""
     names = [slot.name for slot in saved_slots(model, plan, block)]
     if plan.cp > 1 and block.kind == "attention":
-        return _half_slots_behind_keys(names, read)
+        return _half_slots_behind_keys(plan, names, read)
     through_heads = read is HEADS_SLOTS or (read is INPUT_HALF_SLOTS and not projected_slots(model, plan, block))
     if through_heads and plan.attention != "fused" and "o" in names:
         # The softmax gradient subtracts each row's mean of the probabilities' gradient. Whole probabilities give it
@@ -314,13 +380,14 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
     return tuple(name for name in names if name in read[block.kind])
 
 
-def _half_slots_behind_keys(names: list[str], read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _half_slots_behind_keys(plan: Plan, names: list[str], read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return a half's slots where `backward_heads` has done the part through the scores, for context ranks.
 
-    That op reads keys and values of all ranks instead of its own.
+    That op reads keys and values of all ranks instead of its own; or where ranks exchange heads, nothing of them.
     """
+    without = ("o_low",) if plan.exchanges_keys else ("o_low", "o")
     if read is HEADS_SLOTS:
-        return tuple(name for name in names if name in ("q", *_BEHIND_KEYS) and name != "o_low")
+        return tuple(name for name in names if name in ("q", *_BEHIND_KEYS) and name not in without)
     through = ("q", *KEY_SLOTS, "lse") + (("o",) if read is INPUT_HALF_SLOTS else ())
     return tuple(name for name in names if name in read["attention"] and name not in through)
 
@@ -446,11 +513,11 @@ def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
 def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, ...]:
     """Return the saved slots that a forward must keep, whatever is recomputed.
 
-    These are keys and values that later slices see (`plan` is the slice's plan), or that context ranks gather; and sums
-    over tensor-parallel ranks.
+    These are keys and values that later slices see (`plan` is the slice's plan), or that context ranks gather; the
+    heads' output where context ranks exchange heads; and sums over tensor-parallel ranks.
     """
     if block.kind == "attention" and plan.cp > 1:
-        return KEY_SLOTS
+        return KEY_SLOTS if plan.exchanges_keys else ("o",)
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     return (*KEY_SLOTS, *sums) if block.kind == "attention" and last_viewer(model, plan) is not None else sums
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard, final, get_args
 
 from attrs import define
 
-from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block, trains
@@ -17,9 +16,6 @@ from ratrain.ratrain_ir.model.slots import (
     SQUARES,
     branch_slots,
     computed_type,
-    head_gradient_slots,
-    last_viewer,
-    made_by_project,
     row_sum_slots,
     shares_rows,
 )
@@ -36,6 +32,7 @@ from ratrain.ratrain_ir.ops.base import (
     WorkGroup,
     phase_field,
 )
+from ratrain.ratrain_ir.ops.context_ranks import GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
     blocking_field,
@@ -49,26 +46,22 @@ from ratrain.ratrain_ir.ops.roles import (
     ACTIVATIONS,
     PARTIAL,
     SAVED,
-    check_context_ranks,
     check_row_sums,
     exchanged_role,
     flag_roles,
     frozen_part_roles,
     frozen_roles,
     gradient_role,
-    key_part_roles,
     part_of_sums,
     parts_of_loss,
     reduced_role,
     saved_roles,
     scalar_role,
     shard_role,
-    slot_roles,
     state_role,
     token_role,
     view_role,
     view_shard_role,
-    whole_key_roles,
 )
 
 if TYPE_CHECKING:
@@ -307,67 +300,6 @@ class ReduceSums(TensorPieceOp):
         return _reduce_sums(model, plan, self.block, self.payload)
 
 
-@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ContextOp(BlockPieceOp):
-    """Base of exchanges of keys and values, or of their gradients, between context ranks."""
-
-    default_engine = Engine.TENSOR
-    default_members = Group.CONTEXT
-    alike_on_all_stages = True
-    block_kinds: ClassVar[tuple[str, ...]] = ("attention",)
-
-    def missing(self, model: ModelConfig, plan: Plan) -> str | None:
-        """Explain that the plan has no context ranks; None if it has."""
-        del model
-        return "the plan has no context ranks (cp = 1)" if plan.cp == 1 else None
-
-
-@final
-@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class GatherKeys(ContextOp):
-    """Gathers the keys and values of an attention from all context ranks, in rank order.
-
-    Under a window each rank gathers the runs that its own see, where these are fewer than all (`context_rows.py`).
-    `phase` is the pass that reads them. A backward may also read what was gathered for the forward, if it is kept.
-    Those of a slice are read by later slices too: by their forwards after its own, by their backwards before its own.
-    """
-
-    keyword = "gather_keys"
-    phase: Phase = enum_field(Phase)
-
-    def served_slice(self, model: ModelConfig, plan: Plan) -> int:
-        """Return the slice that reads them first: in the backward the last one that sees them."""
-        if self.slice is None or self.phase is Phase.FORWARD:
-            return self.slice or 0
-        last = last_viewer(model, slice_plan(plan, self.slice))
-        return self.slice if last is None else last
-
-    @property
-    def work_group(self) -> WorkGroup:
-        """The pass that reads them."""
-        return WorkGroup.BACKWARD if self.phase is Phase.BACKWARD else WorkGroup.FORWARD
-
-    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """List the signatures that this op may have."""
-        return _gather_keys(model, plan, self.block)
-
-
-@final
-@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ReduceKeys(ContextOp):
-    """Sums context ranks' parts of the gradients of keys and values; each rank gets those of its own tokens.
-
-    It sums in f32 and rounds once. Ranks add in descending order, as slices do, whose later ones come first.
-    """
-
-    keyword = "reduce_keys"
-    default_work_group = WorkGroup.BACKWARD
-
-    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """List the signatures that this op may have."""
-        return _reduce_keys(model, plan, self.block)
-
-
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
@@ -447,9 +379,7 @@ def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
     return None
 
 
-TensorOp = GatherRows | ReduceRows | ReduceSums | CombineLoss | GatherKeys | ReduceKeys
-CONTEXT_OPS: tuple[type[Op], ...] = (GatherKeys, ReduceKeys)
-"""Kinds of collectives of context ranks"""
+TensorOp = GatherRows | ReduceRows | ReduceSums | CombineLoss | GatherKeys | ReduceKeys | GatherHeads | ReturnHeads
 TENSOR_OPS: tuple[type[Op], ...] = get_args(TensorOp)
 """Kinds of collectives of tensor-parallel or context ranks within the passes of a micro-batch"""
 
@@ -480,11 +410,6 @@ def repeats_sum(op: Op) -> TypeGuard[ReduceRows]:
     return type(op) is ReduceRows and op.phase is Phase.BACKWARD
 
 
-def gathers_again(op: Op) -> TypeGuard[GatherKeys]:
-    """Tell whether an op gathers the keys of context ranks again, for the backward."""
-    return type(op) is GatherKeys and op.phase is Phase.BACKWARD
-
-
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
     """Tell whether an op sums gradients over the replicas of its stage."""
     return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)
@@ -503,20 +428,6 @@ def _reduce_sums(model: ModelConfig, plan: Plan, block: Block, payload: Payload)
     check_row_sums(model, plan, block)
     (slot,) = row_sum_slots(model, plan, block, SQUARES if payload is Payload.ACTIVATION else PRODUCTS)
     return [(False, Signature((part_of_sums(plan, "part"),), (Role("sum", SAVED, slot.type, slot=slot.name),)))]
-
-
-@cache
-def _gather_keys(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_context_ranks(plan, block)
-    own = slot_roles(made_by_project(model, plan, block)[1:3])
-    return [(False, Signature(own, whole_key_roles(model, plan, block)))]
-
-
-@cache
-def _reduce_keys(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_context_ranks(plan, block)
-    own = slot_roles(head_gradient_slots(model, plan, block)[1:])
-    return [(False, Signature(key_part_roles(model, plan, block), own))]
 
 
 @cache

@@ -21,12 +21,14 @@ from ratrain.ratrain_ir.model.slots import (
     kept_in_forward,
     made_by_project,
     normed_gradient_slots,
+    output_gradient_slots,
     projected_slots,
     row_sum_slots,
     slots_behind_heads,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
 from ratrain.ratrain_ir.ops.roles import (
@@ -235,7 +237,8 @@ class AddBranchBackward(BlockPieceOp):
 class Project(BlockPieceOp):
     """Computes queries, keys and values of an attention, before norms over all tensor-parallel ranks, or a gather.
 
-    Context ranks gather keys and values, which it leaves as attention takes them: normed and rotated. Before norms over
+    Context ranks gather keys and values, or exchange heads, which it leaves as attention takes them: normed and
+    rotated. Before norms over
     all tensor-parallel ranks, it leaves for each row of queries and of keys the sum of squares over the rank's own
     heads; a key head that several ranks hold counts once. The attention's forward continues once these are summed over
     ranks (`reduce_sums`).
@@ -256,7 +259,8 @@ class Project(BlockPieceOp):
 class BackwardHeads(BlockPieceOp):
     """Computes gradients of queries, keys and values, before norms over all tensor-parallel ranks, or a sum of them.
 
-    Context ranks sum those of keys and values (`reduce_keys`), of which it leaves parts. Before norms over all
+    Context ranks sum those of keys and values (`reduce_keys`), of which it leaves parts; where they exchange heads, it
+    leaves the gradient of the heads' output. Before norms over all
     tensor-parallel ranks, it leaves for each row of queries and of keys the sum of products that the norm's gradient
     needs, over the rank's own heads. The attention's backward, or its input half, continues once these are summed over
     ranks.
@@ -335,6 +339,8 @@ BlockOp = (
     | AddBranchBackward
     | Project
     | BackwardHeads
+    | Attend
+    | AttendBackward
 )
 
 
@@ -366,8 +372,13 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     saved = saved_roles(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
     if projected := made_by_project(model, plan, block):
         own = tuple(role for role in saved if role.name not in [slot.name for slot in projected])
-        reads = (*_stream_roles(model, plan, block), *views, *documents, slot_roles(projected)[0])
-        reads += (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block))
+        reads = (*_stream_roles(model, plan, block), *views)
+        if plan.exchanges_heads:
+            reads += tuple(role._replace(optional=False) for role in own if role.name == "o")
+            own = tuple(role for role in own if role.name != "o")
+        else:
+            reads += (*documents, slot_roles(projected)[0])
+            reads += (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     if made := made_before_forward(model, plan, block):
         names = [role.name for role in made]
@@ -463,6 +474,8 @@ def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if gradients := head_gradient_slots(model, plan, block):
         saved = half_roles(model, plan, block, HEADS_SLOTS)
         reads = (output_role("dy", model, plan, block), *saved, *view_roles(model, plan, block))
+        if plan.exchanges_heads:
+            return [(False, Signature(reads, slot_roles(output_gradient_slots(model, plan, block)[:1])))]
         reads += (*document_roles(model, plan, block), *seen_key_roles(model, plan, block))
         reads += whole_key_roles(model, plan, block)
         begun, added = (seen_part_roles(model, plan, block, first=first) for first in (True, False))

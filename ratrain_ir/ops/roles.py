@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import (
     Block,
@@ -25,6 +24,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
     shard_elements,
     view_shard_elements,
 )
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
@@ -57,6 +57,7 @@ from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
 
@@ -253,8 +254,13 @@ def token_role(name: str, plan: Plan) -> Role:
     return kind_role(name, StateKind.INPUT, token_type(plan))
 
 
-def document_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the role of the starts of documents; empty if the block does not read them."""
+def document_roles(model: ModelConfig, plan: Plan, block: Block, *, rotates: bool = True) -> Roles:
+    """Return the role of the starts of documents; empty if the block does not read them.
+
+    Where context ranks exchange heads, only what turns queries and keys reads them (`rotates`).
+    """
+    if not rotates and plan.exchanges_heads:
+        return ()
     return (token_role("documents", plan),) if reads_documents(model, plan, block) else ()
 
 
@@ -306,9 +312,16 @@ def seen_part_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool
 
 
 def check_context_ranks(plan: Plan, block: Block) -> None:
-    """Raise `SignatureError` unless the plan has context ranks, and the block attends."""
-    if plan.cp == 1 or block.kind != "attention":
+    """Raise `SignatureError` unless the plan has context ranks that gather keys, and the block attends."""
+    if not plan.exchanges_keys or block.kind != "attention":
         raise SignatureError(f"{block} has no keys that context ranks share (cp = {plan.cp}): nothing is gathered")
+
+
+def check_exchanged_heads(plan: Plan, block: Block) -> None:
+    """Raise `SignatureError` unless the plan has context ranks that exchange heads, and the block attends."""
+    if not plan.exchanges_heads or block.kind != "attention":
+        text = f'{block} has no heads that context ranks share (cp = {plan.cp}, context_exchange = "heads" needed)'
+        raise SignatureError(text)
 
 
 def part_of_sums(plan: Plan, name: str) -> Role:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.ops.base import Op
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.ops.base import Piece, Slice
-from ratrain.ratrain_ir.ops.collectives import GatherKeys, ReduceKeys
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Recompute
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys, ReduceKeys
 from ratrain.ratrain_ir.ops.kinds import piece_of
 
 if TYPE_CHECKING:

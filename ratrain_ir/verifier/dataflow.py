@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, next_block
 from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
+    OUTPUT_GRADIENT,
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
@@ -41,7 +42,6 @@ from ratrain.ratrain_ir.model.slots import (
     branch_sums,
     half_slots,
     head_gradient_slots,
-    made_by_project,
     normed_gradient_slots,
     pending_slots,
     projected_slots,
@@ -55,9 +55,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
-    GatherKeys,
     GatherRows,
-    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
@@ -79,6 +77,14 @@ from ratrain.ratrain_ir.ops.compute import (
     Update,
     attends,
 )
+from ratrain.ratrain_ir.ops.context_ranks import (
+    Attend,
+    AttendBackward,
+    GatherHeads,
+    GatherKeys,
+    ReduceKeys,
+    ReturnHeads,
+)
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import COPY_SIDES, Fetch, Store, fetches_parameters
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
@@ -88,6 +94,7 @@ from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.columns import Alike
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.verifier.slices import Value
 
@@ -158,8 +165,9 @@ class SymbolicRun(SymbolicExchanges):
                 self.expect_made_forward("RT030", op, roles[name])
         elif self.shares_keys(block):
             self.expect_saved(op, roles, block, m)
-            self.take_whole_keys(op, roles, block, m)
-            self.expect_made_forward("RT030", op, roles["q"])
+            if self.module.plan.exchanges_keys:
+                self.take_whole_keys(op, roles, block, m)
+            self.expect_made_forward("RT030", op, roles["q" if self.module.plan.exchanges_keys else "o"])
             if "x" in roles:
                 self.block_input(op, roles, block, m)
         else:
@@ -181,11 +189,6 @@ class SymbolicRun(SymbolicExchanges):
         self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
         self.set_saved(op, roles, block, m)
-
-    def documents(self, op: BlockOp, roles: dict[str, Tensor], m: Piece) -> None:
-        """Check that an op which reads the starts of documents reads its own piece's."""
-        if "documents" in roles:
-            self.expect("RT030", op, roles["documents"], "documents", m)
 
     def add_branch(self, op: AddBranch) -> None:
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -209,17 +212,6 @@ class SymbolicRun(SymbolicExchanges):
         for slot in branch_sums(model, plan, block):
             self.set(roles[slot.name], "pending", block, m, slot.name)
 
-    def project_for_context(self, op: Project) -> None:
-        """Make queries, keys and values, and the saved slots before them, which are recorded as made."""
-        block, m, roles = op.block, piece_of(op), self.roles(op)
-        self.documents(op, roles, m)
-        for slot in made_by_project(self.module.model, self.plan_of(op), block):
-            if slot.name not in roles:
-                continue
-            if slot.name != "q":  # a recovery may make queries again
-                self.once(op, "RT032", "saved", block, m, slot.name)
-            self.set(roles[slot.name], "saved", block, m, slot.name)
-
     def project(self, op: Project) -> None:
         """Make queries, keys and values. They are not recorded as done once: a recovery may make them again."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -240,6 +232,9 @@ class SymbolicRun(SymbolicExchanges):
         self.view(op, roles, block)
         self.output_gradient(op, roles, block, m)
         self.expect_saved(op, roles, block, m)
+        if self.module.plan.exchanges_heads:
+            self.set(roles[OUTPUT_GRADIENT], "pending", block, m, OUTPUT_GRADIENT)
+            return
         self.documents(op, roles, m)
         if self.shares_keys(block):
             self.take_whole_keys(op, roles, block, m)
@@ -324,7 +319,7 @@ class SymbolicRun(SymbolicExchanges):
         self.documents(op, roles, m)
         if attends(op):
             self.see_keys(op, roles, block, m)
-            if self.shares_keys(block):
+            if self.shares_keys(block) and self.module.plan.exchanges_keys:
                 self.take_whole_keys(op, roles, block, m)
         if "y" in roles:
             self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
@@ -578,6 +573,9 @@ _VISITS: PerOp[Callable[[SymbolicRun, Any], None]] = PerOp(
         GatherRows: SymbolicRun.gather_rows,
         ReduceRows: SymbolicRun.reduce_rows,
         ReduceSums: SymbolicRun.reduce_sums,
+        GatherHeads: SymbolicRun.gather_heads,
+        ReturnHeads: SymbolicRun.return_heads,
+        **dict.fromkeys((Attend, AttendBackward), SymbolicRun.attend),
         GatherKeys: SymbolicRun.gather_keys,
         ReduceKeys: SymbolicRun.reduce_keys,
         CombineLoss: SymbolicRun.combine_loss,

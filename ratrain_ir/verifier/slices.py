@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, begins_key_gradients, seen_slices, sum_slots
 from ratrain.ratrain_ir.ops.base import Piece, Slice
 from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.model.blocks import Block
 
 Value = tuple[object, ...]

@@ -20,10 +20,12 @@ from ratrain.ratrain_ir.model.blocks import Block, previous_block
 from ratrain.ratrain_ir.model.slots import (
     KEY_GRADIENTS,
     KEY_SLOTS,
+    OUTPUT_GRADIENT,
     PRODUCTS,
     SQUARES,
     WHOLE_KEYS,
     branch_sums,
+    made_by_project,
     shares_rows,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
@@ -34,19 +36,21 @@ from ratrain.ratrain_ir.ops.compute import (
     BackwardWeight,
     BlockOp,
     Forward,
+    Project,
 )
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.verifier.slices import seen_keys, sum_steps
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.collectives import (
-        CombineLoss,
+    from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, ReduceSums
+    from ratrain.ratrain_ir.ops.context_ranks import (
+        Attend,
+        AttendBackward,
+        GatherHeads,
         GatherKeys,
-        GatherRows,
         ReduceKeys,
-        ReduceRows,
-        ReduceSums,
+        ReturnHeads,
     )
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -141,8 +145,65 @@ class SymbolicExchanges(SymbolicUpdates):
         return block.kind == "attention" and norms_over_ranks(self.module.model, self.module.plan)
 
     def shares_keys(self, block: Block) -> bool:
-        """Tell whether context ranks gather a block's keys and values."""
+        """Tell whether context ranks exchange something for a block's attention."""
         return block.kind == "attention" and self.module.plan.cp > 1
+
+    def project_for_context(self, op: Project) -> None:
+        """Make queries, keys and values, and the saved slots before them, which are recorded as made."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.documents(op, roles, m)
+        for slot in made_by_project(self.module.model, self.plan_of(op), block):
+            if slot.name not in roles:
+                continue
+            # a recovery may make queries again; where ranks exchange heads, none makes these
+            if slot.name not in (("q",) if self.module.plan.exchanges_keys else ("q", *KEY_SLOTS)):
+                self.once(op, "RT032", "saved", block, m, slot.name)
+            self.set(roles[slot.name], "saved", block, m, slot.name)
+
+    def documents(self, op: BlockOp, roles: dict[str, Tensor], m: Piece) -> None:
+        """Check that an op which reads the starts of documents reads its own piece's."""
+        if "documents" in roles:
+            self.expect("RT030", op, roles["documents"], "documents", m)
+
+    def gather_heads(self, op: GatherHeads) -> None:
+        """Take all tokens of a share of the heads; each rank runs this op with its tokens of all heads."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT033", "gather_heads", op.payload, block, m)
+        if op.payload is Payload.GRADIENT:
+            self.expect("RT033", op, roles[OUTPUT_GRADIENT], "pending", block, m, OUTPUT_GRADIENT)
+        else:
+            for tensor in op.reads:
+                self.expect_made_forward("RT033", op, tensor)
+                if tensor.kind is StateKind.INPUT:
+                    self.expect("RT033", op, tensor, "documents", m)
+                else:
+                    self.expect("RT033", op, tensor, "saved", block, m, tensor.slot)
+        self.set_shared(op, block, m)
+
+    def return_heads(self, op: ReturnHeads) -> None:
+        """Take a rank's tokens of all heads; each rank runs this op with all tokens of its share of the heads."""
+        block, m = op.block, piece_of(op)
+        self.once(op, "RT033", "return_heads", op.payload, block, m)
+        for tensor in op.reads:
+            self.expect("RT033", op, tensor, "shared", block, m, tensor.slot)
+        if op.payload is Payload.GRADIENT:
+            for tensor in op.writes:
+                self.set(tensor, "pending", block, m, tensor.slot)
+        else:
+            self.set_saved(op, self.roles(op), block, m)
+
+    def attend(self, op: Attend | AttendBackward) -> None:
+        """Attend with a share of the heads over all tokens, or go back through it."""
+        block, m = op.block, piece_of(op)
+        self.once(op, "RT030", op.keyword, block, m)
+        for tensor in op.reads:
+            self.expect("RT030", op, tensor, "shared", block, m, tensor.slot)
+        self.set_shared(op, block, m)
+
+    def set_shared(self, op: GatherHeads | Attend | AttendBackward, block: Block, m: Piece) -> None:
+        """Set what an op writes of all tokens of a share of the heads."""
+        for tensor in op.writes:
+            self.set(tensor, "shared", block, m, tensor.slot)
 
     def gather_keys(self, op: GatherKeys) -> None:
         """Gather the keys and values of all context ranks, each of which runs this op with its own."""

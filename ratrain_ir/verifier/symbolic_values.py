@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.columns import Alike
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.model.blocks import Block, trains
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Op, Piece
-from ratrain.ratrain_ir.ops.collectives import AllGather, GatherKeys, GatherRows
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.ops.compute import BlockOp
 
 
@@ -168,6 +170,7 @@ def words_of(value: Value) -> str:
         "part of loss": "one rank's part of the loss of",
         "part of squares": "one rank's squares of the queries and keys of",
         "part of products": "one rank's products of the gradients of queries and keys of",
+        "shared": "what one context rank's heads take, or make, of all tokens of",
         "keys": "all context ranks' keys of",
         "values": "all context ranks' values of",
         "part of dkeys": "one context rank's part of the gradients of keys of",

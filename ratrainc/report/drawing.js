@@ -8,6 +8,7 @@ const OP_COLOURS = {
   reduce_scatter: "red", all_reduce: "red", all_gather: "rose", update: "brown",
   add_branch: "blue", add_branch_backward: "teal", gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
   project: "blue", backward_heads: "teal", reduce_sums: "moss", gather_keys: "olive", reduce_keys: "moss",
+  attend: "blue", attend_backward: "teal", gather_heads: "olive", return_heads: "moss",
 };
 const opColour = (keyword) => OP_COLOURS[keyword] ?? "grey";
 const opColours = () => FACTS.keywords.map((keyword) => colour(opColour(keyword)));

@@ -8,7 +8,7 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
 from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
@@ -24,9 +24,11 @@ from ratrain.ratrain_ir.model.expert_blocks import expert_rows
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, packed_frozen_bytes
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     KEY_SLOTS,
     PRODUCTS,
+    attended_slots,
     branch_slots,
     branch_sums,
     computed_type,
@@ -36,10 +38,13 @@ from ratrain.ratrain_ir.model.slots import (
     key_part_types,
     made_by_project,
     normed_gradient_slots,
+    output_gradient_slots,
     pending_slots,
     row_sum_slots,
     saved_slots,
     seen_slices,
+    shared_gradient_slots,
+    shared_head_slots,
     sum_slots,
     takes_pair,
     whole_key_slots,
@@ -303,6 +308,7 @@ class Builder:
             slots = (
                 *forward_slots(self.whole, self.plan, self.block),
                 *pending_slots(self.whole, self.plan, self.block),
+                *made_by_project(self.whole, self.plan, self.block),
             )
             wanted = next(slot for slot in slots if slot.name == name)
             shape = wanted.type.shape if rows is None else (rows, *wanted.type.shape[1:])
@@ -553,6 +559,10 @@ class Builder:
             *made_by_project(self.whole, self.plan, self.block),
             *whole_key_slots(self.whole, self.plan, self.block),
             *head_gradient_slots(self.whole, self.plan, self.block),
+            *shared_head_slots(self.whole, self.plan, self.block),
+            *attended_slots(self.whole, self.plan, self.block),
+            *output_gradient_slots(self.whole, self.plan, self.block),
+            *shared_gradient_slots(self.whole, self.plan, self.block),
         )
         parts = key_part_types(self.whole, self.plan, self.block)
         types = {slot.name: slot.type for slot in (*slots, *between)} | parts

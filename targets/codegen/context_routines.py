@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.context_rows import earlier_runs, held_runs, positions_of, run_length, run_of, sees
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import KEY_SLOTS, WHOLE_KEYS, begins_key_gradients, seen_slices
 from ratrain.ratrain_ir.ops.roles import of_slice
 

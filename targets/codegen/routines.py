@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, trained_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
-from ratrain.ratrain_ir.model.slots import made_by_project, saved_slots, scores_type
+from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.model.slots import HEADS, OUTPUT_GRADIENT, STARTS, made_by_project, saved_slots, scores_type
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
@@ -270,6 +270,31 @@ def _embed_backward(builder: Builder) -> None:
             adds = True
 
 
+def _attend_with_share(builder: Builder) -> None:
+    """Add attention over whole sequences with a context rank's share of the heads."""
+    operands = dict(zip(("q", "k", "v", "o", "lse"), (*HEADS, "o_heads", "lse_heads"), strict=True))
+    builder.step("attention_forward", {**operands, **_starts(builder)}, **_options_of_share(builder))
+
+
+def _attend_with_share_backward(builder: Builder) -> None:
+    """Add the steps from the gradient of its output to those of its queries, keys and values."""
+    names = (*HEADS, "o_heads", "lse_heads", "do_heads", *(f"d{name}" for name in HEADS))
+    operands = dict(zip(("q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"), names, strict=True))
+    options, rows = _options_of_share(builder), builder.plan.cp * builder.rows
+    operands["delta"] = builder.temporary("delta", options["heads"], rows, dtype=Dtype.F32)
+    builder.step("attention_backward", {**operands, **_starts(builder)}, **options)
+
+
+def _options_of_share(builder: Builder) -> dict[str, Any]:
+    options, ranks = _sequence_options(builder), builder.plan.cp
+    return {**options, "heads": options["heads"] // ranks, "kv_heads": max(1, options["kv_heads"] // ranks)}
+
+
+def _starts(builder: Builder) -> dict[str, str]:
+    """Return the starts of documents of all tokens, as attention kernels take them; nothing if it reads none."""
+    return {"documents": STARTS} if builder.has(STARTS) else {}
+
+
 def _project(builder: Builder) -> None:
     """Add queries, keys and values, for context ranks normed and rotated; else sums that norms over ranks need."""
     _projections(builder)
@@ -329,6 +354,8 @@ def _attend(builder: Builder) -> None:
 
 def _softmax_forward(builder: Builder) -> None:
     """Add the steps from queries, keys and values to the output of the heads."""
+    if builder.plan.exchanges_heads:
+        return  # `attend` has done it
     options, o = _sequence_options(builder), builder.slot("o")
     if builder.plan.cp > 1:
         context_forward(builder, attention_options(builder))
@@ -408,11 +435,14 @@ def _attention_backward(builder: Builder) -> None:
 
 def _heads_backward(builder: Builder, above: str) -> None:
     """Add the steps from the gradient `above` of the branch to the gradients of normed queries, normed keys, values."""
-    model = builder.model
-    do = builder.temporary("do", builder.rows, model.q_size)
+    _output_gradient(builder, above, builder.temporary("do", builder.rows, builder.model.q_size))
+    _softmax_backward(builder)
+
+
+def _output_gradient(builder: Builder, above: str, do: str) -> None:
+    """Add the steps from the gradient `above` of the branch to the gradient `do` of the heads' output."""
     builder.step("gemm", {"a": above, "b": "w.o_proj", "out": do})
     builder.add_adapter_gradient("o", do)
-    _softmax_backward(builder)
 
 
 def _take_head_gradients(builder: Builder) -> None:
@@ -425,6 +455,9 @@ def _backward_heads(builder: Builder) -> None:
     """Add `_heads_backward`; where norms over tensor-parallel ranks follow, the rotation and the sums they need."""
     above = branch_gradient(builder)
     builder.gradient_through_adapter(above, "o")
+    if builder.plan.exchanges_heads:
+        _output_gradient(builder, above, OUTPUT_GRADIENT)
+        return
     _heads_backward(builder, above)
     if builder.plan.cp == 1:
         _rope(builder, "dq", builder.model.heads, inverse=True)
@@ -432,8 +465,13 @@ def _backward_heads(builder: Builder) -> None:
         sums_of_products(builder)
 
 
-_AROUND_SUMS = {"project": _project, "backward_heads": _backward_heads}
-"""Ops before exchanges of tensor-parallel or context ranks that attention waits for."""
+_AROUND_SUMS = {
+    "project": _project,
+    "backward_heads": _backward_heads,
+    "attend": _attend_with_share,
+    "attend_backward": _attend_with_share_backward,
+}
+"""Ops around exchanges of tensor-parallel or context ranks that attention waits for."""
 
 
 def _head_norm(builder: Builder) -> None:

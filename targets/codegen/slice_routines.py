@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SUM_SLOTS, begins_key_gradients, seen_slices
 from ratrain.ratrain_ir.ops.roles import of_slice
 

@@ -190,12 +190,13 @@ def neighbours(nbytes: float, distance: int, messages: int, members: Members, *,
     return Algorithm("neighbours", tuple(rounds))
 
 
-def packed_reduction(nbytes: float, members: Members) -> Algorithm:
-    """Return the exchange of quantised parts, of `nbytes` in all: from everyone to their owners, on any machine.
+def all_to_all(nbytes: float, members: Members, *, staged: bool) -> Algorithm:
+    """Return the exchange in which each member gives every other a part of its own, on any machine.
 
-    Sums on the way would have to be unpacked, added and packed again by each member they pass.
+    A member's parts are `nbytes` in all. `staged`: they are summed where they arrive, as the quantised parts of
+    gradients are; sums on the way would have to be unpacked, added and packed again by each member they pass.
     """
-    return Algorithm("pairwise", _pairwise_rounds(nbytes, Circle(members.count), members, staged=True))
+    return Algorithm("pairwise", _pairwise_rounds(nbytes, Circle(members.count), members, staged=staged))
 
 
 def copied_shards(

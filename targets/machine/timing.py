@@ -12,20 +12,18 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import (
-    CONTEXT_OPS,
     TENSOR_OPS,
     AllGather,
     AllReduce,
     AllReduceScalar,
     CombineLoss,
-    GatherKeys,
     GatherRows,
-    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.context_ranks import HEAD_OPS, KEY_OPS, GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS, DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
@@ -35,10 +33,10 @@ from ratrain.targets.machine.collective_cost import (
     Algorithm,
     all_gathers,
     all_reduces,
+    all_to_all,
     cheapest,
     copied_shards,
     neighbours,
-    packed_reduction,
     reduce_scatters,
     scalar_all_reduces,
 )
@@ -69,19 +67,23 @@ _CHANGED = Access.READ, Access.UPDATE
 _CARRIED: PerOp[tuple[Access, ...]] = PerOp(
     "payload",
     {
-        **dict.fromkeys((LoadInput, Recv, DonorAccept, PeerReload, AllGather, GatherRows, GatherKeys), (Access.WRITE,)),
+        **dict.fromkeys(
+            (LoadInput, Recv, DonorAccept, PeerReload, AllGather, GatherRows, GatherKeys, GatherHeads), (Access.WRITE,)
+        ),
         **dict.fromkeys((Send, PeerOffload, DonorReturn, *MEMORY_OPS, Update, ScaleUpdate), _CHANGED),
         **dict.fromkeys((AllReduce, AllReduceScalar, ReduceRows, ReduceSums, CombineLoss), _CHANGED),
         # the shards it adds to stay where they are; summed keys are rounded behind the exchange
-        **dict.fromkeys((ReduceScatter, ReduceKeys), (Access.READ,)),
+        **dict.fromkeys((ReduceScatter, ReduceKeys, ReturnHeads), (Access.READ,)),
     },
     never=(*BLOCK_OPS, Release),
 )
 """Accesses by which an op that calls no routine touches what travels or is loaded."""
 _OF_PARTS = frozenset(kind.keyword for kind in (ReduceRows, ReduceSums, CombineLoss))
 """Collectives that also read tensors which do not travel."""
-_OF_KEYS = frozenset(kind.keyword for kind in CONTEXT_OPS)
+_OF_KEYS = frozenset(kind.keyword for kind in KEY_OPS)
 """Exchanges of keys and values, or of parts of their gradients, between context ranks."""
+_OF_HEADS = frozenset(kind.keyword for kind in HEAD_OPS)
+"""Exchanges of tokens for heads between context ranks."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """Number of times an access moves a tensor to or from DDR."""
 
@@ -232,6 +234,8 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         return copy_work(op.own_bytes, machine)
     if (bits := _packed_bits(op, plan)) is not None:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
+    if op.keyword in _OF_HEADS:  # parts are packed to be sent, and unpacked
+        return copy_work(op.own_bytes, machine) + way.work(machine, op.own_bytes)
     if op.keyword == AllReduceScalar.keyword:  # its source is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
@@ -371,6 +375,11 @@ def _keys_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Al
     return (_reduce_scatter_way if reduces else _gather_way)(op, plan, machine, members)
 
 
+def _heads_way(op: TimedOp, _plan: Plan, _machine: Machine, members: Members) -> Algorithm:
+    """Return the algorithm of an exchange of tokens for heads: a member has another part for each."""
+    return all_to_all(op.payload_bytes, members, staged=False)
+
+
 def _all_reduce_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
     if sums_shared(op.keyword, op.group):  # everyone gathers all parts, and adds them up
         return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
@@ -400,7 +409,8 @@ _WAYS: PerOp[Callable[[TimedOp, Plan, Machine, Members], Algorithm]] = PerOp(
     "algorithm",
     {
         ReduceScatter: _reduce_scatter_way,
-        **dict.fromkeys(CONTEXT_OPS, _keys_way),
+        **dict.fromkeys(KEY_OPS, _keys_way),
+        **dict.fromkeys(HEAD_OPS, _heads_way),
         AllReduce: _all_reduce_way,
         AllGather: _gather_way,
         AllReduceScalar: _scalar_way,
@@ -419,7 +429,7 @@ def _packed_reduction(op: TimedOp, plan: Plan, machine: Machine, nbytes: float) 
     If several replicas have a copy of a shard, each then has a part of it, which the copies gather.
     """
     placement = placement_of(plan, machine)
-    exchange = packed_reduction(nbytes, placement.members(op.group))
+    exchange = all_to_all(nbytes, placement.members(op.group), staged=True)
     if not _copies_shards(op, plan):
         return exchange
     shard = op.payload_elements / mesh_of(plan).shards * Dtype(plan.grad_shard_dtype).itemsize

@@ -17,15 +17,9 @@ import numpy as np
 from attrs import define, frozen
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.ops.collectives import (
-    CONTEXT_OPS,
-    TENSOR_OPS,
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    ReduceScatter,
-)
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.context_ranks import CONTEXT_OPS
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp

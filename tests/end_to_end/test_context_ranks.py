@@ -120,6 +120,76 @@ def test_context_ranks_train_like_one_rank(training: Training, layout: tuple[int
     check_against_one_rank(training, training.program(POLICIES[policy], cp=cp, context_layout=name), poison=True)
 
 
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "zb-h1": {"pp": 2},
+    "interleaved": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3)},
+    "zb-v": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "layout": "vee"},
+    "seq1f1b": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "slices": (4, 8)},
+}
+
+
+HEADS = "heads"
+EXCHANGING_HEADS = [
+    (Training(), (2, "zigzag"), "joint"),
+    (Training("four-layers", "zero-1", micro_batch_size=3), (2, "contiguous"), "full"),
+    (Training("window-below-a-slice", "zero-2-each"), (2, "contiguous"), "full"),
+    (Training("window-above-a-slice", "zero-3", pp=2), (2, "contiguous"), "attention"),
+    (Training("learned-positions", "zero-3-each"), (2, "zigzag"), "auto"),
+    (Training("tied", "clipped", pp=2), (2, "zigzag"), "mlp"),
+    (Training("grouped-queries", "zero-1", pp=3, micro_batch_size=1), (4, "contiguous"), "forward-side"),
+    (Training("side-by-side", "zero-2"), (4, "contiguous"), "full"),
+    (Training("post-norms", "zero-1"), (2, "zigzag"), "auto"),
+    (Training("two-kinds", "zero-2", pp=2), (2, "zigzag"), "full"),
+    (Training("scaled", "zero-0"), (2, "contiguous"), "attention"),
+    (Training("router", "zero-1"), (2, "zigzag"), "full"),
+    (Training("experts", "zero-2"), (2, "contiguous"), "none"),
+    (Training("four-layers", "zero-1", pp=2, more=(("tp", 2),)), (2, "zigzag"), "full"),
+    (Training("side-by-side", "zero-2", more=(("tp", 2), ("sequence_sharding", False))), (2, "contiguous"), "mlp"),
+    (Training("two-kinds", "zero-3", more=(("tp", 2),)), (2, "zigzag"), "full"),
+    (Training("tied", "zero-1", more=(("attention_mask", "document"),)), (2, "zigzag"), "full"),
+    (Training("learned-positions", "zero-1", more=(("attention_mask", "document"),)), (2, "contiguous"), "auto"),
+]
+
+
+@pytest.mark.parametrize(("training", "layout", "policy"), EXCHANGING_HEADS, ids=str)
+@pytest.mark.sampled(6)
+def test_ranks_that_exchange_heads_train_like_one_rank(
+    training: Training, layout: tuple[int, str], policy: str
+) -> None:
+    cp, name = layout
+    program = training.program(POLICIES[policy], cp=cp, context_layout=name, context_exchange=HEADS)
+    check_against_one_rank(training, program, poison=True)
+
+
+@pytest.mark.parametrize(("model", "schedule"), [("four-layers", name) for name in ("zb-h1", "interleaved", "zb-v")])
+def test_ranks_that_exchange_heads_train_alike_in_any_schedule(model: str, schedule: str) -> None:
+    training = Training(model, "zero-1")
+    passes, keys = "place-schedule,recompute{policy=attention},allocate-ddr", SCHEDULES[schedule]
+    program = training.program(passes, cp=2, schedule=schedule, context_exchange=HEADS, **keys)
+    check_against_one_rank(training, program, poison=True)
+
+
+@pytest.mark.parametrize("model", ["grouped-queries", "window-above-a-slice", "two-kinds", "side-by-side"])
+def test_heads_over_all_tokens_have_the_outputs_of_one_rank(model: str) -> None:
+    """Under the reference kernels the first loss differs by the order of its sum alone."""
+    training = Training(model, "zero-1")
+    keys = {"context_layout": "contiguous", "context_exchange": HEADS}
+    found = train(training.program(POLICIES["none"], cp=2, **keys), 1, kernels="reference")
+    expected = train(training.program(WHOLE), 1, kernels="reference")
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-14)
+
+
+def test_an_exchange_of_heads_trains_the_same_bits_whatever_the_passes_and_the_interleaving() -> None:
+    training, keys = Training("window-above-a-slice", "zero-2"), {"cp": 2, "context_exchange": HEADS}
+    expected = train(training.program(POLICIES["joint"], **keys), 3)
+    for policy in ("full", "attention", "auto"):
+        same_bits(expected, train(training.program(POLICIES[policy], **keys), 3))
+    program = training.program(POLICIES["attention"], **keys)
+    for seed in (1, 2, 3):
+        same_bits(expected, train(program, 3, interleave_seed=seed, poison=True))
+    same_bits(expected, train(program, 3, poison=True, check_memory=True))
+
+
 MEETING = [
     (model, state, layout, policy)
     for (m, model), (s, state), (c, layout), (p, policy) in product(
@@ -137,14 +207,6 @@ def test_context_ranks_train_like_one_rank_in_all_meetings(
     training = Training(model, state)
     cp, name = layout
     check_against_one_rank(training, training.program(POLICIES[policy], cp=cp, context_layout=name))
-
-
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "zb-h1": {"pp": 2},
-    "interleaved": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3)},
-    "zb-v": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "layout": "vee"},
-    "seq1f1b": {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "slices": (4, 8)},
-}
 
 
 # the other has fewer layers than chunks
@@ -197,9 +259,9 @@ def test_one_layout_trains_the_same_bits_whatever_the_passes_and_the_interleavin
     same_bits(expected, train(program, 3, poison=True, check_memory=True))
 
 
-@pytest.mark.parametrize("state", ["zero-2-each", "zero-3"])
-def test_a_program_is_the_same_from_its_file(state: str) -> None:
-    program = Training(state=state).program(POLICIES["full"], cp=2)
+@pytest.mark.parametrize(("state", "exchange"), [("zero-2-each", "keys"), ("zero-3", "keys"), ("zero-3", HEADS)])
+def test_a_program_is_the_same_from_its_file(state: str, exchange: str) -> None:
+    program = Training(state=state).program(POLICIES["full"], cp=2, context_exchange=exchange)
     data = program_bytes(program)
     again = parse_program(data, "context.rtx")
     check_program(again)
@@ -207,7 +269,11 @@ def test_a_program_is_the_same_from_its_file(state: str) -> None:
     same_bits(train(program, 2), train(again, 2))
 
 
-@pytest.mark.parametrize("keys", [{"cp": 2}, {"cp": 3, "context_layout": "contiguous"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [{"cp": 2}, {"cp": 3, "context_layout": "contiguous"}, {}, {"cp": 4, "context_layout": "contiguous", "context_exchange": HEADS}],
+    ids=str,
+)
 def test_a_run_goes_on_under_other_context_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
     training, before = Training("learned-positions", "zero-1"), STEPS // 2
     train(training.program(POLICIES["joint"], cp=2), before, save=str(tmp_path / "checkpoint"))
@@ -215,9 +281,10 @@ def test_a_run_goes_on_under_other_context_ranks(keys: dict[str, Any], tmp_path:
     assert losses(rest) == pytest.approx(losses_of_one_rank(training)[before:], rel=F32_LOSS)
 
 
-def test_an_evaluation_gives_the_loss_of_one_rank_and_changes_no_bit() -> None:
+@pytest.mark.parametrize("exchange", ["keys", HEADS])
+def test_an_evaluation_gives_the_loss_of_one_rank_and_changes_no_bit(exchange: str) -> None:
     training = Training("window-above-a-slice", "zero-2")
-    shared = training.program(POLICIES["full"], cp=2)
+    shared = training.program(POLICIES["full"], cp=2, context_exchange=exchange)
     found = []
     for program in (shared, training.program(POLICIES["full"])):
         run = start(program, 3, poison=True)
@@ -228,8 +295,9 @@ def test_an_evaluation_gives_the_loss_of_one_rank_and_changes_no_bit() -> None:
     assert found[0] == pytest.approx(found[1], rel=F32_LOSS)
 
 
-def test_the_reference_kernels_agree() -> None:
-    program = Training("window-above-a-slice").program(POLICIES["full"], cp=2)
+@pytest.mark.parametrize("exchange", ["keys", HEADS])
+def test_the_reference_kernels_agree(exchange: str) -> None:
+    program = Training("window-above-a-slice").program(POLICIES["full"], cp=2, context_exchange=exchange)
     fast, reference = (losses(train(program, 3, kernels=name)) for name in ("fast", "reference"))
     assert reference == pytest.approx(fast, rel=1e-6)
 
@@ -253,11 +321,15 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize(("policy", "slices"), [("full", ()), ("auto", ()), ("full", (4, 8))], ids=str)
+@pytest.mark.parametrize(
+    ("policy", "keys"),
+    [("full", {}), ("auto", {}), ("full", {"slices": (4, 8)}), ("full", {"context_exchange": HEADS})],
+    ids=str,
+)
 @pytest.mark.parametrize("name", TRAININGS)
-def test_context_ranks_train_less_than_everything_alike(name: str, policy: str, slices: tuple[int, ...]) -> None:
+def test_context_ranks_train_less_than_everything_alike(name: str, policy: str, keys: dict[str, Any]) -> None:
     training = Training(state="zero-1", more=(("training", TRAININGS[name]),))
-    found = losses(train(training.program(POLICIES[policy], cp=2, slices=slices), 4, poison=True))
+    found = losses(train(training.program(POLICIES[policy], cp=2, **keys), 4, poison=True))
     assert found == pytest.approx(losses(train(training.program(WHOLE), 4)), rel=F32_LOSS)
 
 

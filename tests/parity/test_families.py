@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.tensor_ranks import shares_heads
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.state import training_state
@@ -262,17 +263,25 @@ def test_loss_and_gradients_of_tensor_peers_are_those_of_transformers(name: str,
         np.testing.assert_allclose(found, gradient, rtol=0, atol=GRADIENT * np.abs(gradient).max(), err_msg=parameter)
 
 
-CONTEXTS = [(2, "contiguous", ()), (3, "zigzag", ()), (6, "contiguous", ()), (2, "zigzag", (4, 8))]
+CONTEXTS: list[tuple[int, str, dict[str, Any]]] = [
+    (2, "contiguous", {}),
+    (3, "zigzag", {}),
+    (6, "contiguous", {}),
+    (2, "zigzag", {"slices": (4, 8)}),
+    (2, "zigzag", {"context_exchange": "heads"}),
+]
 
 
-@pytest.mark.parametrize(("cp", "layout", "slices"), CONTEXTS, ids=str)
+@pytest.mark.parametrize(("cp", "layout", "keys"), CONTEXTS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_of_context_ranks_are_those_of_transformers(
-    name: str, cp: int, layout: str, slices: tuple[int, ...], tmp_path: Path
+    name: str, cp: int, layout: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
     network = saved(name, tmp_path)
     model = load_model(str(tmp_path))
-    program = program_of(model, cp=cp, context_layout=layout, slices=slices, length=12)
+    if keys.get("context_exchange") == "heads" and (model.position == "alibi" or not shares_heads(model, cp)):
+        pytest.skip("its ranks cannot share out the heads")
+    program = program_of(model, cp=cp, context_layout=layout, length=12, **keys)
     run = start(program, 1, init=str(tmp_path), order="sequential")
     (step,) = run.steps()
     loss, wanted = reference(network, program)

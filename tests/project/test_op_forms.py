@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Release,
     Update,
 )
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.operands import Candidates, SignatureError
 from ratrain.ratrain_ir.ops.signatures import signatures
@@ -59,7 +60,7 @@ REFUSED = {
 """Words of a field that the verifier, or the field itself, refuses in this op."""
 OF_LAYERS = {
     **dict.fromkeys((Recompute, BackwardInput, BackwardWeight, AddBranch, AddBranchBackward), SPLIT_KINDS),
-    **dict.fromkeys((Project, BackwardHeads), ("attention",)),
+    **dict.fromkeys((Project, BackwardHeads, Attend, AttendBackward), ("attention",)),
 }
 
 

@@ -10,15 +10,8 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.base import Group, Op, Payload
-from ratrain.ratrain_ir.ops.collectives import (
-    AllGather,
-    AllReduce,
-    GatherKeys,
-    GatherRows,
-    ReduceKeys,
-    ReduceRows,
-    ReduceScatter,
-)
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, GatherRows, ReduceRows, ReduceScatter
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys, ReduceKeys
 from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.planner.space.layer_classes import layer_classes
 from ratrain.targets.machine.placement import placement_of

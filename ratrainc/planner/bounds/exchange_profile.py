@@ -15,7 +15,8 @@ from attrs import fields, frozen
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, previous_block
 from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
-from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherKeys, GatherRows, ReduceKeys, ReduceRows, TensorOp
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, TensorOp
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys, ReduceKeys
 from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.target import target_of
 

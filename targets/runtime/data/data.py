@@ -30,8 +30,9 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.context_rows import positions_of, run_length, run_of
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.ops.base import Part, Piece
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.ratrain_ir.support.quantities import number_of

@@ -30,14 +30,13 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduce,
     AllReduceScalar,
     CombineLoss,
-    GatherKeys,
     GatherRows,
-    ReduceKeys,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
 )
 from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.context_ranks import GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send, engines_of
 from ratrain.ratrain_ir.ops.per_op import PerOp
@@ -370,6 +369,15 @@ class LocalEngine(ProgramEngine):
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
         tensor_collectives.reduce_keys(members, self.updater.scalars, scratch)
 
+    def gather_heads(self, members: list[Member], _step: int) -> None:
+        """Exchange the tokens of context ranks for shares of the heads."""
+        tensor_collectives.gather_heads(members, self.kernels)
+
+    def return_heads(self, members: list[Member], _step: int) -> None:
+        """Exchange the context ranks' shares of the heads for tokens."""
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        tensor_collectives.return_heads(members, self.kernels, self.updater.scalars, scratch)
+
     def combine_loss(self, members: list[Member], _step: int) -> None:
         """Combine the tensor-parallel ranks' parts of a micro-batch's loss."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
@@ -441,6 +449,8 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
         GatherKeys: _Execution(LocalEngine.ready_members, LocalEngine.gather_keys),
         ReduceKeys: _Execution(LocalEngine.ready_members, LocalEngine.reduce_keys),
+        GatherHeads: _Execution(LocalEngine.ready_members, LocalEngine.gather_heads),
+        ReturnHeads: _Execution(LocalEngine.ready_members, LocalEngine.return_heads),
         **dict.fromkeys((ReduceRows, ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)),
         CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
     },

@@ -6,19 +6,20 @@ order in float32 (the loss in float64) and rounded once, so that results are the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
-from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype, TensorType
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
-from ratrain.ratrain_ir.model.context_rows import held_runs, runs_by_holder
-from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
+from ratrain.ratrain_ir.model.context_rows import held_runs, runs_by_holder, shared_rows
+from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, SHARED_BY_OWN, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine.rank import shape_only
 
@@ -87,6 +88,60 @@ def reduce_keys(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -
             summed(of_run, own[holder][number], (), scalars, scratch)
 
 
+def gather_heads(members: Sequence[Member], kernels: KernelSet) -> None:
+    """Copy each context rank's tokens of all heads to the ranks that have these heads, in the order of positions."""
+    plan, views = members[0][0].program.plan, [rank.by_role(instruction) for rank, instruction in members]
+    for name, shared in exchanged_names(views[0]):
+        for holder, rank in product(range(plan.cp), repeat=2):
+            part = share_of_heads(views[holder][name], views[rank][shared], plan.cp, rank)
+            for run in shared_rows(plan, holder):
+                kernels.memory.copy(views[rank][shared][run.whole], part[run.own])
+
+
+def return_heads(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    """Copy all tokens of each context rank's share of the heads to the ranks that have these tokens.
+
+    Where several ranks have the same heads of keys and values, their parts of the gradients are summed.
+    """
+    plan, views = members[0][0].program.plan, [rank.by_role(instruction) for rank, instruction in members]
+    for name, shared in exchanged_names(views[0]):
+        copies = ranks_of_a_head(views[0][name], views[0][shared], plan.cp)
+        for holder, first in product(range(plan.cp), range(0, plan.cp, copies)):
+            out = share_of_heads(views[holder][name], views[first][shared], plan.cp, first)
+            for run in shared_rows(plan, holder):
+                parts = [views[rank][shared][run.whole] for rank in range(first, first + copies)]
+                scratch.reset()
+                total = parts[0]
+                if copies > 1:
+                    (total,) = scratch.take_all([Buffer(tuple(total.shape), kernels.memory.element_type(total))])
+                    flat = [part.reshape(-1) for part in parts]
+                    scalars.mean_of_replicas(
+                        flat, total.reshape(-1), (), scratch=scratch, accumulate=False, divisor=1.0
+                    )
+                kernels.memory.copy(out[run.own], total)
+
+
+def exchanged_names(views: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the operands of an exchange of tokens for heads, in pairs: of own tokens, and of all tokens."""
+    return [(name, shared) for name, shared in SHARED_BY_OWN.items() if name in views]
+
+
+def ranks_of_a_head(own: NDArray[Any], shared: NDArray[Any], ranks: int) -> int:
+    """Return how many neighbouring context ranks have the same heads: several where keys have fewer heads than ranks.
+
+    `own` has a rank's tokens of all heads, `shared` all tokens of its share.
+    """
+    return ranks if own.ndim == 1 else ranks * shared.shape[1] // own.shape[1]
+
+
+def share_of_heads(own: NDArray[Any], shared: NDArray[Any], ranks: int, rank: int) -> NDArray[Any]:
+    """Return the part of a tensor of all heads that is of one context rank's share; all of it if it has no heads."""
+    if own.ndim == 1:
+        return own
+    width, number = shared.shape[1], rank // ranks_of_a_head(own, shared, ranks)
+    return own[:, number * width : (number + 1) * width]
+
+
 def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scalars: Scalars, scratch: Scratch) -> None:
     """Set `out` to the sum of parts, the first of which it may be; raise flags unless all of it is finite."""
     scratch.reset()
@@ -110,10 +165,23 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
                 parts = [shape_only(Dtype.F32, (type_.elements,))] * program.plan.cp
                 needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
                 most = max(most, needed + kernels.scalar_bytes)
+            if types.keys() & {"dk_heads", "dv_heads"}:
+                most = max(most, _summed_heads_bytes(program, types["dk_heads"], kernels))
             if "lse_part" in types:
                 needed = plan_bytes([at_labels_buffer(program.plan.tp)])
                 most = max(most, needed + kernels.combined_loss_bytes(types["lse_part"].elements))
     return most
+
+
+def _summed_heads_bytes(program: Program, shared: TensorType, kernels: KernelSet) -> int:
+    """Return the scratch of a sum of gradients of keys whose heads several context ranks have."""
+    rows, width = shared.shape
+    run = rows // (program.plan.cp * program.plan.context_runs * program.plan.micro_batch_size) * width
+    out = shape_only(shared.dtype, (run,))
+    needed = kernels.scratch_bytes(
+        "mean_of_replicas", parts=[out] * program.plan.cp, out=out, accumulate=False, divisor=1.0
+    )
+    return plan_bytes([Buffer((run,), NUMPY_DTYPES[shared.dtype])]) + needed + kernels.scalar_bytes
 
 
 def at_labels_buffer(peers: int) -> Buffer:

@@ -17,19 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.model.context_rows import HeldRun, earlier_runs, held_runs, runs_by_holder
+from ratrain.ratrain_ir.model.context_rows import HeldRun, earlier_runs, held_runs, runs_by_holder, shared_rows
 from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.ratrain_ir.ops.collectives import (
-    STATE_OPS,
-    CombineLoss,
-    GatherKeys,
-    GatherRows,
-    ReduceKeys,
-    ReduceRows,
-    ReduceSums,
-)
+from ratrain.ratrain_ir.ops.collectives import STATE_OPS, CombineLoss, GatherRows, ReduceRows, ReduceSums
 from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.context_ranks import HEAD_OPS, KEY_OPS, GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
@@ -151,6 +144,49 @@ class TensorCollectives:
                 of_run = [found[each] for each in seen.viewers if each.number == number]
                 tensor_collectives.summed(of_run, out, (), self.scalars, self.scratch)
 
+    def gather_heads(self, instruction: Instruction) -> Phases:
+        """Exchange this rank's tokens of all heads for all tokens of its share of the heads, in packed parts."""
+        plan, pairs, (packed, arrived) = self._exchanged_heads(instruction)
+        for (own, shared), sent in zip(pairs, packed, strict=True):
+            for rank, place in enumerate(sent):
+                part = tensor_collectives.share_of_heads(own, shared, plan.cp, rank)
+                self.kernels.memory.copy(place.reshape(part.shape), part)
+        yield [self.contexts.ialltoall(*each) for each in zip(arrived, packed, strict=True)]
+        for (own, shared), received in zip(pairs, arrived, strict=True):
+            for holder, part in enumerate(received):
+                rows = part.reshape(len(own), *shared.shape[1:])
+                for run in shared_rows(plan, holder):
+                    self.kernels.memory.copy(shared[run.whole], rows[run.own])
+
+    def return_heads(self, instruction: Instruction) -> Phases:
+        """Exchange all tokens of this rank's share of the heads for its tokens of all heads, in packed parts.
+
+        Gradients of keys and values whose heads several ranks have are summed.
+        """
+        plan, pairs, (packed, arrived) = self._exchanged_heads(instruction)
+        for (own, shared), sent in zip(pairs, packed, strict=True):
+            for holder, place in enumerate(sent):
+                rows = place.reshape(len(own), shared.shape[1])
+                for run in shared_rows(plan, holder):
+                    self.kernels.memory.copy(rows[run.own], shared[run.whole])
+        yield [self.contexts.ialltoall(*each) for each in zip(arrived, packed, strict=True)]
+        for (own, shared), received in zip(pairs, arrived, strict=True):
+            copies = tensor_collectives.ranks_of_a_head(own, shared, plan.cp)
+            for first in range(0, plan.cp, copies):
+                total = received[first]
+                if copies > 1:
+                    parts = [received[rank] for rank in range(first, first + copies)]
+                    tensor_collectives.summed(parts, total, (), self.scalars, self.scratch)
+                out = tensor_collectives.share_of_heads(own, shared, plan.cp, first)
+                self.kernels.memory.copy(out, total.reshape(out.shape))
+
+    def _exchanged_heads(self, instruction: Instruction) -> tuple[Plan, list[tuple[Rows, Rows]], list[list[Rows]]]:
+        """Return the plan, the operands in pairs, and packed buffers of each: to be sent, and as they arrive."""
+        views = self.rank.by_role(instruction)
+        pairs = [(views[name], views[shared]) for name, shared in tensor_collectives.exchanged_names(views)]
+        buffers = self.staging.take_all(_arriving(self.rank, instruction))
+        return self.rank.program.plan, pairs, [buffers[: len(pairs)], buffers[len(pairs) :]]
+
     def _exchange(
         self,
         instruction: Instruction,
@@ -194,6 +230,8 @@ _PHASES: PerOp[Callable[[TensorCollectives, Instruction], Phases]] = PerOp(
         CombineLoss: TensorCollectives.combine_loss,
         GatherKeys: TensorCollectives.gather_keys,
         ReduceKeys: TensorCollectives.reduce_keys,
+        GatherHeads: TensorCollectives.gather_heads,
+        ReturnHeads: TensorCollectives.return_heads,
     },
     never=(*LONE_OPS, *MESSAGE_OPS, *STATE_OPS, Release),
 )
@@ -203,12 +241,16 @@ def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     """Return the buffers in which parts of an exchange arrive, one row from each rank.
 
     A sum has this rank's run of every part, or all of every part if it does not divide evenly. A loss has the
-    log-sum-exp of all rows and one number. A gather has none, but for keys: see `_arriving_keys`.
+    log-sum-exp of all rows and one number. A gather has none, but for keys: see `_arriving_keys`. Tokens and heads are
+    packed, to be sent and as they arrive.
     """
     peers = rank.program.plan.tp
-    if instruction.keyword in (GatherKeys.keyword, ReduceKeys.keyword):
+    if instruction.keyword in [kind.keyword for kind in KEY_OPS]:
         return _arriving_keys(rank, instruction)
     tensors = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}
+    if instruction.keyword in [kind.keyword for kind in HEAD_OPS]:
+        ranks, types = rank.program.plan.cp, [tensors[each] for _, each in tensor_collectives.exchanged_names(tensors)]
+        return 2 * [Buffer((ranks, type_.elements // ranks), NUMPY_DTYPES[type_.dtype]) for type_ in types]
     arriving = tensors.get("part") or tensors.get("lse_part")
     if arriving is None:
         return []

@@ -139,6 +139,7 @@ def test_every_key():
         16,
         1,
         "zigzag",
+        "keys",
         8,
         6,
         2,

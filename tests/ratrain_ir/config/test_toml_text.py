@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.optimizer import CLIPS, DECAYS
 from ratrain.ratrain_ir.config.plan import (
     ATTENTION_MASKS,
     ATTENTIONS,
+    CONTEXT_EXCHANGES,
     CONTEXT_LAYOUTS,
     DTYPES,
     KEYS,
@@ -93,6 +94,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tp": MANY,
     "cp": MANY,
     "context_layout": st.sampled_from(CONTEXT_LAYOUTS),
+    "context_exchange": st.sampled_from(CONTEXT_EXCHANGES),
     "cuts": st.lists(st.integers(), max_size=6).map(tuple),
     "micro_batch_size": MANY,
     "micro_batches": st.integers(1, 1 << 20),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from ratrain.ratrain_ir.model.context_rows import (
     run_of,
     runs_by_holder,
     sees,
+    shared_rows,
 )
 
 
@@ -39,6 +41,25 @@ def test_every_token_is_on_one_rank(plan: Plan) -> None:
     assert sorted(every) == list(range(plan.seq_len))
     for index, (rank, number) in enumerate(holders(plan)):
         assert run_of(plan, rank, number) == index
+
+
+@given(plans(), st.integers(1, 3))
+def test_rows_of_all_ranks_are_all_tokens_in_the_order_of_positions(plan: Plan, sequences: int) -> None:
+    plan = evolve(plan, micro_batch_size=sequences)
+    places: list[int] = []
+    for rank in range(plan.cp):
+        own = [row for run in shared_rows(plan, rank) for row in range(run.own.start, run.own.stop)]
+        assert own == list(range(sequences * plan.seq_len // plan.cp))
+        whole = [row for run in shared_rows(plan, rank) for row in range(run.whole.start, run.whole.stop)]
+        expected = [
+            sequence * plan.seq_len + position
+            for number in range(plan.context_runs)
+            for sequence in range(sequences)
+            for position in positions_of(plan, run_of(plan, rank, number))
+        ]
+        assert whole == expected
+        places += whole
+    assert sorted(places) == list(range(sequences * plan.seq_len))
 
 
 @given(plans())

@@ -185,6 +185,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "tp",
         "cp",
         "context_layout",
+        "context_exchange",
         "sequence_sharding",
         "zero_blocks",
         "shard_group",

@@ -11,10 +11,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.context_rows import held_runs, positions_of, run_of, runs_by_holder
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.runtime.arena.scratch import Scratch
@@ -24,6 +24,7 @@ from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.routine import Formal
 
 BATCH = 2

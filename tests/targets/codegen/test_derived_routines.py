@@ -207,6 +207,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "tp": 2,
     "cp": 2,
     "context_layout": "contiguous",
+    "context_exchange": "heads",
     "sequence_sharding": False,
     "zero_blocks": ZeroLevels.parse("mlp.* 0"),
     "shard_group": 3,

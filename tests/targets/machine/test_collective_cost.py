@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.config.rank_mapping import Tile
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.context_rows import run_length
 from ratrain.ratrain_ir.ops.base import Group
-from ratrain.ratrain_ir.ops.collectives import GatherKeys, ReduceKeys
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys, ReduceKeys
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import Mesh, grid
 from ratrain.targets.machine.collective_cost import (

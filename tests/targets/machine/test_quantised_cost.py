@@ -10,7 +10,7 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes, packed_nbytes
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.targets.machine.collective_cost import packed_reduction
+from ratrain.targets.machine.collective_cost import all_to_all
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.timing import collective_way, op_key, op_work
 from ratrain.targets.simulator.figures import timed_instruction
@@ -112,7 +112,7 @@ def test_steps_are_shorter_where_links_bind() -> None:
 def test_packed_gradients_go_straight_to_their_owners() -> None:
     """Whatever a machine sums otherwise: a sum on the way would be packed anew."""
     group = members_of(8, SHARED)
-    way = packed_reduction(8 * MIB, group)
+    way = all_to_all(8 * MIB, group, staged=True)
     assert way.name == "pairwise"
     assert sum(rounds.nbytes for rounds in way.rounds) == 7 * MIB
     rings = parse_machine('base = "mt3000"\nname = "rings"\ncollectives = ["ring"]\n', file="m.toml")

@@ -79,10 +79,26 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "1x1c4-window": {"model": WINDOW, "pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "loss_scale": 256.0},
     "1x2c4-window-of-some-layers": {"model": GEMMA3, "pp": 1, "cp": 4, "seq_len": 8, "context_layout": "contiguous"},
     "1x1c4-window-of-one-token": {"model": evolve(WINDOW, sliding_window=1), "pp": 1, "dp": 1, "cp": 4, "seq_len": 8},
+    "1x2c2-heads": {"pp": 1, "cp": 2, "seq_len": 12, "context_exchange": "heads"},
+    "1x1c4-heads-of-documents": {
+        "pp": 1,
+        "dp": 1,
+        "cp": 4,
+        "seq_len": 8,
+        "attention_mask": "document",
+        "context_exchange": "heads",
+    },
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
 }
 
-IN_THE_GATE = ("1x1x2-clipped", "1x2c2", "1x1c4-window", "1x2x2-each-micro-batch", "1x1x2-rows-not-shared-evenly")
+IN_THE_GATE = (
+    "1x1x2-clipped",
+    "1x2c2",
+    "1x1c4-heads-of-documents",
+    "1x1c4-window",
+    "1x2x2-each-micro-batch",
+    "1x1x2-rows-not-shared-evenly",
+)
 
 
 def program_of(name: str) -> Program:
@@ -161,6 +177,29 @@ def test_context_ranks_receive_the_bytes_of_the_formula(layout: str, monkeypatch
         times = steps * plan.micro_batches * MODEL.layers
         assert received[contexts, "iallgather"] == times * 2 * elements * 2  # forward and back, of f16
         assert received[contexts, "ialltoall"] == times * elements * 4
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_ranks_that_exchange_heads_receive_the_bytes_of_the_formula(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer and micro-batch: queries, keys, values and the output, forward and back, all in f16.
+
+    Where ranks are more than heads of keys, several have the same.
+    """
+    received: Counter[int] = Counter()
+    send = ThreadCommunicator.ialltoall
+
+    def counted(self: ThreadCommunicator, gathered: Any, parts: Any) -> Any:
+        received[id(self)] += gathered.nbytes * (self.size - 1) // self.size
+        return send(self, gathered, parts)
+
+    monkeypatch.setattr(ThreadCommunicator, "ialltoall", counted)
+    plan = make_plan(pp=1, dp=1, cp=cp, context_exchange="heads", seq_len=8, zero=0)
+    module = api.compile(MODEL, plan, passes="place-1f1b,recompute{policy=full},allocate-ddr")
+    for run in trained_by_threads(api.emit(module), 1):
+        contexts = id(run.engine.exchanges.contexts)  # type: ignore[attr-defined]
+        widths = 2 * (MODEL.heads + max(MODEL.kv_heads, cp)) * MODEL.head_dim
+        elements = plan.micro_batch_size * plan.seq_len // cp * widths * (cp - 1) // cp
+        assert received[contexts] == plan.micro_batches * MODEL.layers * 2 * elements * 2
 
 
 @pytest.mark.parametrize(("layout", "window"), [("contiguous", 3), ("contiguous", 6), ("zigzag", 3)])
