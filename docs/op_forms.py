@@ -33,7 +33,14 @@ from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.model.slots import head_gradient_slots, normed_gradient_slots, pending_slots, saved_slots
+from ratrain.ratrain_ir.model.slots import (
+    attended_slots,
+    head_gradient_slots,
+    normed_gradient_slots,
+    pending_slots,
+    saved_slots,
+    shared_head_slots,
+)
 from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, BlockOp, Forward, Recompute, Release
@@ -195,7 +202,7 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
     yield PassManager(FakeTarget()).run(lower(model, plan), "place-zb-h1{delay=1}")
     yield PassManager(FakeTarget()).run(lower(model, plan), BLOCKING)
     yield PassManager(FakeTarget(update_engine=Engine.HOST)).run(lower(model, plan), "insert-release,legalise")
-    if plan.tp == 1:
+    if plan.tp == 1 and not plan.exchanges_heads:
         yield PassManager(FakeTarget(stores=STORES)).run(lower(model, plan), STORING)
         yield PassManager(FakeTarget()).run(lower(model, plan), LENDING)
 
@@ -275,6 +282,7 @@ def _slot_groups(module: Module, unit: Block) -> Groups:
         "pending": pending_slots(module.model, module.plan, unit),
         "d": normed_gradient_slots(module.model, module.plan, unit)
         or head_gradient_slots(module.model, module.plan, unit),
+        "h": (*shared_head_slots(module.model, module.plan, unit), *attended_slots(module.model, module.plan, unit)),
     }
     return {
         prefix: tuple(Tensor(f"{prefix}.{slot.name}", StateKind.SAVED, slot.type) for slot in group)
