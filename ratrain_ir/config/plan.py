@@ -549,7 +549,9 @@ class Plan:
             if name is not None
         )
         sums = "" if self.accumulate == F32_SUMS else f" sums {self.accumulate}"
-        return f"{sizes_text(self, len(self.slices), self.cp)}{packed}{sums}{self.training.summary}"
+        return (
+            f"{sizes_text(self, len(self.slices), self.cp, self.context_exchange)}{packed}{sums}{self.training.summary}"
+        )
 
     @property
     def shape(self) -> PipelineShape:

@@ -10,15 +10,19 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from ratrain.ratrain_ir.config.plan_keys import OF_HEADS, OF_KEYS
 
-def sizes_text(of: Any, slices: int, contexts: int = 1) -> str:
+
+def sizes_text(of: Any, slices: int, contexts: int = 1, exchange: str = OF_KEYS) -> str:
     """Return the summary of a plan, or of a planner's shape, which has the same fields but for those given apart.
 
-    `slices` is their number, 0 or 1 for whole sequences; `contexts` that of context ranks.
+    `slices` is their number, 0 or 1 for whole sequences; `contexts` that of context ranks, `exchange` what these
+    exchange.
     """
+    context = "Ch" if exchange == OF_HEADS else "C"
     chunks = "" if of.chunks == 1 else f" V{of.chunks}"
     cut = "" if slices < 2 else f" k{slices}"
-    ranks = "".join(f" {letter}{size}" for letter, size in (("C", contexts), ("T", of.tp)) if size > 1)
+    ranks = "".join(f" {letter}{size}" for letter, size in ((context, contexts), ("T", of.tp)) if size > 1)
     return f"P{of.pp} D{of.dp}{ranks} b{of.micro_batch_size} M{of.micro_batches}{chunks}{cut} {state_text(of)}"
 
 
@@ -34,6 +38,7 @@ _MEANINGS = {
     r"\bP\d": "P stages",
     r"\bD\d": "D replicas",
     r"\bC\d": "C context ranks",
+    r"\bCh\d": "Ch context ranks that exchange heads",
     r"\bT\d": "T tensor-parallel ranks",
     r"\bb\d": "b sequences of a micro-batch",
     r"\bM\d": "M micro-batches",

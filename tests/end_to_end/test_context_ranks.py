@@ -271,7 +271,12 @@ def test_a_program_is_the_same_from_its_file(state: str, exchange: str) -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [{"cp": 2}, {"cp": 3, "context_layout": "contiguous"}, {}, {"cp": 4, "context_layout": "contiguous", "context_exchange": HEADS}],
+    [
+        {"cp": 2},
+        {"cp": 3, "context_layout": "contiguous"},
+        {},
+        {"cp": 4, "context_layout": "contiguous", "context_exchange": HEADS},
+    ],
     ids=str,
 )
 def test_a_run_goes_on_under_other_context_ranks(keys: dict[str, Any], tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
     shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
     shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp, cp=cp)
     cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
+    if cp > 1 and draw(st.booleans()):
+        shape = evolve(shape, exchange="heads")
     model = small_model(layers, wide=draw(st.booleans()))
     if tp == 1:
         model = draw(st.sampled_from([model, in_family(model, "gpt_neox", kv_heads=4), with_experts(model)]))
@@ -105,6 +107,8 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
         "collective_chunk": 4096.0,
     }
     machine = with_constants(near or load_machine(None), constants)
+    if shape.exchange == "heads":
+        assume("heads" in setting_of(model, named, machine).context_exchanges(tp, cp))
     assume(
         not any(problems(model, shape.plan(setting_of(model, named, machine), ())))
     )  # slices may have rows left over

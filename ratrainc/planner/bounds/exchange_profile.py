@@ -8,7 +8,7 @@ also do not count for the engine if a program may keep the tensors gathered for 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import fields, frozen
 
@@ -50,7 +50,8 @@ def no_exchanges(classes: int) -> ExchangeProfile:
 def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     """Read the exchanges of a shape off a module of one stage, one layer of each class and one micro-batch."""
     classes = setting.classes
-    peers = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
+    peers: dict[str, Any] = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
+    peers |= {"context_exchange": shape.exchange}
     plan = setting.shaped(**peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices))
     module = lower(classes.model, plan)
     target, stage = target_of(setting.machine), module.stages[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
 
+from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.topology import Mesh, mesh_of_shape
@@ -36,10 +37,10 @@ class Profiles:
     """The profiles of a setting; each is made once."""
 
     setting: SearchSetting
-    works: dict[tuple[int, int, int, int], WorkProfile] = field(factory=dict)
+    works: dict[tuple[int, int, int, int, str], WorkProfile] = field(factory=dict)
     states: dict[Shape, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
-    exchanged: dict[tuple[int, int, int, int, Members, Members], ExchangeProfile] = field(factory=dict)
+    exchanged: dict[tuple[int, int, int, int, str, Members, Members], ExchangeProfile] = field(factory=dict)
     timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
     """seconds of collectives and updates by dp, tp, shard and view group and tiles; levels decide which ops there are,
     not their seconds"""
@@ -50,15 +51,21 @@ class Profiles:
         """Return profiles under a machine that differs in links and collectives alone: `works` know none of them."""
         return Profiles(evolve(self.setting, machine=machine), works=self.works)
 
-    def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1) -> WorkProfile:
+    def work(
+        self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1, exchange: str = OF_KEYS
+    ) -> WorkProfile:
         """Return the profile of one micro-batch of a size, cut into slices, on one of its ranks.
 
-        `tp` tensor-parallel ranks share every block, `cp` context ranks the tokens.
+        `tp` tensor-parallel ranks share every block, `cp` context ranks the tokens, which `exchange` keys or heads.
         """
-        key = micro_batch_size, slices, tp, cp
+        key = micro_batch_size, slices, tp, cp, exchange
         if key not in self.works:
             self.works[key] = work_profile(self.setting, *key)
         return self.works[key]
+
+    def work_of(self, shape: Shape) -> WorkProfile:
+        """Return the profile of one micro-batch of a shape."""
+        return self.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange)
 
     def state(self, shape: Shape) -> StateProfile:
         """Return the profile of the training state of a shape's stages."""
@@ -74,7 +81,7 @@ class Profiles:
         key = (shape.pp, shape.replicas, shape.tp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        nbytes = self.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp).boundary
+        nbytes = self.work_of(shape).boundary
         return min(message_seconds(nbytes, link, self.setting.machine) for link in self.crossed[key])
 
     def exchange(self, shape: Shape) -> ExchangeProfile:
@@ -87,7 +94,7 @@ class Profiles:
             placement = Placement(self.setting.machine.link_groups, mesh, shape.stage.tiles or None)
             self.ranks_near[near] = placement.members(Group.TENSOR.value), placement.members(Group.CONTEXT.value)
         # how near the peers are decides the seconds, whatever mapping places them so
-        key = shape.micro_batch_size, shape.slices, shape.tp, shape.cp, *self.ranks_near[near]
+        key = shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange, *self.ranks_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
         return self.exchanged[key]

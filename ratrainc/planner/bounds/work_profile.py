@@ -21,10 +21,12 @@ from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, passes_gradient_on
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
+    attended_slots,
     computed_type,
     exchanged_type,
     kept_in_forward,
     saved_slots,
+    shared_head_slots,
     shares_rows,
     stream_type,
     token_type,
@@ -39,6 +41,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Project,
     Recompute,
 )
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.target import MachineTarget, target_of
 
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.space.layer_classes import LayerClasses
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
-_FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
+_FORWARD, _BACKWARD = (Forward, Project, Attend), (Backward, BackwardHeads, AttendBackward)
 """Ops that compute a block forward and back, with projections where norms span tensor-parallel ranks, or context ranks
 gather keys."""
 
@@ -112,11 +115,14 @@ class WorkProfile:
     """bytes that a layer holds from the input half of its backward to its weight half, if they are apart"""
 
 
-def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int) -> WorkProfile:
+def work_profile(
+    setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int, exchange: str
+) -> WorkProfile:
     """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` x `cp` ranks."""
     classes = setting.classes
     # the ops of two micro-batches may differ, and the lesser one bounds both
-    sizes = {"tp": tp, "cp": cp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
+    sizes = {"tp": tp, "cp": cp, "context_exchange": exchange}
+    sizes |= {"micro_batches": 2, "micro_batch_size": micro_batch_size}
     plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices))
     module = lower(classes.model, plan)
     target = target_of(setting.machine)
@@ -242,6 +248,7 @@ def _class_profile(
     own = stream if attention_goes_back else -stream if gathered else 0
     # context ranks keep no keys for a backward that there is not
     keys = always_kept if plan.cp == 1 or attention_goes_back else 0
+    keys += _shared_heads_bytes(model, plan, attention) if attention_goes_back else 0
     return _ClassProfile(
         forward,
         backward,
@@ -334,6 +341,12 @@ def _always_kept_bytes(model: ModelConfig, plan: Plan, attention: Block) -> int:
     """Return the bytes of a layer's slots that its forward keeps whatever is recovered."""
     always = kept_in_forward(model, plan, attention)
     return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, attention) if slot.name in always)
+
+
+def _shared_heads_bytes(model: ModelConfig, plan: Plan, attention: Block) -> int:
+    """Return the bytes of what a context rank's heads take and make of all tokens, which no recovery makes again."""
+    slots = (*shared_head_slots(model, plan, attention), *attended_slots(model, plan, attention))
+    return sum(aligned(slot.type.nbytes) for slot in slots)
 
 
 def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:

@@ -111,6 +111,7 @@ class Candidate:
             "pp": plan.pp,
             "dp": plan.dp,
             "cp": plan.cp,
+            "context_exchange": plan.context_exchange if plan.cp > 1 else None,
             "tp": plan.tp,
             "micro_batch_size": plan.micro_batch_size,
             "micro_batches": plan.micro_batches,

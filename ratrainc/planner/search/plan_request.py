@@ -159,6 +159,7 @@ class PlanRequest:
             seq_len=self.seq_len,
             peers=peers,
             contexts=contexts,
+            exchanges=self.setting.context_exchanges,
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,
             # a search that is not asked for context ranks has the fewest that may pay

@@ -58,8 +58,11 @@ def rejected_plans(
     lost += [row(f"P{pp}", own, [s for s in own.shapes if s.pp == pp]) for pp in sorted(stages & near)]
     others = sorted(peers - {best.shape.tp})
     lost += [row(f"T{tp}", own, [s for s in own.shapes if s.tp == tp], explained=True) for tp in others]
-    contexts = sorted({shape.cp for shape in own.shapes} - {best.shape.cp})
-    lost += [row(f"C{cp}", own, [s for s in own.shapes if s.cp == cp], explained=True) for cp in contexts]
+    for cp in sorted({shape.cp for shape in own.shapes} - {best.shape.cp}):
+        lost.append(row(f"C{cp}", own, [s for s in own.shapes if s.cp == cp], explained=True))
+    as_many = [s for s in own.shapes if s.cp == best.shape.cp and s.exchange != best.shape.exchange]
+    if as_many:
+        lost.append(row(f"C{best.shape.cp} with {as_many[0].exchange}", own, as_many, explained=True))
     as_deep = [shape for shape in own.shapes if shape.pp == best.shape.pp]
     for mode in sorted({_mode(shape) for shape in as_deep} - {_mode(best.shape)}):
         shapes = [shape for shape in as_deep if _mode(shape) == mode]

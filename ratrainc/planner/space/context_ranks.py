@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
@@ -59,8 +60,10 @@ def _problem(setting: SearchSetting, contexts: int) -> tuple[str, str] | None:
     """Return why `contexts` context ranks cannot compute a template's sequences, and a way out; None if they can."""
     if contexts == 1:
         return None
+    # of a template alone it may be heads: some numbers of tensor-parallel ranks need keys, and those have these
+    exchange = setting.template.context_exchange if setting.template.cp > 1 else OF_KEYS
     try:
-        check_plan(Shape(1, 1, 1, 1, 0, "last", cp=contexts).plan(setting, ()), setting.model)
+        check_plan(Shape(1, 1, 1, 1, 0, "last", cp=contexts, exchange=exchange).plan(setting, ()), setting.model)
     except DiagnosticError as error:
         return error.diagnostics[0].message, error.diagnostics[0].help or ""
     return None

@@ -13,7 +13,8 @@ from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_EXCHANGES, OF_KEYS, ZIGZAG
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model, shares_heads
 from ratrain.ratrainc.planner.space.layer_classes import LayerClasses, layer_classes
 from ratrain.targets.machine.machine import Machine
 
@@ -62,6 +63,15 @@ class SearchSetting:
         """Return which tokens each of `contexts` context ranks has; the usual ones for a single rank, which has all."""
         return self.template.context_layout if contexts > 1 else ZIGZAG
 
+    def context_exchanges(self, peers: int, contexts: int) -> tuple[str, ...]:
+        """Return what so many ranks may exchange for attention: what a template with context ranks does, else all."""
+        if contexts == 1:
+            return (OF_KEYS,)
+        wanted = (self.template.context_exchange,) if self.template.cp > 1 else CONTEXT_EXCHANGES
+        own = rank_model(self.model, self.shaped(tp=peers))
+        shares = shares_heads(own, contexts) and self.model.position != "alibi"
+        return tuple(each for each in wanted if each == OF_KEYS or shares)
+
     def shaped(self, **shape: Any) -> Plan:
         """Return the template with another shape; keys left out stand for one rank, one micro-batch and whole state.
 
@@ -69,5 +79,6 @@ class SearchSetting:
         """
         usual: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cuts": (), "micro_batches": 1, "zero": 0, "reduce": "last"}
         given = usual | {"cp": 1, "mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
-        rows = self.shards_sequences(given["tp"])
-        return evolve(self.template, **given, sequence_sharding=rows, context_layout=self.context_layout(given["cp"]))
+        rows, cp = self.shards_sequences(given["tp"]), given["cp"]
+        given.setdefault("context_exchange", OF_KEYS)
+        return evolve(self.template, **given, sequence_sharding=rows, context_layout=self.context_layout(cp))

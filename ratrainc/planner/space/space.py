@@ -7,7 +7,7 @@ divided into the chunks and slices of the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
 from ratrain.ratrain_ir.config.plan_summary import sizes_text
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
@@ -64,6 +65,8 @@ class Shape:
     view_group: int | None = field(default=None, order=lambda group: group or 0)
     """replicas that have views of level 3 between them; None: these are gathered of shards"""
     cp: int = 1
+    exchange: str = OF_KEYS
+    """what context ranks exchange for attention"""
 
     @property
     def clusters(self) -> int:
@@ -83,7 +86,7 @@ class Shape:
     @property
     def summary(self) -> str:
         """Sizes and levels in the words of a plan's summary."""
-        return sizes_text(self, self.slices, self.cp)
+        return sizes_text(self, self.slices, self.cp, self.exchange)
 
     @property
     def pipeline(self) -> PipelineShape:
@@ -102,7 +105,7 @@ class Shape:
         Context ranks count as replicas, which they are to the state.
         """
         tiles = tuple(evolve(tile, stages=1) for tile in self.tiles)
-        whole = evolve(self, dp=self.replicas, cp=1, tiles=tiles)
+        whole = evolve(self, dp=self.replicas, cp=1, exchange=OF_KEYS, tiles=tiles)
         return evolve(whole, pp=1, micro_batch_size=1, micro_batches=1, chunks=1, layout="loop", slices=1)
 
     @property
@@ -126,6 +129,7 @@ class Shape:
             slices=setting.slice_lengths(self.slices),
             cp=self.cp,
             context_layout=setting.context_layout(self.cp),
+            context_exchange=self.exchange,
             tp=self.tp,
             sequence_sharding=setting.shards_sequences(self.tp),
             zero_blocks=self.zero_blocks,
@@ -145,6 +149,7 @@ def shapes(
     seq_len: int = 1,
     peers: tuple[int, ...] = (1,),
     contexts: tuple[int, ...] = (1,),
+    exchanges: Callable[[int, int], tuple[str, ...]] = lambda *_: (OF_KEYS,),
     ends: tuple[int, ...] = (),
     slices_of_one: bool = False,
     contexts_of_one: bool = False,
@@ -154,7 +159,8 @@ def shapes(
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
     the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks, whose
-    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone. `ends`
+    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone.
+    `exchanges` gives what so many of both may exchange for attention. `ends`
     are the ZeRO levels that embedding and head may have of their own; if there are any, shards, or views of level 3
     alone, may also be kept within groups of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the
     machine has fewer clusters.
@@ -163,8 +169,9 @@ def shapes(
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {number_of(most, 'cluster')}, {clusters} are asked for")
     ways = divisions(schedule)
+    ranks = tuple((tp, cp, each) for tp, cp in product(peers, contexts) for each in exchanges(tp, cp))
     whole = _whole_shapes(
-        model.layers, clusters, global_batch, modes, groups, peers, contexts, ends, contexts_of_one=contexts_of_one
+        model.layers, clusters, global_batch, modes, groups, ranks, ends, contexts_of_one=contexts_of_one
     )
     space = [
         divided
@@ -206,7 +213,7 @@ def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, 
                 continue
             s = shape  # not `evolve`, which takes several times as long: shapes are many
             sizes = s.pp, s.dp, s.micro_batch_size, s.micro_batches, s.zero, s.reduce, s.tiles
-            yield Shape(*sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group, s.cp)
+            yield Shape(*sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group, s.cp, s.exchange)
 
 
 @lru_cache(maxsize=1)
@@ -216,8 +223,7 @@ def _whole_shapes(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
-    peers: tuple[int, ...],
-    contexts: tuple[int, ...],
+    ranks: tuple[tuple[int, int, str], ...],
     ends: tuple[int, ...],
     *,
     contexts_of_one: bool,
@@ -225,9 +231,9 @@ def _whole_shapes(
     """Return the shapes of one chunk a stage and whole micro-batches; cached, as all schedules divide the same ones."""
     return tuple(
         shape
-        for tp, cp in product(peers, contexts)
-        for shape in _of_ranks(layers, clusters, global_batch, modes, groups, tp, cp, ends)
-        if not (contexts_of_one and cp > 1 < shape.micro_batch_size)
+        for of_ranks in ranks
+        for shape in _of_ranks(layers, clusters, global_batch, modes, groups, of_ranks, ends)
+        if not (contexts_of_one and shape.cp > 1 < shape.micro_batch_size)
     )
 
 
@@ -237,10 +243,10 @@ def _of_ranks(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
-    tp: int,
-    cp: int,
+    ranks: tuple[int, int, str],
     ends: tuple[int, ...],
 ) -> Iterator[Shape]:
+    tp, cp, exchange = ranks
     replicas = [d for d in divisors(global_batch) if d * cp * tp <= clusters]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
@@ -248,7 +254,8 @@ def _of_ranks(
             mapped = tilings(pp, dp * cp, clusters, groups, tp)
             states = modes if dp * cp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
-                shape = Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp, cp=cp)
+                numbers = pp, dp, size, global_batch // dp // size
+                shape = Shape(*numbers, zero, reduce, tiles, tp=tp, cp=cp, exchange=exchange)
                 yield shape
                 if ends and zero:
                     yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
