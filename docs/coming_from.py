@@ -63,8 +63,8 @@ own; the files of axolotl, LLaMA-Factory, TRL, transformers, accelerate, torchtu
   optimizer without its type.
 - Cuts that a file does not say are `cuts = "auto"`.
 - Context ranks (`cp`) have an early and a late run of each sequence's tokens, as in Megatron-LM and torchtitan, and share out
-  state as replicas do. Ranks that share out heads (Ulysses) or pass keys around become context ranks too: here keys and values
-  are gathered, and numbers are the same but for rounding. A length that they cannot share is refused at its place.
+  state as replicas do. Ranks that share out heads (Ulysses, Megatron-Core's a2a) do so here (`context_exchange`). Those that pass
+  keys around gather them here, and numbers are the same but for rounding. A length that they cannot share is refused at its place.
 - Warm-up counts the first step as one. Megatron-LM counts it as none; DeepSpeed's first two steps have its least rate.
 - After the warm-up the rates of Megatron-LM and torchtitan are the plan's, step by step. DeepSpeed's WarmupDecayLR is a step
   behind the plan: a step has the rate that the plan has one step before; its WarmupCosineLR is not. Versions of torchtitan with

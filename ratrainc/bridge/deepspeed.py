@@ -7,7 +7,7 @@ from typing import Any
 
 from ratrain.ratrain_ir.config.optimizer import LINEAR
 from ratrain.ratrain_ir.config.plan import Optimizer
-from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS
+from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS, OF_HEADS
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import (
     ADAM_W,
@@ -110,8 +110,10 @@ def _read(reader: SettingsReader) -> None:
 
 
 def _put_context_layout(reader: SettingsReader) -> None:
-    """Put one run of each sequence a context rank, as DeepSpeed cuts it, if two of each do not go into the length."""
+    """Put what Ulysses exchanges, and one run of each sequence a rank, as it cuts, if two do not go into the length."""
     cp, length = reader.values.get("cp", 1), reader.values.get("seq_len")
+    if cp > 1:
+        reader.put("context_exchange", OF_HEADS, SEQUENCE_RANKS)
     if length is not None and length % cp == 0 and length % (2 * cp):
         reader.put("context_layout", CONTIGUOUS, SEQUENCE_RANKS)
         reader.defaults["context_layout"] = Default(CONTIGUOUS, ULYSSES)

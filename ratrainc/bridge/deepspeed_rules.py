@@ -118,7 +118,7 @@ RULES: dict[str, Rule] = {
     TIMES: Rule("micro_batches", "unchanged; where it is 'auto', by the two above"),
     STAGES: Rule("pp", "a number; else --pp says it, as the model's code does"),
     PEERS: Rule("tp", "unchanged; 0 is 1"),
-    SEQUENCE_RANKS: Rule("cp", "unchanged: keys and values are gathered, in the place of Ulysses' heads"),
+    SEQUENCE_RANKS: Rule("cp, context_exchange", "unchanged; with several, heads"),
     REPLICAS: Rule("dp", "the replicas, which it must be"),
     CLIP: Rule("clip, max_norm", f"global; none where 0{_AUTO}max-norm says it", 1.0, CLIP_SOURCE),
     ZERO: Rule("zero, reduce", "of old versions: true is stage 1, false 0"),

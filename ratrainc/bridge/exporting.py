@@ -31,6 +31,7 @@ _WHY = {
     "slices": f"micro-batches pass whole there; {_TABLE}",
     "mapping": "the launcher says which ranks are neighbours",
     "context_layout": "a context rank has an early and a late run of tokens there",
+    "context_exchange": "the settings that are written say of context ranks how many there are",
     "head_chunk": "the head computes as its kernels do there",
     "mlp_chunk": "an mlp computes all rows at a time there",
     "logits": "the head computes as its kernels do there",

@@ -77,7 +77,7 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
         at = sum(item.name.startswith("place-") for item in passes)
         named = evolve(named, passes=pipeline_text([*passes[:at], hiding, *passes[at:]]))
     chunks, layout, slices = draw(st.sampled_from(divisions(named.schedule or "1f1b")))
-    cp = 1 if slices > 1 else draw(contexts)
+    cp = draw(contexts)
     fewest = 2 if chunks > 1 else 1
     layers = draw(st.integers(fewest * chunks, max(6, fewest * chunks)))
     pp = draw(st.integers(fewest, min(layers // chunks, 4)))
@@ -90,7 +90,7 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
     shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
     shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp, cp=cp)
     cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
-    if cp > 1 and draw(st.booleans()):
+    if cp > 1 == slices and draw(st.booleans()):
         shape = evolve(shape, exchange="heads")
     model = small_model(layers, wide=draw(st.booleans()))
     if tp == 1:

@@ -23,7 +23,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from ratrain.ratrain_ir.config.optimizer import LINEAR, Optimizer
-from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS
+from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS, OF_HEADS
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Place, shown
@@ -39,7 +39,16 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
     stays_level,
 )
 from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
-from ratrain.ratrainc.bridge.jobs.job import OF_TRAINER, Attention, Checkpointing, Job, Origin, Sharding, location_of
+from ratrain.ratrainc.bridge.jobs.job import (
+    OF_TRAINER,
+    Attention,
+    Checkpointing,
+    Context,
+    Job,
+    Origin,
+    Sharding,
+    location_of,
+)
 from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
 _FULLY = (Sharding.FSDP1, Sharding.FSDP2)
@@ -223,6 +232,8 @@ class JobPlan:
             self.put("sequence_sharding", job.sequence_sharding, "sequence_sharding", "tp")
         if job.cp > 1:
             self.put("cp", job.cp, "cp")
+            if job.context is Context.HEADS:
+                self.put("context_exchange", OF_HEADS, "context", "cp")
             self._context_layout()
         if job.virtual_stages > 1:
             self.put("chunks", job.virtual_stages, "virtual_stages")
@@ -536,7 +547,7 @@ class JobPlan:
             ("sizes", dict(job.sizes), "of the framework's buffers, which a plan does not have"),
         ):
             origin = job.origins.get(name)
-            if origin is not None and not origin.default:
+            if origin is not None and not origin.default and value != Context.HEADS.value:
                 self.leave(name, value, why)
         for note in job.ignored:
             if note.key.endswith("nvme_path") and job.offload_optimizer:

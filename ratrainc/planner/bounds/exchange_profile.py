@@ -52,7 +52,9 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     classes = setting.classes
     peers: dict[str, Any] = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
     peers |= {"context_exchange": shape.exchange}
-    plan = setting.shaped(**peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices))
+    plan = setting.shaped(
+        **peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices, shape.cp)
+    )
     module = lower(classes.model, plan)
     target, stage = target_of(setting.machine), module.stages[0]
     found: dict[str, dict[Block, float]] = {field.name: defaultdict(float) for field in fields(ExchangeProfile)}

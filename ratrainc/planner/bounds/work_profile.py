@@ -123,7 +123,7 @@ def work_profile(
     # the ops of two micro-batches may differ, and the lesser one bounds both
     sizes = {"tp": tp, "cp": cp, "context_exchange": exchange}
     sizes |= {"micro_batches": 2, "micro_batch_size": micro_batch_size}
-    plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices))
+    plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices, cp))
     module = lower(classes.model, plan)
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time

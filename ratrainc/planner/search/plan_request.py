@@ -145,10 +145,11 @@ class PlanRequest:
         if (least := peers[0] * contexts[0]) > self.clusters:
             text = f"{peers[0]} tensor-parallel x {contexts[0]} context ranks take {least} of {self.clusters} clusters"
             fail("RT064", text, help="use more clusters, or fewer of these ranks (--tp, --cp)")
-        if 1 not in contexts and all(slices > 1 for *_, slices in divisions(self.schedule)):
+        sliced = all(slices > 1 for *_, slices in divisions(self.schedule))
+        if sliced and 1 not in contexts and self.setting.template.exchanges_heads:
             title = SCHEDULES[self.schedule].title
-            text = f"{title} cuts sequences into slices, and the planner has no slices of context ranks"
-            fail("RT064", text, help="use --cp 1, or another schedule")
+            text = f"{title} cuts sequences into slices, over which context ranks do not exchange heads"
+            fail("RT064", text, help='use --cp 1, another schedule, or a plan with context_exchange = "keys"')
         space = shapes(
             self.model,
             self.clusters,

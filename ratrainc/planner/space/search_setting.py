@@ -13,7 +13,7 @@ from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_keys import CONTEXT_EXCHANGES, OF_KEYS, ZIGZAG
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_EXCHANGES, OF_KEYS, ZIGZAG, runs_of_context
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, shares_heads
 from ratrain.ratrainc.planner.space.layer_classes import LayerClasses, layer_classes
 from ratrain.targets.machine.machine import Machine
@@ -51,9 +51,10 @@ class SearchSetting:
         """True if the pipeline may keep tensors that ranks gathered for a forward until its backward."""
         return any(p.policy == "auto" and p.gathered == "auto" for p in self._recovering)
 
-    def slice_lengths(self, count: int) -> tuple[int, ...]:
-        """Return the tokens of each of `count` slices of even work; empty if micro-batches pass whole."""
-        return even_work_lengths(self.model, self.template.seq_len, count) if count > 1 else ()
+    def slice_lengths(self, count: int, contexts: int) -> tuple[int, ...]:
+        """Return the tokens of each of `count` slices of even work, which context ranks share out; empty for one."""
+        unit = runs_of_context(contexts, self.template.context_layout)
+        return even_work_lengths(self.model, self.template.seq_len, count, unit) if count > 1 else ()
 
     def shards_sequences(self, peers: int) -> bool:
         """Return True if `peers` tensor-parallel ranks share out the rows of activations; a single one has all rows."""
@@ -64,7 +65,7 @@ class SearchSetting:
         return self.template.context_layout if contexts > 1 else ZIGZAG
 
     def context_exchanges(self, peers: int, contexts: int) -> tuple[str, ...]:
-        """Return what so many ranks may exchange for attention: what a template with context ranks does, else all."""
+        """Return what context ranks may exchange for attention: what a template that has several does, else all."""
         if contexts == 1:
             return (OF_KEYS,)
         wanted = (self.template.context_exchange,) if self.template.cp > 1 else CONTEXT_EXCHANGES

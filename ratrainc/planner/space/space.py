@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
+from ratrain.ratrain_ir.config.plan_keys import OF_HEADS, OF_KEYS
 from ratrain.ratrain_ir.config.plan_summary import sizes_text
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
@@ -126,7 +126,7 @@ class Shape:
             mapping=self.mapping,
             chunks=self.chunks,
             layout=self.layout,
-            slices=setting.slice_lengths(self.slices),
+            slices=setting.slice_lengths(self.slices, self.cp),
             cp=self.cp,
             context_layout=setting.context_layout(self.cp),
             context_exchange=self.exchange,
@@ -158,12 +158,11 @@ def shapes(
 
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
-    the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks, whose
-    sequences are not cut into slices; with `contexts_of_one` several have micro-batches of one sequence alone.
-    `exchanges` gives what so many of both may exchange for attention. `ends`
-    are the ZeRO levels that embedding and head may have of their own; if there are any, shards, or views of level 3
-    alone, may also be kept within groups of near replicas. Raises `DiagnosticError` RT064 if there is no shape, or the
-    machine has fewer clusters.
+    the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks; with
+    `contexts_of_one` several have micro-batches of one sequence alone. `exchanges` gives what a number of each may
+    exchange for attention. `ends` are the ZeRO levels that embedding and head may have of their own; if there are any,
+    shards, or views of level 3 alone, may also be kept within groups of near replicas. Raises `DiagnosticError`
+    RT064 if there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:
@@ -205,9 +204,11 @@ _NUMBERS = (1, 2, 4, 8)
 
 def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, slices_at_most: int) -> Iterator[Shape]:
     for chunks, layout, slices in ways:
-        if slices > 1 < shape.cp:
+        if slices > 1 and shape.exchange == OF_HEADS:
             continue
-        if slices <= slices_at_most and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
+        # each context rank has up to two runs of a slice
+        least = slices * 2 * shape.cp if slices > 1 < shape.cp else slices
+        if least <= slices_at_most and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
             if (chunks, layout, slices) == (shape.chunks, shape.layout, shape.slices):
                 yield shape
                 continue

@@ -106,7 +106,7 @@ def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shap
 def _shares_rows(setting: SearchSetting, tp: int, cp: int, micro_batch_size: int, slices: int) -> bool:
     if tp == 1:
         return True
-    lengths = setting.slice_lengths(slices)
+    lengths = setting.slice_lengths(slices, cp)
     plan = setting.shaped(tp=tp, cp=cp, micro_batch_size=micro_batch_size, slices=lengths)
     if cp > 1 and norms_over_ranks(setting.model, plan):
         return False

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
@@ -222,6 +223,8 @@ def test_one_run_a_rank_where_the_framework_cuts_so_and_two_do_not_go_in(name: s
     text, framework, options, source = ONE_RUN[name]
     made = of_job(tmp_path, text, framework, **options)
     assert (made.plan.seq_len, made.plan.cp, made.plan.context_layout) == (62, 2, "contiguous")
+    assert (made.plan.context_exchange == "heads") is ("Ulysses" in source)
+    assert not any("keys and values are gathered" in left.why for left in made.left if "heads" in name)
     assert source in made.defaults["context_layout"].source
     assert f'defaults: context_layout = "contiguous" ({made.defaults["context_layout"].source})' in "".join(
         made.text().replace("\n# ", " ")
@@ -231,7 +234,7 @@ def test_one_run_a_rank_where_the_framework_cuts_so_and_two_do_not_go_in(name: s
 def test_one_run_a_rank_of_deepspeed_itself() -> None:
     asked = Asked(clusters=16, seq_len=60)
     made = imported(FRAMEWORKS["deepspeed"], "x", DEEPSPEED % (1, ""), asked)
-    assert (made.plan.cp, made.plan.context_layout) == (4, "contiguous")
+    assert (made.plan.cp, made.plan.context_layout, made.plan.context_exchange) == (4, "contiguous", "heads")
     assert "UlyssesSPAttentionHF" in made.defaults["context_layout"].source
     assert "context_layout" not in read("deepspeed", DEEPSPEED % (1, "")).defaults
 
@@ -304,5 +307,7 @@ def test_a_run_of_neighbouring_tokens_is_not_expressed_and_one_rank_says_nothing
     missing = {each.key: each for each in export_plan(framework, plan, MODEL).missing}
     assert missing["context_layout"].instead is None or "zigzag" in missing["context_layout"].instead
     assert "early and a late run" in missing["context_layout"].why
+    heads = evolve(plan, context_layout="zigzag", context_exchange="heads")
+    assert {each.key for each in export_plan(framework, heads, MODEL).missing} >= {"context_exchange"}
     alone = Plan(pp=1, dp=2, cuts=(), micro_batch_size=1, micro_batches=2, seq_len=512)
     assert "context" not in export_plan(framework, alone, MODEL).text

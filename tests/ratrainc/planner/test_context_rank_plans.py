@@ -97,8 +97,11 @@ def test_ranks_that_nobody_asked_for_have_many_tokens_each_and_one_sequence_in_a
         ((3,), {}, "3 context ranks cut a sequence of 32 tokens into 6 equal runs"),
         (
             (2,),
-            {"strategy": strategy("seq1f1b")},
-            "cuts sequences into slices, and the planner has no slices of context ranks",
+            {
+                "strategy": strategy("seq1f1b"),
+                "plan_template": evolve(template(32), cp=2, context_exchange="heads"),
+            },
+            "cuts sequences into slices, over which context ranks do not exchange heads",
         ),
         ((2,), {"plan_template": evolve(template(32), attention="scores-kept")}, "holds the scores of whole sequences"),
         ((4,), {"peers": (2,)}, "2 tensor-parallel x 4 context ranks take 8 of 6 clusters"),
@@ -110,6 +113,32 @@ def test_context_ranks_that_no_plan_can_have_are_refused(contexts, changes, text
     request = evolve(small_request(clusters=6, batch=2), contexts=contexts, **changes)
     with pytest.raises(DiagnosticError, match=text):
         request.shapes()
+
+
+def test_context_ranks_exchange_heads_where_these_can_be_shared_out_and_sequences_are_whole() -> None:
+    request = evolve(small_request(name="seq1f1b", clusters=8, batch=2), contexts=(1, 2, 4), peers=(1, 2))
+    sliced = {(shape.cp > 1, shape.slices > 1, shape.exchange) for shape in request.shapes()}
+    assert sliced == {(False, True, "keys"), (True, True, "keys")}
+    request = evolve(request, strategy=strategy("baseline-1f1b"))
+    found = {(shape.tp, shape.cp, shape.exchange) for shape in request.shapes()}
+    assert {(tp, cp) for tp, cp, exchange in found if exchange == "heads"} == {
+        (tp, cp) for tp in (1, 2) for cp in (2, 4) if not MODEL.heads // tp % cp
+    }
+    asked = evolve(request, plan_template=evolve(template(32), cp=2, context_exchange="heads"))
+    assert {shape.exchange for shape in asked.shapes() if shape.cp > 1} == {"heads"}
+    alibi = evolve(request, model=evolve(MODEL, position="alibi"))
+    assert {shape.exchange for shape in alibi.shapes()} == {"keys"}
+
+
+def test_heads_are_exchanged_where_that_moves_fewer_bytes() -> None:
+    """Keys have as many heads as queries: of four ranks each moves half the bytes, and links are slow."""
+    model = evolve(MODEL, kv_heads=MODEL.heads)
+    request = evolve(small_request(name="baseline-1f1b", clusters=4, batch=1), contexts=(4,), peers=(1,), model=model)
+    answer = Search(evolve(request, machine=with_constants(request.machine, NEAR))).run()
+    assert answer.best is not None
+    assert answer.best.plan.context_exchange == "heads"
+    (reason,) = [row.reason for row in answer.rejected_plans if row.text == "C4 with keys"]
+    assert "slower" in reason
 
 
 def test_ranks_that_norm_together_have_context_ranks_alone() -> None:
@@ -246,7 +275,7 @@ def test_the_option_says_what_it_is(folder: Path, capsys: pytest.CaptureFixture[
     words = ("plan", "--model", folder / "m.json", *SIZE, "--quick")
     assert "'x' is not a list of numbers of context ranks like 1,2,4" in printed(capsys, *words, "--cp", "x", code=2)
     text = printed(capsys, *words, "--cp", "2")
-    assert "C context ranks" in text
+    assert "context ranks, b sequences" in text or "context ranks that exchange heads, b sequences" in text
     fixed = ("scale", "--model", folder / "m.json", "--clusters", 2, "--plan", folder / f"{ZIGZAG}.toml")
     assert "is for a search: with --plan there is none" in printed(capsys, *fixed, "--cp", "2", code=2)
 
