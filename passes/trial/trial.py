@@ -12,9 +12,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 from attrs import define, field
 
-from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
+from ratrain.passes.memory.allocation import Effort, ProblemColumns, allocate
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.trial.list_times import ListTimes, TimedRows
 from ratrain.passes.trial.overlap import Occupancy, occupancy
@@ -173,17 +174,17 @@ def at_own_addresses(module: Module) -> Module:
     return copy
 
 
-def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
+def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> ProblemColumns:
     """Return the placement problem of a stage's tensors in one memory, in declaration order.
 
     With `apart`, a received tensor never shares bytes with a sent one.
     """
-    stage = lives.stage
-    tensors = lives.tensors
-    sides: dict[Tensor, int] = {}
+    stage, counts = lives.stage, lives.counts
+    placed = counts > 0
+    sizes, sides = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64)
+    sizes[placed] = lives.sizes[np.cumsum(counts)[placed] - 1]
     if apart:
-        sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
-        sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
-    sizes = [aligned(t.type.nbytes) for t in tensors]
-    intervals = list(lives.intervals.values())
-    return AllocationProblem(sizes, intervals, len(stage.ops), [sides.get(t, 0) for t in tensors] if sides else None)
+        received = {tensor for op in stage.ops if type(op) is Recv for tensor in op.writes}
+        sent = {tensor for op in stage.ops if type(op) is Send for tensor in op.reads}
+        sides[:] = [-1 if tensor in sent else int(tensor in received) for tensor in lives.tensors]
+    return ProblemColumns(sizes, sides, counts, lives.starts, lives.stops)

@@ -33,6 +33,11 @@ MOST_LISTS = 256
 FARTHEST = 1 << 62
 """Begin of the range behind the last one of a list."""
 
+BEGIN, USED, ROOM, TURN = range(4)
+"""Columns of a list's head: its first range in the pool, its ranges, those that there is space for, when it was met."""
+LOW, HIGH = range(2)
+"""Columns of a range: its first byte, and its exclusive end."""
+
 
 @compiled
 def first_fit(
@@ -56,13 +61,11 @@ def first_fit(
     while leaves < sections:
         leaves *= 2
     lists = 4 * leaves + 2  # 2v and 2v + 1 are `over` and `within` of node v; the last two hold the bytes of each side
-    base = np.zeros(lists, np.int64)
-    used = np.zeros(lists, np.int64)
-    room = np.zeros(lists, np.int64)
-    marked = np.full(lists, -1, np.int64)
-    # All lists live in one pool: list l has its ranges at [base[l], base[l] + used[l]), and space for room[l].
-    lows = np.empty(64 * len(order) + 64, np.int64)
-    highs = np.empty(64 * len(order) + 64, np.int64)
+    # All lists live in one pool. A head, and a range, are a row each, so that one cache line has all of it.
+    heads = np.zeros((lists, 4), np.int64)
+    for index in range(lists):
+        heads[index, TURN] = -1
+    pool = np.empty((64 * len(order) + 64, 2), np.int64)
     met = np.empty(2 * MOST_LISTS, np.int64)
     at = np.empty(2 * MOST_LISTS, np.int64)
     ahead = np.empty(2 * MOST_LISTS, np.int64)
@@ -75,15 +78,15 @@ def first_fit(
         for span in range(first[buffer], first[buffer + 1] if turn >= pinned else first[buffer]):
             if count + MOST_LISTS > len(met):
                 met, at, ahead = doubled(met), doubled(at), doubled(ahead)
-            count = meeting(starts[span], stops[span], leaves, turn, above, marked, used, met, count)
+            count = meeting(starts[span], stops[span], leaves, turn, above, heads, met, count)
         if sides[buffer] != 0:
             opposite = lists - 1 if sides[buffer] > 0 else lists - 2
-            if used[opposite] > 0:
+            if heads[opposite, USED] > 0:
                 met[count] = opposite
                 count += 1
         low = offsets[buffer]
         if turn >= pinned:
-            low = lowest_gap(sizes[buffer], met, at, ahead, count, base, used, lows, highs)
+            low = lowest_gap(sizes[buffer], met, at, ahead, count, heads, pool)
         high = low + sizes[buffer]
         offsets[buffer] = low
         top = max(top, high)
@@ -106,22 +109,22 @@ def first_fit(
                         right -= 1
                         node = right
                     if node < leaves:
-                        while free + 2 * room[2 * node] + FIRST_ROOM > len(lows):
-                            lows, highs = doubled(lows), doubled(highs)
-                        held, free = insert(2 * node, low, high, base, used, room, lows, highs, free)
+                        while free + 2 * heads[2 * node, ROOM] + FIRST_ROOM > len(pool):
+                            pool = doubled_pool(pool)
+                        held, free = insert(2 * node, low, high, heads, pool, free)
                     held = False
                     while node > 0 and not held:  # used ancestors hold everything that a node holds
-                        while free + 2 * room[2 * node + 1] + FIRST_ROOM > len(lows):
-                            lows, highs = doubled(lows), doubled(highs)
-                        held, free = insert(2 * node + 1, low, high, base, used, room, lows, highs, free)
+                        while free + 2 * heads[2 * node + 1, ROOM] + FIRST_ROOM > len(pool):
+                            pool = doubled_pool(pool)
+                        held, free = insert(2 * node + 1, low, high, heads, pool, free)
                         node = above[node]
                 left //= 2
                 right //= 2
         if sides[buffer] != 0:
             own = lists - 2 if sides[buffer] > 0 else lists - 1
-            while free + 2 * room[own] + FIRST_ROOM > len(lows):
-                lows, highs = doubled(lows), doubled(highs)
-            held, free = insert(own, low, high, base, used, room, lows, highs, free)
+            while free + 2 * heads[own, ROOM] + FIRST_ROOM > len(pool):
+                pool = doubled_pool(pool)
+            held, free = insert(own, low, high, heads, pool, free)
     return top
 
 
@@ -131,6 +134,15 @@ def doubled(values: Int64s) -> Int64s:
     copy = np.empty(2 * len(values), np.int64)
     for place in range(len(values)):  # element by element: assigning a slice costs seconds of compile time
         copy[place] = values[place]
+    return copy
+
+
+@part
+def doubled_pool(pool: Int64s) -> Int64s:
+    """Copy the ranges of a pool into one of twice its length."""
+    copy = np.empty((2 * len(pool), 2), np.int64)
+    for place in range(len(pool)):
+        copy[place, LOW], copy[place, HIGH] = pool[place, LOW], pool[place, HIGH]
     return copy
 
 
@@ -158,25 +170,17 @@ def used_nodes_above(leaves: int, starts: Int64s, stops: Int64s) -> Int64s:
 
 @part
 def meeting(
-    start: int,
-    stop: int,
-    leaves: int,
-    turn: int,
-    above: Int64s,
-    marked: Int64s,
-    used: Int64s,
-    met: Int64s,
-    count: int,
+    start: int, stop: int, leaves: int, turn: int, above: Int64s, heads: Int64s, met: Int64s, count: int
 ) -> int:
     """Append to `met` the lists with buffers that live in sections [start, stop); return the new count."""
     left, right = start + leaves, stop + leaves
     while left < right:
         if left & 1:
-            count = noted(2 * left + 1, turn, marked, used, met, count)
+            count = noted(2 * left + 1, turn, heads, met, count)
             left += 1
         if right & 1:
             right -= 1
-            count = noted(2 * right + 1, turn, marked, used, met, count)
+            count = noted(2 * right + 1, turn, heads, met, count)
         left //= 2
         right //= 2
     # Ancestors of both ends: any node that covers a part of [start, stop) and more is above one of them.
@@ -191,43 +195,33 @@ def meeting(
                 bit += 1
             begin = low >> bit << bit
             if begin < start or begin + (1 << bit) > stop:
-                if marked[2 * node] == turn:
+                if heads[2 * node, TURN] == turn:
                     break  # the other end has visited all from here up
-                count = noted(2 * node, turn, marked, used, met, count)
+                count = noted(2 * node, turn, heads, met, count)
     return count
 
 
 @part
-def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int) -> int:
+def noted(index: int, turn: int, heads: Int64s, met: Int64s, count: int) -> int:
     """Append a list to `met` unless it is empty or there already; return the new count."""
-    if marked[index] != turn:
-        marked[index] = turn
-        if used[index] > 0:
+    if heads[index, TURN] != turn:
+        heads[index, TURN] = turn
+        if heads[index, USED] > 0:
             met[count] = index
             count += 1
     return count
 
 
 @part
-def lowest_gap(
-    size: int,
-    met: Int64s,
-    at: Int64s,
-    ahead: Int64s,
-    count: int,
-    base: Int64s,
-    used: Int64s,
-    lows: Int64s,
-    highs: Int64s,
-) -> int:
+def lowest_gap(size: int, met: Int64s, at: Int64s, ahead: Int64s, count: int, heads: Int64s, pool: Int64s) -> int:
     """Return the lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
 
     Every list has a pointer `at` that only moves up, so the work is at most the number of ranges below the answer.
     `ahead` is where the range at the pointer begins: most lists are asked for nothing else.
     """
     for k in range(count):
-        at[k] = base[met[k]]
-        ahead[k] = lows[at[k]]
+        at[k] = heads[met[k], BEGIN]
+        ahead[k] = pool[at[k], LOW]
     offset = 0
     # Round robin: `quiet` counts the lists in a row that leave the offset unchanged. Once all do, it is free in all.
     quiet = 0
@@ -235,14 +229,14 @@ def lowest_gap(
     while quiet < count:
         quiet += 1
         if ahead[k] < offset + size:
-            place, end = at[k], base[met[k]] + used[met[k]]
-            while place < end and lows[place] < offset + size:
-                if highs[place] > offset:
-                    offset = highs[place]
+            place, end = at[k], heads[met[k], BEGIN] + heads[met[k], USED]
+            while place < end and pool[place, LOW] < offset + size:
+                if pool[place, HIGH] > offset:
+                    offset = pool[place, HIGH]
                     quiet = 1
                 place += 1
             at[k] = place
-            ahead[k] = lows[place] if place < end else FARTHEST
+            ahead[k] = pool[place, LOW] if place < end else FARTHEST
         k += 1
         if k == count:
             k = 0
@@ -250,47 +244,45 @@ def lowest_gap(
 
 
 @part
-def insert(
-    index: int, low: int, high: int, base: Int64s, used: Int64s, room: Int64s, lows: Int64s, highs: Int64s, free: int
-) -> tuple[bool, int]:
+def insert(index: int, low: int, high: int, heads: Int64s, pool: Int64s, free: int) -> tuple[bool, int]:
     """Add bytes [low, high) to a list; return whether it held them all already, and the new end of the pool of ranges.
 
     The caller has ensured that the pool has room for the list at twice its size.
     """
-    begin, length = base[index], used[index]
+    begin, length = heads[index, BEGIN], heads[index, USED]
     end = begin + length
     left, right = begin, end
     while left < right:  # the first range that ends at or above `low`
         middle = (left + right) // 2
-        if highs[middle] < low:
+        if pool[middle, HIGH] < low:
             left = middle + 1
         else:
             right = middle
-    if left < end and lows[left] <= low and highs[left] >= high:
+    if left < end and pool[left, LOW] <= low and pool[left, HIGH] >= high:
         return True, free
     after = left
-    while after < end and lows[after] <= high:
-        low, high = min(low, lows[after]), max(high, highs[after])
+    while after < end and pool[after, LOW] <= high:
+        low, high = min(low, pool[after, LOW]), max(high, pool[after, HIGH])
         after += 1
     if after > left:
-        lows[left], highs[left] = low, high
+        pool[left, LOW], pool[left, HIGH] = low, high
         shift = after - left - 1
         if shift > 0:
             for k in range(after, end):
-                lows[k - shift], highs[k - shift] = lows[k], highs[k]
-            used[index] = length - shift
+                pool[k - shift, LOW], pool[k - shift, HIGH] = pool[k, LOW], pool[k, HIGH]
+            heads[index, USED] = length - shift
         return False, free
     # A full list moves to the end of the pool; its old place is lost.
-    if length == room[index]:
-        room[index] = max(FIRST_ROOM, 2 * length)
+    if length == heads[index, ROOM]:
+        heads[index, ROOM] = max(FIRST_ROOM, 2 * length)
         for k in range(length):
-            lows[free + k], highs[free + k] = lows[begin + k], highs[begin + k]
-        base[index] = free
+            pool[free + k, LOW], pool[free + k, HIGH] = pool[begin + k, LOW], pool[begin + k, HIGH]
+        heads[index, BEGIN] = free
         left += free - begin
         begin = free
-        free += room[index]
+        free += heads[index, ROOM]
     for k in range(begin + length, left, -1):
-        lows[k], highs[k] = lows[k - 1], highs[k - 1]
-    lows[left], highs[left] = low, high
-    used[index] = length + 1
+        pool[k, LOW], pool[k, HIGH] = pool[k - 1, LOW], pool[k - 1, HIGH]
+    pool[left, LOW], pool[left, HIGH] = low, high
+    heads[index, USED] = length + 1
     return False, free
