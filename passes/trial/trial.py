@@ -25,6 +25,7 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release, Update
+from ratrain.ratrain_ir.ops.likeness import Forms
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -49,6 +50,10 @@ class Trials:
     """By stage index and routine key."""
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
     _timed: TimedRows = field(factory=TimedRows, init=False, repr=False)
+    _forms: Forms = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._forms = self.context.forms()
 
     def with_workspace(self, stage: Stage) -> Stage:
         """Return a draft of a stage whose ops have the workspace and engines that the target will ask for.
@@ -76,7 +81,7 @@ class Trials:
         if type(op) is Update:
             engine = engine_of_update(op, self.context.target.update_engine)
             op = op if op.placement is engine else attrs.evolve(op, placement=engine)
-        request, seconds = self.context.needs(self.module, stage, op)
+        request, seconds = self.context.needs(self.module, stage, op, self._forms)
         workspace = workspace_of(stage, request, self._workspace.setdefault(stage.index, {}))
         if workspace:
             op = attrs.evolve(op, scratch=workspace)
@@ -87,7 +92,7 @@ class Trials:
         """Return the target's seconds of an op."""
         seconds = self._seconds.get(op)
         if seconds is None:
-            seconds = self._seconds[op] = self.context.op_seconds(self.module, stage, op)
+            seconds = self._seconds[op] = self.context.op_seconds(self.module, stage, op, self._forms)
         return seconds
 
     def times(self, stage: Stage) -> ListTimes:
