@@ -155,7 +155,11 @@ class _Emission:
             streams,
             streams.waits(numbers),
             np.array(bounds, np.int32).reshape(-1, 4),
-            *(np.array(each, np.int32) for each in (found, micro_batches, peers, operands, tensor_forms)),
+            np.array(found, np.int32),
+            np.array(micro_batches, np.int32),
+            np.array(peers, np.int32),
+            np.array(operands, np.int32),
+            np.array(tensor_forms, np.int32),
             np.array([_offset(tensor) for tensor in tensors], np.int64),
             [tensor.name for tensor in tensors],
         )

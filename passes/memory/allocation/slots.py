@@ -108,13 +108,17 @@ def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> It
     births, deaths, sizes, is_dense = joined.births(), joined.deaths(), joined.sizes, _dense(joined)
     by_birth = np.lexsort((-sizes, deaths, births, is_dense))
     by_size = np.lexsort((deaths, births, -sizes, is_dense))
-    for short in _SHORT:
-        stacked, slotted, top = _stacks(joined, _lasting(joined, short))
+    tried: set[tuple[bytes, bytes]] = set()
+    for lasting in _lasting(joined):
+        stacked, slotted, top = _stacks(joined, lasting)
+        stacks = stacked.tobytes(), slotted.tobytes()
         for order in (by_birth, by_size):
             limit = attempt.of_use_below()
             # Without work left, or with stacks that are as high as the best placement, there is nothing to gain.
             if top >= limit or not attempt.afford(TREE_WORK * joined.count):
                 break
+            if stacks in tried:
+                continue  # the placements would be the same: only their work counts
             slotted_first = np.concatenate((order[slotted[order]], order[~slotted[order]]))
             placed, height = placed_in_order(joined, slotted_first, stacked, int(slotted.sum()), limit)
             if height < limit:
@@ -122,6 +126,7 @@ def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> It
                 offsets = inside.copy()
                 offsets[members] += np.repeat(placed, counts)
                 yield offsets, height
+        tried.add(stacks)
 
 
 def _inside(instance: Instance, relays: list[Relay]) -> Int64s:
@@ -144,11 +149,16 @@ def _dense(instance: Instance) -> NDArray[np.bool_]:
     return found
 
 
-def _lasting(instance: Instance, short: int) -> NDArray[np.bool_]:
-    """Tell which dense buffers live longer than `short` and have a size that some such buffer has at the peak."""
-    stacked = _dense(instance) & (instance.deaths() - instance.births() > short)
-    at_peak = stacked & instance.lives_in(int(instance.load().argmax()))
-    return stacked & np.isin(instance.sizes, instance.sizes[at_peak])
+def _lasting(instance: Instance) -> Iterator[NDArray[np.bool_]]:
+    """Yield, for each length of short lives, the dense buffers that live longer and have a size of one at the peak."""
+    dense, lives, peak = _dense(instance), instance.deaths() - instance.births(), instance.load().argmax()
+    at_peak = instance.lives_in(int(peak))
+    kinds, kind_of = np.unique(instance.sizes, return_inverse=True)
+    for short in _SHORT:
+        stacked = dense & (lives > short)
+        is_held = np.zeros(len(kinds), np.bool_)
+        is_held[kind_of[stacked & at_peak]] = True
+        yield stacked & is_held[kind_of]
 
 
 def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArray[np.bool_], int]:
