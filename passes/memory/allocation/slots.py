@@ -23,7 +23,8 @@ placement counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from ratrain.passes.memory.allocation.effort import TREE_WORK
 from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Instance
 from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
+from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,8 +171,6 @@ def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArr
     A stack has as many slots as are taken at once in full sections. If more buffers live elsewhere, the others get
     none.
     """
-    from ratrain.passes.memory.allocation.sweep import latest_slots
-
     full = full_sections(joined)
     at_full = np.flatnonzero(full)
     # Only buffers that live in some full section: the others can use what is free outside the peak.
@@ -186,3 +186,32 @@ def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArr
         offsets[alike] = top + size * slots
         top += most * int(size)
     return offsets, slotted, top
+
+
+def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
+    """Give each of `count` buffers one of `most` slots, or -1 where none is free.
+
+    It is the slot that became free latest, so that the others stay free for longer.
+    """
+    slots, free = np.full(count, -1, np.int64), np.arange(most, dtype=np.int64)[::-1].copy()
+    _loop()(events, slots, free)
+    return slots
+
+
+@cache
+def _loop() -> Any:
+    return native(take_latest)
+
+
+def take_latest(events: Any, slots: Any, free: Any) -> None:
+    """Fill `slots`, all -1, for `latest_slots`; `free` are the slots, of which the last is taken next."""
+    left = len(free)
+    for place in range(len(events)):
+        event = events[place]
+        if event < 0:
+            if slots[~event] >= 0:
+                free[left] = slots[~event]
+                left += 1
+        elif left > 0:
+            left -= 1
+            slots[event] = free[left]
