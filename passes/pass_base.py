@@ -15,7 +15,8 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, Release
-from ratrain.ratrain_ir.ops.likeness import likeness
+from ratrain.ratrain_ir.ops.likeness import Forms, likeness
+from ratrain.ratrain_ir.ops.numbering import Numbers
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.target import Target, WorkspaceRequest
 
@@ -67,42 +68,50 @@ class PassContext:
     arenas: dict[object, int] = field(factory=dict, init=False, repr=False)
     """Bytes of the arenas that trials placed, by lives and capacity."""
     _known_of: tuple[ModelConfig, Plan] | None = field(default=None, init=False, repr=False)
-    _seconds_of_like: dict[object, float] = field(factory=dict, init=False, repr=False)
-    _workspace_of_like: dict[object, WorkspaceRequest | None] = field(factory=dict, init=False, repr=False)
+    _forms: Numbers[object] = field(factory=Numbers, init=False, repr=False)
+    _likes: Numbers[object] = field(factory=Numbers, init=False, repr=False)
+    _seconds_of_like: dict[int, float] = field(factory=dict, init=False, repr=False)
+    _workspace_of_like: dict[int, WorkspaceRequest | None] = field(factory=dict, init=False, repr=False)
 
-    def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
+    def forms(self) -> Forms:
+        """Return forms of tensors to ask about many ops with, for as long as no tensor changes."""
+        return Forms(self._forms)
+
+    def op_seconds(self, module: Module, stage: Stage, op: Op, forms: Forms | None = None) -> float:
         """Return the target's seconds for an op; similar ops are asked for once."""
-        return self._seconds(module, stage, op, self._like(module, stage, op))
+        return self._seconds(module, stage, op, self._like(module, stage, op, forms))
 
-    def workspace(self, module: Module, stage: Stage, op: Op) -> WorkspaceRequest | None:
+    def workspace(self, module: Module, stage: Stage, op: Op, forms: Forms | None = None) -> WorkspaceRequest | None:
         """Return the workspace that the target wants for an op; None if it wants none.
 
         Block ops that are alike run the same routine, so the target is asked once for them.
         """
         if type(op) not in _CALL_ROUTINES:
             return self.target.workspace(module, op)
-        return self._workspace(module, op, self._like(module, stage, op))
+        return self._workspace(module, op, self._like(module, stage, op, forms))
 
-    def needs(self, module: Module, stage: Stage, op: Op) -> tuple[WorkspaceRequest | None, float]:
+    def needs(
+        self, module: Module, stage: Stage, op: Op, forms: Forms | None = None
+    ) -> tuple[WorkspaceRequest | None, float]:
         """Return the workspace and the seconds of an op, as `workspace` and `op_seconds` do."""
-        like = self._like(module, stage, op)
+        like = self._like(module, stage, op, forms)
         return self._workspace(module, op, like), self._seconds(module, stage, op, like)
 
-    def _seconds(self, module: Module, stage: Stage, op: Op, like: object) -> float:
+    def _seconds(self, module: Module, stage: Stage, op: Op, like: int) -> float:
         seconds = self._seconds_of_like.get(like)
         if seconds is None:
             seconds = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
         return seconds
 
-    def _workspace(self, module: Module, op: Op, like: object) -> WorkspaceRequest | None:
+    def _workspace(self, module: Module, op: Op, like: int) -> WorkspaceRequest | None:
         if type(op) not in _CALL_ROUTINES:
             return self.target.workspace(module, op)
         if like not in self._workspace_of_like:
             self._workspace_of_like[like] = self.target.workspace(module, op)
         return self._workspace_of_like[like]
 
-    def _like(self, module: Module, stage: Stage, op: Op) -> object:
-        """Return a key that is equal for ops that cost the same.
+    def _like(self, module: Module, stage: Stage, op: Op, forms: Forms | None) -> int:
+        """Return a number that is equal for ops that cost the same.
 
         Clears the caches when the model or the plan changes.
         """
@@ -110,7 +119,8 @@ class PassContext:
             self._known_of = module.model, module.plan
             self._seconds_of_like.clear()
             self._workspace_of_like.clear()
-        return likeness(op, stage.index), _layer_like(op, module.model)
+        # a number is quick to look up again; the key is a tuple, whose hash is computed each time
+        return self._likes[likeness(op, stage.index, forms), _layer_like(op, module.model)]
 
 
 _CALL_ROUTINES = frozenset(BLOCK_OPS)
@@ -121,8 +131,10 @@ def _layer_like(op: Op, model: ModelConfig) -> int | None:
 
     None where all layers are alike, or the op has no layer.
     """
+    if not model.layer_kinds:
+        return None
     block = getattr(op, "block", None)
-    if not model.layer_kinds or block is None or block.layer is None:
+    if block is None or block.layer is None:
         return None
     return model.first_alike(block.layer)
 

@@ -16,7 +16,6 @@ that hold the bytes there, and ways to free some.
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
@@ -154,12 +153,12 @@ def _place_all(
     If the peak of one stage exceeds the capacity, no offset is set, and only the peaks of the result are meaningful.
     `keep` and `apart` are as in `_place` and `allocation_problem`.
     """
-    op_seconds = partial(context.op_seconds, module)
     too_much = False
 
     def place(stage: Stage) -> _Placed:
         nonlocal too_much  # known for the stages of this process only: it need not place the rest then
-        occupied = occupancy(stage, op_seconds, home)
+        forms = context.forms()
+        occupied = occupancy(stage, lambda stage, op: context.op_seconds(module, stage, op, forms), home)
         peak = occupied.lives.peak_bytes
         too_much |= peak > capacity
         return _Placed(peak, None if too_much else _place(occupied, capacity, keep=keep, apart=apart, trial=trial))

@@ -39,7 +39,9 @@ class LegalisePass(Pass):
         workspaces: list[tuple[Op, Tensors]] = []
         for stage in module.stages:
             made: dict[str, Tensor] = {}
-            workspaces += [(op, workspace_of(stage, context.workspace(module, stage, op), made)) for op in stage.ops]
+            forms = context.forms()
+            requests = ((op, context.workspace(module, stage, op, forms)) for op in stage.ops)
+            workspaces += [(op, workspace_of(stage, request, made)) for op, request in requests]
             for tensor in made.values():
                 stage.add(tensor)
             largest = max(largest, *(t.type.nbytes for t in made.values()), 0)

@@ -65,7 +65,7 @@ NEEDED, ALL = REPEATS = ("needed", "all")
 """Extent of a layer's recomputation: up to the last tensor that its backward reads, or its output too."""
 
 
-@frozen
+@frozen(cache_hash=True)
 class LayerChoice:
     """Choice of what a layer's attention and mlp keep: `none`, `lean` or `all`."""
 
@@ -190,10 +190,11 @@ class Rewriting:
     """Keys and values that other slices of their micro-batch read: a forward always keeps them."""
     _layers: list[tuple[int, Piece]] = field(factory=list, init=False)
     """Layers and pieces to choose for."""
-    _steps: list[tuple[int, int, dict[LayerChoice, _Made]]] = field(factory=list, init=False)
-    """Ops that depend on a choice: position, index in `_layers`, and the replacements made so far."""
+    _steps: list[tuple[int, _OfLayer, int, dict[LayerChoice | str, _Made]]] = field(factory=list, init=False)
+    """Ops that depend on a choice: position, op, index in `_layers`, and the replacements made so far."""
     _others: set[Tensor] = field(factory=set, init=False)
     """Operands of all other ops."""
+    _saved: dict[tuple[Block, Piece], Tensors] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         numbers: dict[tuple[int, Piece], int] = {}
@@ -203,7 +204,7 @@ class Rewriting:
             self._note(op)
             if _depends_on_choice(op) and op.block.layer is not None and op.block.layer in back:
                 number = numbers.setdefault((op.block.layer, piece_of(op)), len(numbers))
-                self._steps.append((position, number, {}))
+                self._steps.append((position, op, number, {}))
             else:
                 self._others.update(op.operands)
         self._layers = list(numbers)
@@ -241,11 +242,14 @@ class Rewriting:
         ops: list[Op] = []
         made_of_ops: list[_Made] = []
         copied = 0
-        for position, number, known in self._steps:
+        for position, op, number, known in self._steps:
             choice = choices[number]
-            made = known.get(choice)
+            # A forward, and what is recomputed for one block alone, is the same whatever the other block keeps.
+            whole = choice.keeps_nothing and type(op) is not Forward
+            decisive = choice if whole else choice.kept(op.block.kind)
+            made = known.get(decisive)
             if made is None:
-                made = known[choice] = self._made(base[position], choice)
+                made = known[decisive] = self._made(op, choice)
             made_of_ops.append(made)
             ops += _without_pulled(base[copied:position], movable, waiting)
             copied = position + 1
@@ -260,7 +264,7 @@ class Rewriting:
         recovery = Recovery(sum(made.recovered for made in made_of_ops), starts)
         return Stage(self.stage.index, tensors, ops, self.stage.line), recovery
 
-    def _made(self, op: Op, choice: LayerChoice) -> _Made:
+    def _made(self, op: _OfLayer, choice: LayerChoice) -> _Made:
         if type(op) is GatherRows:
             # Its rows are recomputed: the recovery of the layer gathers them.
             return _made(() if self.repeats_sum(op.block, piece_of(op), choice) else (op,))
@@ -299,9 +303,13 @@ class Rewriting:
 
     def saved(self, block: Block, m: Piece) -> Tensors:
         """Return the saved slots of a block, in their order."""
-        forward = self.forwards[block, m]
-        own = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
-        return in_slot_order((*made_before(forward, self.projects.get((block, m))), *own))
+        found = self._saved.get((block, m))
+        if found is None:  # asked for several times under each choice
+            forward = self.forwards[block, m]
+            own = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
+            found = in_slot_order((*made_before(forward, self.projects.get((block, m))), *own))
+            self._saved[block, m] = found
+        return found
 
     def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
         """Return the saved slots of a block that a choice does not keep."""

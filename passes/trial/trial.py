@@ -12,9 +12,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 from attrs import define, field
 
-from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
+from ratrain.passes.memory.allocation import Effort, ProblemColumns, allocate
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.trial.list_times import ListTimes, TimedRows
 from ratrain.passes.trial.overlap import Occupancy, occupancy
@@ -24,6 +25,7 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release, Update
+from ratrain.ratrain_ir.ops.likeness import Forms
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -48,6 +50,10 @@ class Trials:
     """By stage index and routine key."""
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
     _timed: TimedRows = field(factory=TimedRows, init=False, repr=False)
+    _forms: Forms = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._forms = self.context.forms()
 
     def with_workspace(self, stage: Stage) -> Stage:
         """Return a draft of a stage whose ops have the workspace and engines that the target will ask for.
@@ -75,7 +81,7 @@ class Trials:
         if type(op) is Update:
             engine = engine_of_update(op, self.context.target.update_engine)
             op = op if op.placement is engine else attrs.evolve(op, placement=engine)
-        request, seconds = self.context.needs(self.module, stage, op)
+        request, seconds = self.context.needs(self.module, stage, op, self._forms)
         workspace = workspace_of(stage, request, self._workspace.setdefault(stage.index, {}))
         if workspace:
             op = attrs.evolve(op, scratch=workspace)
@@ -86,7 +92,7 @@ class Trials:
         """Return the target's seconds of an op."""
         seconds = self._seconds.get(op)
         if seconds is None:
-            seconds = self._seconds[op] = self.context.op_seconds(self.module, stage, op)
+            seconds = self._seconds[op] = self.context.op_seconds(self.module, stage, op, self._forms)
         return seconds
 
     def times(self, stage: Stage) -> ListTimes:
@@ -173,17 +179,17 @@ def at_own_addresses(module: Module) -> Module:
     return copy
 
 
-def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
+def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> ProblemColumns:
     """Return the placement problem of a stage's tensors in one memory, in declaration order.
 
     With `apart`, a received tensor never shares bytes with a sent one.
     """
-    stage = lives.stage
-    tensors = lives.tensors
-    sides: dict[Tensor, int] = {}
+    stage, counts = lives.stage, lives.counts
+    placed = counts > 0
+    sizes, sides = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64)
+    sizes[placed] = lives.sizes[np.cumsum(counts)[placed] - 1]
     if apart:
-        sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)
-        sides |= dict.fromkeys((t for op in stage.ops if type(op) is Send for t in op.reads), -1)
-    sizes = [aligned(t.type.nbytes) for t in tensors]
-    intervals = list(lives.intervals.values())
-    return AllocationProblem(sizes, intervals, len(stage.ops), [sides.get(t, 0) for t in tensors] if sides else None)
+        received = {tensor for op in stage.ops if type(op) is Recv for tensor in op.writes}
+        sent = {tensor for op in stage.ops if type(op) is Send for tensor in op.reads}
+        sides[:] = [-1 if tensor in sent else int(tensor in received) for tensor in lives.tensors]
+    return ProblemColumns(sizes, sides, counts, lives.starts, lives.stops)

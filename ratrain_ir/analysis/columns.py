@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain, count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -34,7 +35,7 @@ from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp, Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS, piece_of
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
-from ratrain.ratrain_ir.ops.numbering import Numbers, add_operands
+from ratrain.ratrain_ir.ops.numbering import Numbers, operands_of
 from ratrain.ratrain_ir.ops.signatures import operand_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -190,16 +191,12 @@ class _Forms(dict[Tensor, int]):
 def stage_columns(module: Module, stage: Stage) -> StageColumns:
     """Make the columns of a stage from its ops."""
     kind_keys: Numbers[object] = Numbers()
-    tensors: Numbers[Tensor] = Numbers({tensor: place for place, tensor in enumerate(stage.tensors.values())})
-    number = tensors.__getitem__
     key_of = _Keys(module.plan.micro_batches)
     examples: list[Op] = []
     kinds: list[int] = []
     micro_batches: list[int] = []
-    bounds: list[int] = []
-    operands: list[int] = []
     ended_bounds: list[int] = []
-    ended: list[int] = []
+    ended: list[Tensor] = []
     for op in stage.ops:
         kind = kind_keys[key_of(op)]
         if kind == len(examples):  # `Numbers` gives a new key the next number
@@ -208,21 +205,21 @@ def stage_columns(module: Module, stage: Stage) -> StageColumns:
         if type(op) is Release:
             # A release reads no bytes: its operands stand apart, so that no rule takes them for accesses.
             micro_batches.append(NONE)
-            ended += map(number, op.reads)
-            bounds += (len(operands),) * 4
+            ended += op.reads
         else:
             micro_batch = getattr(op, "micro_batch", None)
             micro_batches.append(NONE if micro_batch is None else micro_batch)
-            add_operands(op, number, operands, bounds)
         ended_bounds.append(len(ended))
+    touched, bounds = operands_of(stage.ops)
     # declared tensors first, then the undeclared ones that ops touch
-    known = list(tensors)
+    known = list(dict.fromkeys(chain(stage.tensors.values(), touched, ended)))
+    number = dict(zip(known, count())).__getitem__
     starts, stops = (list(map(end, known)) for end in (first_byte, end_byte))
     if stops and max(stops) > _FARTHEST:  # beyond any capacity; int64 columns could overflow
         starts, stops = ([min(address, _FARTHEST) for address in each] for each in (starts, stops))
     return StageColumns(
         stage.index,
-        *(kinds, micro_batches, bounds, operands, ended_bounds, ended),
+        *(kinds, micro_batches, bounds, list(map(number, touched)), ended_bounds, list(map(number, ended))),
         examples,
         [Alike() for _ in examples],
         [tensor.carried for tensor in known],

@@ -20,6 +20,7 @@ Cost: for each access a visit of every engine; for each tensor that begins a lif
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -31,7 +32,7 @@ from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.messages import PeerOffload, PeerReload
-from ratrain.ratrain_ir.ops.numbering import Numbers, add_operands
+from ratrain.ratrain_ir.ops.numbering import operands_of
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -67,12 +68,8 @@ def ops_as_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
 
     Without `reuse` tensors count as having no addresses, so no waits follow from shared bytes.
     """
-    numbers: Numbers[Tensor] = Numbers()
-    number_of = numbers.__getitem__
     engines: list[int] = []
     blocks: list[int] = []
-    bounds: list[int] = []
-    tensors: list[int] = []
     slots: list[tuple[int, int, int]] = []
     kept_elsewhere: dict[object, int] = {}
     for op in stage.ops:
@@ -80,16 +77,17 @@ def ops_as_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
             # A mark without work: the next life of the bytes waits for accesses, not for releases.
             engines.append(NONE)
             blocks.append(0)
-            bounds += (len(tensors),) * 4
             continue
         engine = ENGINE_NUMBERS[op.engine]
         blocks.append(engine == _COLLECTIVE and is_blocking(op))
-        add_operands(op, number_of, tensors, bounds)
         # a `peer_offload` and its `peer_reload` agree in stage, block and piece
         if type(op) is PeerOffload or type(op) is PeerReload:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))
             slots.append((len(engines), slot, type(op) is PeerOffload))
         engines.append(engine)
+    touched, bounds = operands_of(stage.ops)
+    numbers = dict(zip(dict.fromkeys(touched), count()))
+    tensors = list(map(numbers.__getitem__, touched))
     posts, awaits = [NONE] * len(engines), [NONE] * len(engines)
     for position, slot, leaves in slots:
         (posts if leaves else awaits)[position] = slot

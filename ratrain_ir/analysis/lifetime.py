@@ -136,9 +136,9 @@ def lifetimes_and_completions(
     """
     swept = swept_lives(rows, places, ends, arrays=arrays)
     tensors = [tensor for tensor in stage.tensors.values() if tensor.home is home]
-    numbers = np.array(list(map(rows.tensors.get, tensors, repeat(-1))), np.int64)
+    numbers = np.array(list(map(rows.tensors.numbers.get, tensors, repeat(-1))), np.int64)
     # from numbers of `rows` to places in `tensors`; -1 for tensors of other memories
-    order_of = np.full(len(rows.tensors), -1)
+    order_of = np.full(len(rows.tensors.numbers), -1)
     order_of[numbers[numbers >= 0]] = np.flatnonzero(numbers >= 0)
     owners = order_of[swept.tensors]
     touched = np.zeros(len(tensors), np.bool_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release
-from ratrain.ratrain_ir.ops.numbering import add_operands
+from ratrain.ratrain_ir.ops.numbering import operands_of
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.loops import Allowance
 
@@ -65,7 +66,8 @@ class OpRows:
         """Return the rows of a list of ops; new ops get the next numbers."""
         found = list(map(self._rows.get, ops))  # a map of a method of `dict` makes no Python calls
         if None in found:
-            found = [self._rows[op] if op in self._rows else self._add(op) for op in ops]
+            self._add([op for op, row in zip(ops, found, strict=True) if row is None])
+            found = list(map(self._rows.get, ops))
         return cast("list[int]", found)
 
     def numbers(self, *, arrays: bool) -> RowNumbers:
@@ -76,38 +78,41 @@ class OpRows:
 
     def sizes_of(self, tensors: list[Tensor], numbers: Any) -> Any:
         """Return the aligned bytes of tensors as an array; `numbers` are theirs, -1 for those that no op touches."""
-        sizes = self._sizes.of(self.tensors.nbytes)[numbers] if self.tensors else np.zeros(len(tensors), np.int64)
+        known = self._sizes.of(self.tensors.nbytes)
+        sizes = known[numbers] if len(known) else np.zeros(len(tensors), np.int64)
         # index -1 read the last tensor's size: put the right one in its place
         for place in np.flatnonzero(numbers < 0).tolist():
             sizes[place] = aligned(tensors[place].type.nbytes)
         return sizes
 
-    def _add(self, op: Op) -> int:
+    def _add(self, ops: list[Op]) -> None:
+        new = list(dict.fromkeys(ops))
         released, bounds, operands, _ = self._numbers
-        row = self._rows[op] = len(released)
-        if type(op) is Release:
-            released.append(True)
-            bounds += (len(operands),) * 4
-            return row
-        released.append(False)
+        self._rows.update(zip(new, count(len(released))))
+        released += [type(op) is Release for op in new]
         # accesses of old contents (reads, updates) stand before new contents (writes, scratch)
-        add_operands(op, self.tensors.__getitem__, operands, bounds)
-        return row
+        tensors, ends = operands_of(new)
+        begin = len(operands)
+        bounds += [begin + end for end in ends]
+        operands += self.tensors.of(tensors)
 
 
-class TensorNumbers(dict[Tensor, int]):
+@define(eq=False)
+class TensorNumbers:
     """Numbers of tensors, in the order in which they are asked for, with facts by number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.carried: list[bool] = []
-        self.nbytes: list[int] = []
+    numbers: dict[Tensor, int] = field(factory=dict, init=False)
+    carried: list[bool] = field(factory=list, init=False)
+    nbytes: list[int] = field(factory=list, init=False)
+    """aligned"""
 
-    def __missing__(self, tensor: Tensor) -> int:
-        number = self[tensor] = len(self)
-        self.carried.append(tensor.carried)
-        self.nbytes.append(aligned(tensor.type.nbytes))
-        return number
+    def of(self, tensors: list[Tensor]) -> list[int]:
+        """Return the numbers of tensors; new ones get the next."""
+        new = [tensor for tensor in dict.fromkeys(tensors) if tensor not in self.numbers]
+        self.numbers.update(zip(new, count(len(self.numbers))))
+        self.carried += [tensor.carried for tensor in new]
+        self.nbytes += [aligned(tensor.type.nbytes) for tensor in new]
+        return list(map(self.numbers.__getitem__, tensors))
 
 
 @define(eq=False)

@@ -18,23 +18,43 @@ from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.numbering import Numbers
 
 _OPERANDS = ("reads", "writes", "updates")
 
 
-def likeness(op: Op, stage: int) -> object:
-    """Return a key that is equal for ops of one module that take equal time; `stage` is the index of the op's stage."""
+class Forms(dict[Tensor, int]):
+    """Number of each tensor's form, which is all of it that the time of an op depends on; read once per tensor.
+
+    For as long as no tensor changes. Forms that share `numbers` give equal numbers to tensors of equal form.
+    """
+
+    def __init__(self, numbers: Numbers[object]) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def __missing__(self, tensor: Tensor) -> int:
+        number = self[tensor] = self._numbers[_tensor_fields(tensor)]
+        return number
+
+
+def likeness(op: Op, stage: int, forms: Forms | None = None) -> object:
+    """Return a key that is equal for ops of one module that take equal time; `stage` is the index of the op's stage.
+
+    Keys by `forms` are made and compared faster. They equal only keys by forms of the same numbers.
+    """
     kind = type(op)
     own_fields = _OP_FIELDS.get(kind)
     if own_fields is None:
         own_fields = _OP_FIELDS[kind] = timed_fields(kind, apart=_OPERANDS)
+    form = _tensor_fields if forms is None else forms.__getitem__
     return (
         kind,
         None if kind.alike_on_all_stages else stage,
         own_fields(op),
-        tuple(map(_tensor_fields, op.reads)),
-        tuple(map(_tensor_fields, op.writes)),
-        tuple(map(_tensor_fields, op.updates)),
+        tuple(map(form, op.reads)),
+        tuple(map(form, op.writes)),
+        tuple(map(form, op.updates)),
     )
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.module import Level, Stage
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS
-from ratrain.ratrain_ir.process_pool import each, each_stage, processes_for
+from ratrain.ratrain_ir.process_pool import each, each_stage
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrain_ir.verifier.communication import check_communication, check_stage_claim
@@ -59,18 +59,16 @@ def verify(module: Module, diagnostics: Diagnostics, target: Target | None = Non
 
     With `target`, the one that the module names, also check the workspace of each op (layer 5).
     """
-    reporter = Reporter(module, diagnostics)
-    ops = sum(len(stage.ops) for stage in module.stages)
-    if processes_for(len(module.stages), work=ops) > 1:
-        first, *others = module.stages
-        # Each process only proves or refuses its stages. If one refuses, all stages are checked again below, in order,
-        # for the messages. The first stage is proved here, which loads the loops that the forked processes then have.
-        found = [prove_stage(module, first, target)]
-        found += each_stage(lambda stage: prove_stage(module, stage, target), others) if found[0] is not None else []
-        ends = [each for each in found if each is not None]
-        if len(ends) == len(module.stages):
-            check_communication(module, reporter, ends, claimed=True)
-            return
+    # Stages are only proved or refused at first, one by one, so that what is known of one need not be kept. If one
+    # is refused, all are checked again below, in order, for the messages. The first stage is proved in this process,
+    # which loads the loops that forked processes then have.
+    first, *others = module.stages
+    found = [prove_stage(module, first, target)]
+    found += each_stage(lambda stage: prove_stage(module, stage, target), others) if found[0] is not None else []
+    reporter, ends = Reporter(module, diagnostics), [each for each in found if each is not None]
+    if len(ends) == len(module.stages):
+        check_communication(module, reporter, ends, claimed=True)
+        return
     for layer in LAYERS:
         layer(module, reporter, module.stages)
         if diagnostics.errors:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.analysis.dependence import StageNumbers
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
 from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.ops.numbering import Numbers
@@ -39,6 +39,9 @@ from ratrain.targets.program.columns import (
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import StoredFields
 
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.dependence import StageNumbers
+
 _READ, _WRITE, _UPDATE, _SCRATCH = map(
     ACCESSES.index, (Access.READ, Access.WRITE, Access.UPDATE, Access.SCRATCH)
 )  # an instruction has its operands in this order
@@ -59,25 +62,6 @@ class Form:
     routine: int | None
     workspace_bytes: int
     """scratch that they need"""
-
-
-@frozen(eq=False)
-class EmittedStage:
-    """A stage as numbers: by op in list order its form, micro-batch and peer.
-
-    `NONE` stands for releases, and where an op has no micro-batch or peer.
-    """
-
-    numbers: StageNumbers
-    forms: list[int]
-    micro_batches: list[int]
-    peers: list[int]
-    operands: list[int]
-    """numbers of tensors in the stage, in the order of `StageNumbers`"""
-    tensor_forms: list[int]
-    """by tensor, in the order of the stage's tensors"""
-    offsets: list[int]
-    names: list[str]
 
 
 @frozen(eq=False)
@@ -121,6 +105,30 @@ class Streams:
         return counts[self.order], rows[np.argsort(self.ranks[owners], kind="stable")]
 
 
+@frozen(eq=False)
+class EmittedStage:
+    """A stage as arrays, all that emission keeps of it: its ops as Python numbers take several times as many bytes.
+
+    By op in list order its form, micro-batch and peer; `NONE` stands for releases, and where an op has no micro-batch
+    or peer.
+    """
+
+    streams: Streams
+    waits: tuple[Int64s, Int32s]
+    """waits of each instruction, and all of them as rows (`Streams.waits`)"""
+    bounds: Int32s
+    """by op: exclusive ends in `operands` of reads, updates, writes and scratch"""
+    forms: Int32s
+    micro_batches: Int32s
+    peers: Int32s
+    operands: Int32s
+    """numbers of tensors in the stage, in the order of `StageNumbers`"""
+    tensor_forms: Int32s
+    """by tensor, in the order of the stage's tensors"""
+    offsets: Int64s
+    names: list[str]
+
+
 @frozen(eq=False, slots=False)
 class _Forms:
     """Forms as columns; strings are numbered in any order."""
@@ -158,23 +166,22 @@ class _Forms:
 
     def of_stage(self, stage: EmittedStage) -> _StageColumns:
         """Return the columns of a stage."""
-        streams = Streams.of(stage.numbers)
-        order = streams.order
-        forms = np.array(stage.forms, np.int64)[order]
+        order = stage.streams.order
+        forms = stage.forms[order]
         rows = self.rows[forms]
-        pieces, own_slices = np.array(stage.micro_batches, np.int32)[order], rows[:, PIECE]
+        pieces, own_slices = stage.micro_batches[order], rows[:, PIECE]
         cut = (own_slices != NONE) & (pieces != NONE)
         rows[:, PIECE] = np.where(cut, pieces * max(1, self.slices) + own_slices, pieces)
-        rows[:, PEER] = np.array(stage.peers, np.int32)[order]
-        operands, rows[:, OPERANDS] = self._operands(stage, streams)
-        rows[:, WAITS], waits = streams.waits(stage.numbers)
+        rows[:, PEER] = stage.peers[order]
+        operands, rows[:, OPERANDS] = self._operands(stage)
+        rows[:, WAITS], waits = stage.waits
         names, begins = self.blocks
         blocks = names[_runs(begins[forms], rows[:, BLOCKS])].astype(np.int32)
-        return _StageColumns(streams.lengths, rows, operands, waits, blocks, streams.list_order)
+        return _StageColumns(stage.streams.lengths, rows, operands, waits, blocks, stage.streams.list_order)
 
-    def _operands(self, stage: EmittedStage, streams: Streams) -> tuple[Int32s, Int64s]:
+    def _operands(self, stage: EmittedStage) -> tuple[Int32s, Int64s]:
         """Return operands of all instructions as rows, and the number of each instruction's."""
-        bounds = np.array(stage.numbers.swept.bounds, np.int64).reshape(-1, 4)
+        streams, bounds = stage.streams, stage.bounds
         counts = np.diff(bounds[:, 3], prepend=0)
         owners = np.repeat(np.arange(len(counts)), counts)
         places = np.arange(len(owners))
@@ -188,8 +195,8 @@ class _Forms:
         roles, begins = self.roles
         bound = access != _SCRATCH
         role = np.full(len(owners), self.strings[WORKSPACE])
-        role[bound] = roles[begins[np.array(stage.forms, np.int64)[owners[bound]]] + within[bound]]
-        rows = np.column_stack((role, np.array(stage.operands, np.int64)[places], access)).astype(np.int32)
+        role[bound] = roles[begins[stage.forms[owners[bound]]] + within[bound]]
+        rows = np.column_stack((role, stage.operands[places], access)).astype(np.int32)
         return rows, counts
 
 
@@ -242,8 +249,8 @@ def emitted_columns(
         numbers[blocks],
         list(kinds),
         np.array([len(stage.names) for stage in stages], np.int64),
-        numbers_of_forms[np.array(list(chain.from_iterable(stage.tensor_forms for stage in stages)), np.int64)],
-        np.array(list(chain.from_iterable(stage.offsets for stage in stages)), np.int64),
+        numbers_of_forms[np.concatenate([np.empty(0, np.int32), *(stage.tensor_forms for stage in stages)])],
+        np.concatenate([np.empty(0, np.int64), *(stage.offsets for stage in stages)]),
         "\n".join(chain.from_iterable(stage.names for stage in stages)),
         np.concatenate([np.empty(0, np.int32), *(stage.order for stage in found)]),
     )

@@ -150,14 +150,17 @@ class _Emission:
             micro_batches.append(_or_none(op.micro_batch) if has_micro_batch else NONE)  # type: ignore[attr-defined]
             peers.append(_or_none(op.peer) if has_peer else NONE)  # type: ignore[attr-defined]
             first = end
+        streams = Streams.of(numbers)
         return EmittedStage(
-            numbers,
-            found,
-            micro_batches,
-            peers,
-            operands,
-            tensor_forms,
-            [_offset(tensor) for tensor in tensors],
+            streams,
+            streams.waits(numbers),
+            np.array(bounds, np.int32).reshape(-1, 4),
+            np.array(found, np.int32),
+            np.array(micro_batches, np.int32),
+            np.array(peers, np.int32),
+            np.array(operands, np.int32),
+            np.array(tensor_forms, np.int32),
+            np.array([_offset(tensor) for tensor in tensors], np.int64),
             [tensor.name for tensor in tensors],
         )
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,8 @@ def write_program(program: Program, path: str) -> None:
     data = program_bytes(program)
 
     def read(data: bytes) -> None:
-        if program_bytes(parse_program(data, path)) != data:
+        # a digest at a time, since another copy of the bytes would be the largest thing here
+        if _digest(_parts(parse_program(data, path))) != data[-_DIGEST_BYTES:]:
             fail("RT080", "the program that is read is another one")
 
     checked(data, "program", read)
@@ -125,7 +127,21 @@ def write_program(program: Program, path: str) -> None:
 
 
 def program_bytes(program: Program) -> bytes:
-    """Return the container as bytes; equal programs give equal bytes.
+    """Return the container as bytes; equal programs give equal bytes."""
+    parts = list(_parts(program))
+    return b"".join([*parts, _digest(parts)])
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    """Return the digest of a container, which ends with it."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
+def _parts(program: Program) -> Iterator[bytes]:
+    """Yield the bytes of a container before its digest.
 
     All on-chip schedules of a program are of one form.
     """
@@ -167,10 +183,11 @@ def program_bytes(program: Program) -> bytes:
         "names": len(names),
     }
     head = json.dumps(header, separators=(",", ":")).encode()
-    parts = [_PREFIX.pack(MAGIC, VERSION, len(head)), head]
-    parts += [array.astype("<i4").tobytes() for array in arrays.values()]
-    body = b"".join([*parts, names])
-    return body + hashlib.sha256(body).digest()
+    yield _PREFIX.pack(MAGIC, VERSION, len(head))
+    yield head
+    for array in arrays.values():
+        yield array.astype("<i4").tobytes()
+    yield names
 
 
 def _schedules_to_json(schedules: list[OnChipSchedule]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from ratrain import api
 from ratrain.passes.memory.allocation import AllocationProblem
 from ratrain.passes.memory.allocation.problem import Instance, instance_of
 from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
-from ratrain.passes.memory.allocation.slots import relays_in_slots
-from ratrain.passes.memory.allocation.sweep import latest_slots
+from ratrain.passes.memory.allocation.slots import latest_slots, relays_in_slots
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.text.plan_file import parse_plan
 from tests.passes.placed_attempts import assert_placed, attempt_at

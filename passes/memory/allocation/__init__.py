@@ -26,7 +26,7 @@ from ratrain.passes.memory.allocation.effort import Effort
 from ratrain.passes.memory.allocation.exact import search_exactly
 from ratrain.passes.memory.allocation.nests import nests_in_slots
 from ratrain.passes.memory.allocation.portfolio import COMPILED_FROM, large_portfolio
-from ratrain.passes.memory.allocation.problem import Allocation, AllocationProblem, instance_of
+from ratrain.passes.memory.allocation.problem import Allocation, AllocationProblem, ProblemColumns, instance_of
 from ratrain.passes.memory.allocation.slots import relays_in_slots, stacks_of_slots
 from ratrain.passes.memory.allocation.small import small_portfolio, small_promotions
 from ratrain.passes.memory.allocation.stacks import two_stacks
@@ -39,6 +39,7 @@ __all__ = [
     "AllocationProblem",
     "Effort",
     "LowerBound",
+    "ProblemColumns",
     "Violation",
     "allocate",
     "check_allocation",
@@ -47,7 +48,7 @@ __all__ = [
 
 
 def allocate(
-    problem: AllocationProblem,
+    problem: AllocationProblem | ProblemColumns,
     *,
     capacity: int | None = None,
     effort: Effort | None = None,

@@ -25,8 +25,4 @@ def placed_in_order(
     from ratrain.passes.memory.allocation.tree import first_fit
 
     placed = np.empty(instance.count, np.int64) if offsets is None else offsets.copy()
-    height = first_fit(
-        order, instance.sizes, instance.sides, instance.first, instance.starts, instance.stops, instance.sections,
-        pinned, placed, limit,
-    )  # fmt: skip
-    return placed, int(height)
+    return placed, first_fit(instance, order, placed, pinned, limit)

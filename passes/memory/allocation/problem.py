@@ -36,6 +36,28 @@ class AllocationProblem:
     sides: list[int] | None = None
     """Buffers of side 1 share no byte with buffers of side -1, whenever they live; 0 (for all, when None) is free."""
 
+    @property
+    def columns(self) -> ProblemColumns:
+        """The same problem as arrays."""
+        counts = np.fromiter(map(len, self.intervals), np.int64, len(self.sizes))
+        points = chain.from_iterable(chain.from_iterable(self.intervals))
+        flat = np.fromiter(points, np.int64, 2 * int(counts.sum()))
+        sizes = np.array(self.sizes, np.int64)
+        sides = np.array(self.sides, np.int64) if self.sides else np.zeros(len(sizes), np.int64)
+        return ProblemColumns(sizes, sides, counts, flat[::2], flat[1::2])
+
+
+@frozen(eq=False)
+class ProblemColumns:
+    """Problem as arrays: buffer `i` has `counts[i]` intervals, those of buffer 0 first in `starts` and `stops`."""
+
+    sizes: Int64s
+    sides: Int64s
+    counts: Int64s
+    starts: Int64s
+    stops: Int64s
+    """exclusive"""
+
 
 @frozen(eq=False)
 class Instance:
@@ -130,16 +152,13 @@ class Instance:
         return np.cumsum(curve)[:-1]
 
 
-def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
+def instance_of(problem: AllocationProblem | ProblemColumns) -> tuple[Instance, Int64s]:
     """Turn a problem into an instance with its buffers by first start.
 
     Return it with the index of each in the problem.
     """
-    sizes = np.array(problem.sizes, np.int64)
-    counts = np.fromiter(map(len, problem.intervals), np.int64, len(sizes))
-    points = chain.from_iterable(chain.from_iterable(problem.intervals))
-    flat = np.fromiter(points, np.int64, 2 * int(counts.sum()))
-    starts, stops = flat[::2], flat[1::2]
+    columns = problem.columns if isinstance(problem, AllocationProblem) else problem
+    sizes, starts, stops, counts = columns.sizes, columns.starts, columns.stops, columns.counts
     owners = np.repeat(np.arange(len(sizes)), counts)
     # Buffers without bytes, and empty intervals, conflict with nothing and are left out.
     live = (sizes[owners] > 0) & (stops > starts)
@@ -147,13 +166,13 @@ def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
         owners, starts, stops = owners[live], starts[live], stops[live]
     if len(owners) > 1 and counts.max() > 1:
         owners, starts, stops = _merged(owners, starts, stops)
-    kept, first, counts = np.unique(owners, return_index=True, return_counts=True)
+    first = np.flatnonzero(np.diff(owners, prepend=-1))  # owners ascend
+    kept, counts = owners[first], np.diff(first, append=len(owners))
     by_start = np.argsort(starts[first], kind="stable")
     spans = _ranges(first[by_start], counts[by_start])
     kept, counts = kept[by_start], counts[by_start]
     starts, stops, sections = _sections(starts[spans], stops[spans])
-    sides = np.array(problem.sides, np.int64) if problem.sides else np.zeros(len(sizes), np.int64)
-    return Instance(sizes[kept], sides[kept], _offsets(counts), starts, stops, sections), kept
+    return Instance(sizes[kept], columns.sides[kept], _offsets(counts), starts, stops, sections), kept
 
 
 def _merged(owners: Int64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, Int64s]:

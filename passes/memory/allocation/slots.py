@@ -23,7 +23,8 @@ placement counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from ratrain.passes.memory.allocation.effort import TREE_WORK
 from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Instance
 from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
+from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,13 +110,17 @@ def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> It
     births, deaths, sizes, is_dense = joined.births(), joined.deaths(), joined.sizes, _dense(joined)
     by_birth = np.lexsort((-sizes, deaths, births, is_dense))
     by_size = np.lexsort((deaths, births, -sizes, is_dense))
-    for short in _SHORT:
-        stacked, slotted, top = _stacks(joined, _lasting(joined, short))
+    tried: set[tuple[bytes, bytes]] = set()
+    for lasting in _lasting(joined):
+        stacked, slotted, top = _stacks(joined, lasting)
+        stacks = stacked.tobytes(), slotted.tobytes()
         for order in (by_birth, by_size):
             limit = attempt.of_use_below()
             # Without work left, or with stacks that are as high as the best placement, there is nothing to gain.
             if top >= limit or not attempt.afford(TREE_WORK * joined.count):
                 break
+            if stacks in tried:
+                continue  # the placements would be the same: only their work counts
             slotted_first = np.concatenate((order[slotted[order]], order[~slotted[order]]))
             placed, height = placed_in_order(joined, slotted_first, stacked, int(slotted.sum()), limit)
             if height < limit:
@@ -122,6 +128,7 @@ def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> It
                 offsets = inside.copy()
                 offsets[members] += np.repeat(placed, counts)
                 yield offsets, height
+        tried.add(stacks)
 
 
 def _inside(instance: Instance, relays: list[Relay]) -> Int64s:
@@ -144,11 +151,16 @@ def _dense(instance: Instance) -> NDArray[np.bool_]:
     return found
 
 
-def _lasting(instance: Instance, short: int) -> NDArray[np.bool_]:
-    """Tell which dense buffers live longer than `short` and have a size that some such buffer has at the peak."""
-    stacked = _dense(instance) & (instance.deaths() - instance.births() > short)
-    at_peak = stacked & instance.lives_in(int(instance.load().argmax()))
-    return stacked & np.isin(instance.sizes, instance.sizes[at_peak])
+def _lasting(instance: Instance) -> Iterator[NDArray[np.bool_]]:
+    """Yield, for each length of short lives, the dense buffers that live longer and have a size of one at the peak."""
+    dense, lives, peak = _dense(instance), instance.deaths() - instance.births(), instance.load().argmax()
+    at_peak = instance.lives_in(int(peak))
+    kinds, kind_of = np.unique(instance.sizes, return_inverse=True)
+    for short in _SHORT:
+        stacked = dense & (lives > short)
+        is_held = np.zeros(len(kinds), np.bool_)
+        is_held[kind_of[stacked & at_peak]] = True
+        yield stacked & is_held[kind_of]
 
 
 def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArray[np.bool_], int]:
@@ -159,8 +171,6 @@ def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArr
     A stack has as many slots as are taken at once in full sections. If more buffers live elsewhere, the others get
     none.
     """
-    from ratrain.passes.memory.allocation.sweep import latest_slots
-
     full = full_sections(joined)
     at_full = np.flatnonzero(full)
     # Only buffers that live in some full section: the others can use what is free outside the peak.
@@ -176,3 +186,32 @@ def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArr
         offsets[alike] = top + size * slots
         top += most * int(size)
     return offsets, slotted, top
+
+
+def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
+    """Give each of `count` buffers one of `most` slots, or -1 where none is free.
+
+    It is the slot that became free latest, so that the others stay free for longer.
+    """
+    slots, free = np.full(count, -1, np.int64), np.arange(most, dtype=np.int64)[::-1].copy()
+    _loop()(events, slots, free)
+    return slots
+
+
+@cache
+def _loop() -> Any:
+    return native(take_latest)
+
+
+def take_latest(events: Any, slots: Any, free: Any) -> None:
+    """Fill `slots`, all -1, for `latest_slots`; `free` are the slots, of which the last is taken next."""
+    left = len(free)
+    for place in range(len(events)):
+        event = events[place]
+        if event < 0:
+            if slots[~event] >= 0:
+                free[left] = slots[~event]
+                left += 1
+        elif left > 0:
+            left -= 1
+            slots[event] = free[left]

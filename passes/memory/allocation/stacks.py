@@ -63,10 +63,13 @@ def two_stacks(attempt: Attempt) -> None:
         if attempt.good() or not attempt.afford(TREE_WORK * per_threshold):
             return
         large = instance.sizes >= threshold
-        # of use only below the best height, which no pair is below that has a higher stack
-        upper, lower = (list(_stacks(instance, chosen, attempt.height)) for chosen in (large, ~large))
-        if not upper or not lower:
+        # The fewer buffers first: where no stack of theirs is of use, the others need no stack.
+        few, many = (large, ~large) if 2 * large.sum() < len(large) else (~large, large)
+        stacks = list(_stacks(instance, few, attempt.height))
+        others = list(_stacks(instance, many, attempt.height)) if stacks else []
+        if not others:
             continue
+        upper, lower = (stacks, others) if few is large else (others, stacks)
         pairs = [(int((one.reached + other.reached).max()), one, other) for one in upper for other in lower]
         # The upper stack is mirrored, so the two touch where their sum is largest.
         height, one, other = min(pairs, key=lambda pair: pair[0])
@@ -92,17 +95,22 @@ def _thresholds(instance: Instance, most: int) -> Int64s:
 def _stacks(
     instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], below: int
 ) -> Iterator[_Stack]:
-    """Place the chosen buffers by first fit in each of some orders; yield the stacks that stay `below` a height."""
+    """Place the chosen buffers by first fit in each of some orders; yield the stacks that may end `below` a height.
+
+    Above a stack the other kind needs its live bytes at least.
+    """
     chosen = np.flatnonzero(is_chosen)
     if not len(chosen):
         yield _Stack(chosen, chosen, np.zeros(instance.sections, np.int64))
         return
-    part = instance.kept(chosen)
+    part, others = instance.kept(chosen), instance.load_of(~is_chosen)
     named = islice(orders.costly_orders(part), _ORDERS - 2)
     for order in (orders.by_size(part), orders.by_start(part), *(order for _, order in named)):
         offsets, height = placed_in_order(part, order, limit=below)
         if height < below:
-            yield _Stack(chosen, offsets, reached(part, offsets))
+            stack = _Stack(chosen, offsets, reached(part, offsets))
+            if int((stack.reached + others).max()) < below:
+                yield stack
 
 
 def reached(part: Instance, offsets: Int64s) -> Int64s:

@@ -175,26 +175,6 @@ def slots_of(events: Int64s, count: int) -> Int64s:
 
 
 @compiled
-def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
-    """Give each of `count` buffers one of `most` slots, or -1 where none is free.
-
-    It is the slot that became free latest, so that the others stay free for longer.
-    """
-    slots = np.full(count, -1, np.int64)
-    free = np.arange(most)[::-1].copy()
-    left = most
-    for event in events:
-        if event < 0:
-            if slots[~event] >= 0:
-                free[left] = slots[~event]
-                left += 1
-        elif left > 0:
-            left -= 1
-            slots[event] = free[left]
-    return slots
-
-
-@compiled
 def draw(state: Int64s, choices: int) -> int:
     """Draw a number from 0 to `choices` - 1; advances the generator."""
     state[0] = (state[0] * _MULTIPLIER + _INCREMENT) & _MASK
