@@ -20,9 +20,8 @@ of recovery:
 - *recovery*: the free bytes of that instant, shared by the layers of the held passes, give their least recovery.
   Instants without a common pass add up; all other passes take the least there is.
 
-With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: an instant holds one
-pass less, the weight halves of two passes may follow after the last gradient has left, and no instant is known at which
-all chunks have gradients, or at which a pass waits between its halves.
+With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: only passes count
+that are held whatever is merged, and the weight halves of two passes may follow after the last gradient has left.
 
 If slices differ, each figure is that of the smallest slice, and the hull is that of all.
 """
@@ -46,7 +45,6 @@ from ratrain.ratrainc.planner.bounds.shape_columns import (
     left_behind,
     raise_to_engines,
     stage_numbers,
-    surely_held,
     unit_sum,
     with_backward,
 )
@@ -69,22 +67,25 @@ class PlacedMemory:
     early_held: Numbers
     late_held: Numbers
     windows: Numbers
+    waiting_held: Numbers
+    waits: Numbers
     early: Numbers
     """bytes left when the most passes are held"""
     late: Numbers
-    """bytes left when all gradients are live too, without tensor-parallel ranks; infinite if never so"""
+    """bytes left when all gradients are live too; infinite if never so"""
     between: Numbers
     """bytes left when the most passes are between the halves of their backwards"""
+    waited: Numbers
+    """bytes left when most passes are held or between these halves"""
     sliced: Numbers
     """bytes left when the second slice of a micro-batch goes back; infinite without slices"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """Compute the bytes of stages; arguments as for `stage_bounds`."""
-        names = ("early", "late", "windows", "pending", "pending_held")
-        early_held, late_held, windows, pending, others = _of_stages(c, names, layers)
-        early_held = surely_held(c, early_held)
-        late_held = surely_held(c, late_held)
+        names = ("early", "late", "windows", "pending", "pending_held", "waiting", "waiting_held", "waits")
+        early_held, late_held, windows, pending, others, waiting, waiting_held, waits = _of_stages(c, names, layers)
+        (returned,) = _of_stages(c, ("returned",), layers)
         back = with_backward(c, layers)
         # which layers a chunk has is not known here, so they count as the least ones
         held = np.floor(layers / c.chunks) * c.held[LAYER] if c.is_chunked else layer_sum(c, c.held, layers)
@@ -100,18 +101,20 @@ class PlacedMemory:
         # the stage of an instant may have dropped these by then, so they count as free
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
-        between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held
+        of_halves = pass_layers * (c.pending - c.layer_part)
+        between = free - pending * of_halves - others * held
+        waited = free - waiting * of_halves - waiting_held * held
         free = free - own
-        sliced = (
-            free - (c.slices - 1) * held - pass_layers * np.maximum(c.sliced_gradients[LAYER] - c.mlp_gradient, 0.0)
-        )
+        # of merged passes both are counted as gone back
+        sliced = free - (c.slices - 1 - c.merged) * held - pass_layers * c.sliced_gradients[LAYER] + c.mlp_gradient
         early = free - early_held * held
-        late = free - late_held * held - unit_sum(c, (1 - c.merged) * c.gradients, layers)
+        late = free - late_held * held - unit_sum(c, c.gradients, layers)
         late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
         late += np.where(c.micro_batches > 2, 0.0, own - final)
-        late, between = np.where(late_held > 0, late, np.inf), np.where(c.merged > 0, np.inf, between)
-        sliced = np.where((c.slices > 1) & (c.merged == 0) & (not c.has_halves), sliced, np.inf)
-        return cls(c, layers, back, pass_layers, early_held, late_held, windows, early, late, between, sliced)
+        late = np.where(late_held > 0, late, np.inf)
+        sliced = np.where((returned > 0) & (not c.has_halves), sliced, np.inf)
+        held_at = (early_held, late_held, windows, waiting_held, waits)
+        return cls(c, layers, back, pass_layers, *held_at, early, late, between, waited, sliced)
 
     def peak_bytes(self) -> Numbers:
         """Return lower bounds on the peaks of the stages."""
@@ -127,6 +130,9 @@ class PlacedMemory:
         # `late` is infinite if there is no such instant; then there are no windows either
         late = self.more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         more = np.maximum(self.more_than_least(self.early_held, self.early), self.windows * late)
+        if c.has_halves:  # no layer is at work then
+            waited = self.more_than_least(self.waiting_held, self.waited, begun=0)
+            more = np.maximum(more, self.waits * waited)
         total: Numbers = least + more
         return total
 
@@ -143,9 +149,9 @@ class PlacedMemory:
         total: Numbers = least + np.maximum(more_than_least(self.early_held, self.early), late)
         return total
 
-    def more_than_least(self, held: Numbers, free: Numbers) -> Numbers:
-        """Return the recovery of held passes above the least; the layer that begins its backward is whole already."""
-        items = np.maximum(held * self.pass_layers - 1, 0.0)
+    def more_than_least(self, held: Numbers, free: Numbers, begun: int = 1) -> Numbers:
+        """Return the recovery of held passes above the least, without layers that have `begun` their backward."""
+        items = np.maximum(held * self.pass_layers - begun, 0.0)
         share = free / np.maximum(items, 1.0)
         more: Numbers = items * (least_recovery(self.c, share) - self.c.recovery_least)
         return more
@@ -153,8 +159,8 @@ class PlacedMemory:
 
 def _of_stages(c: Columns, names: Sequence[str], layers: Numbers) -> list[Numbers]:
     """Return fields of `HeldPasses` by name: stages along the first axis, shapes along the last."""
-    used, place = np.unique(c.order, return_inverse=True)
-    placements = [held_passes(c.schedule, c.orders[at]) for at in used.tolist()]
+    used, place = np.unique(2 * c.order + (c.merged > 0), return_inverse=True)
+    placements = [held_passes(c.schedule, c.orders[at // 2], merged=bool(at % 2)) for at in used.tolist()]
     tables = (np.array([[getattr(stage, name) for stage in stages] for stages in placements], float) for name in names)
     return [table.T[:, place].reshape(table.shape[1], *(1,) * (layers.ndim - 2), -1) for table in tables]
 
