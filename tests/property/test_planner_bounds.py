@@ -27,6 +27,7 @@ from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
+from ratrain.ratrainc.planner.bounds.order_bounds import order_seconds
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
@@ -398,7 +399,9 @@ def check_columns(columns, layers, found, what):
     note = f"{what}: bound {bounds.seconds[0]}, found {found.step_seconds}"
     assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), note
     assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
-    assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)
+    in_order = order_seconds(columns, np.array([layers], float))[0]
+    assert in_order <= found.step_seconds * (1 + ROUNDING), f"{note}, by the order {in_order}"
+    assert best_cuts(columns).seconds <= max(bounds.seconds[0], in_order) * (1 + ROUNDING)
     assert shape_bounds(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING)
     assert shape_bounds_with_bytes(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING), note
 

@@ -4,12 +4,9 @@ A pass is one micro-batch, or one slice of it, through one chunk of a stage. It 
 gradient of its input is made; an instant is the beginning of such a gradient. Example: in the 1F1B order F0 F1 B0 F2 B1
 F3 B2 B3 two passes are held at each instant before B3.
 
-With tensor-parallel ranks `overlap-tensor` may merge a pass with its neighbour in the order: two forwards, two
-backwards, or a forward and the backward behind it. It merges pairs, and which ones is not known here. So a backward
-that may begin beside the forward before it is counted without that forward. Between two neighbours that may be merged
-nothing is known; but if they are, then the first of them is in no other pair, and all before it is done when it begins.
-Example: after I0 in I0 W1 F2, I0 is done; or it is merged with W1, and then the pass before I0 was done. The lesser
-counts.
+With tensor-parallel ranks `overlap-tensor` may have merged pairs of neighbouring passes (`pass_order.MERGINGS`).
+Instants are then those at which a pair, or a pass alone, begins or ends. A backward that begins beside the forward
+before it is counted without that forward.
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Order, Work
+from ratrain.ratrain_ir.schedules.action import ActionKind, Order, Work
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrainc.planner.bounds.pass_order import Pass, grouped, passes_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -54,23 +52,15 @@ class HeldPasses:
 
 
 @lru_cache(maxsize=4096)
-def held_passes(schedule: str, shape: PipelineShape, *, merged: bool = False) -> tuple[HeldPasses, ...]:
-    """Return the held passes of each stage under a schedule; at least, if neighbouring passes may be `merged`."""
-    return tuple(
-        _read(SCHEDULES[schedule].actions(shape, stage), shape, stage, merged=merged) for stage in range(shape.stages)
-    )
+def held_passes(schedule: str, shape: PipelineShape, merging: str = "none") -> tuple[HeldPasses, ...]:
+    """Return the held passes of each stage under a schedule whose passes are merged as one of `MERGINGS` says."""
+    return tuple(_read(passes_of(schedule, shape, stage), shape, stage, merging) for stage in range(shape.stages))
 
 
 def has_halves(schedule: str, shape: PipelineShape) -> bool:
     """Return True if a schedule splits backwards into halves; the smallest `shape` of these chunks shows it."""
     orders = (SCHEDULES[schedule].actions(shape, stage) for stage in range(shape.stages))
     return any(action.kind is ActionKind.BACKWARD_WEIGHT for order in orders for action in order)
-
-
-def may_merge(earlier: Action, later: Action) -> bool:
-    """Return True if `overlap-tensor` may merge the passes of two neighbouring actions of an order."""
-    forward = earlier.kind is ActionKind.FORWARD
-    return earlier.work != later.work and (forward or later.kind is not ActionKind.FORWARD)
 
 
 @frozen
@@ -84,15 +74,11 @@ class _State:
     oldest: int
     """place of the forward of the oldest held pass"""
 
-    def least(self, other: _State) -> _State:
-        """Return what is held and waits in either of two states, of which this is the later one."""
-        return _State(
-            min(self.held, other.held), min(self.waiting, other.waiting), self.time, min(self.oldest, other.oldest)
-        )
 
-
-def _read(order: Order, shape: PipelineShape, stage: int, *, merged: bool) -> HeldPasses:
+def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) -> HeldPasses:
     """Read an order: the most passes held, then the number of late instants that hold as many."""
+    order = [action for each in passes for action in each.actions]
+    groups = grouped(passes, merging)
     last = shape.micro_batches - 1
     chunks = len(shape.chunks_of(stage))
     held: dict[Work, int] = {}
@@ -106,35 +92,37 @@ def _read(order: Order, shape: PipelineShape, stage: int, *, merged: bool) -> He
     waiting: set[Work] = set()
     states = [_State(0, 0, -1, 0)]
     instants: list[_State] = []
-    for time, action in enumerate(order):
-        before = order[time - 1] if time else None
-        if action.kind in _FREEING:
-            beside = merged and before is not None and before.kind is ActionKind.FORWARD and may_merge(before, action)
-            sure = len(held) - beside
-            early = max(early, sure)
-            # late: every chunk has gradients, and none of these is final
-            has_gradients = len(begun) == chunks and max(begun.values()) < time - merged
-            if has_gradients and action.micro_batch < last and sure >= late:
-                late = sure
-                # a dictionary keeps its order, so the first entry is the oldest pass
-                instants.append(_State(late, 0, time, next(iter(held.values()))))
-            del held[action.work]
-            # if the two are neighbours, they may be merged
-            first = returns.setdefault((action.chunk, action.micro_batch), time)
-            returned |= first < time - merged
-        if action.kind is ActionKind.FORWARD:
-            held[action.work] = time
-        # a weight half that follows at once is not apart: nothing waits for it
-        if action.kind is ActionKind.BACKWARD_INPUT and not _is_weight_half(order[time + 1 : time + 2], action.work):
-            waiting.add(action.work)
-        if action.kind in _WEIGHT_GRADIENTS:
-            waiting.discard(action.work)
-            begun.setdefault(action.chunk, time)
+    time = -1
+    for group in groups:
+        begin = time + 1
+        of_group = [action for each in group for action in each.actions]
+        for action in of_group:
+            time += 1
+            if action.kind in _FREEING:
+                beside = time > begin and order[begin].kind is ActionKind.FORWARD
+                sure = len(held) - beside
+                early = max(early, sure)
+                # late: every chunk has gradients, and none of these is final
+                has_gradients = len(begun) == chunks and max(begun.values()) < begin
+                if has_gradients and action.micro_batch < last and sure >= late:
+                    late = sure
+                    # a dictionary keeps its order, so the first entry is the oldest pass
+                    instants.append(_State(late, 0, time, next(iter(held.values()))))
+                del held[action.work]
+                returned |= returns.setdefault((action.chunk, action.micro_batch), time) < begin
+            if action.kind is ActionKind.FORWARD:
+                held[action.work] = time
+            # a weight half that follows at once is not apart: nothing waits for it
+            if action.kind is ActionKind.BACKWARD_INPUT and not _is_weight_half(
+                order[time + 1 : time + 2], action.work
+            ):
+                waiting.add(action.work)
+            if action.kind in _WEIGHT_GRADIENTS:
+                waiting.discard(action.work)
+                begun.setdefault(action.chunk, time)
         states.append(_State(len(held), len(waiting), time, next(iter(held.values()), time)))
-        if action.kind is not ActionKind.FORWARD and action.micro_batch == last:
+        if any(action.kind is not ActionKind.FORWARD and action.micro_batch == last for action in of_group):
             break
-    if merged:
-        states = _sure_states(states, order)
     pending = max(states, key=lambda state: (state.waiting, state.held))
     fullest = max(states[:-1], key=lambda state: (state.waiting > 0, state.held + state.waiting, state.held))
     most = [state for state in states[:-1] if state.held >= fullest.held and state.waiting >= fullest.waiting > 0]
@@ -149,28 +137,6 @@ def _read(order: Order, shape: PipelineShape, stage: int, *, merged: bool) -> He
         _apart(most),
         returned,
     )
-
-
-def _sure_states(states: list[_State], order: Order) -> list[_State]:
-    """Return the states of an order whose neighbouring passes may be merged in pairs; `states` begin before it."""
-    sure = states[:1]
-    # the place before a run of actions of one pass, as both halves of a backward that follow each other
-    begin = 0
-    for place in range(len(states) - 1):
-        action, here = order[place], states[place + 1]
-        behind = order[place + 1] if place + 1 < len(order) else None
-        of_one_pass = behind is not None and behind.work == action.work and _is_back(behind) == _is_back(action)
-        if of_one_pass:  # within a run
-            sure.append(here.least(states[begin]))
-            continue
-        joined = behind is not None and may_merge(action, behind)
-        sure.append(here.least(states[begin]) if joined else here)
-        begin = place + 1
-    return sure
-
-
-def _is_back(action: Action) -> bool:
-    return action.kind is not ActionKind.FORWARD
 
 
 def _apart(states: list[_State]) -> int:

@@ -18,10 +18,9 @@ one step, then so they are after each.
 
 With tensor-parallel and context ranks a micro-batch's way through a pass is compute and exchanges, which nothing hides
 from the micro-batch itself; but its first exchange may run while the pass before it computes, and its last while the
-next one does. `overlap-tensor` may merge a pass with its neighbour (`held_passes.may_merge`), and which pairs is not
-known. So every time is the least of both cases, alone or as the second of a pair. A pair begins when the first input of
-the two is there and the pass before both is done. The second pass ends after all compute of both, but for one weight
-half.
+next one does. `overlap-tensor` may have merged pairs of neighbouring passes, in one of three ways
+(`pass_order.MERGINGS`). The least time under these counts. A pair begins when the first input of the two is there and
+the pass before both is done. The second pass ends after all compute of both, but for one weight half.
 
 Cost: linear in passes and plans, some nanoseconds each; finding the order takes longer, once for each pipeline.
 """
@@ -34,7 +33,7 @@ import numpy as np
 
 from ratrain.ratrain_ir.support.native_loops import native
 from ratrain.ratrainc.planner.bounds.bounds import recovery_seconds
-from ratrain.ratrainc.planner.bounds.pass_order import FORWARD, PassOrder, pass_order
+from ratrain.ratrainc.planner.bounds.pass_order import FORWARD, MERGINGS, PassOrder, pass_order
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, excess_sum, most, unit_sum
 from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
 
@@ -65,8 +64,13 @@ def order_seconds(c: Columns, layers: Numbers) -> Numbers:
         pipeline = c.orders[number]
         rows = np.flatnonzero(c.order == number)
         passes = 3 * pipeline.micro_batches * pipeline.stages * pipeline.chunks
-        if pipeline.slices == 1 and passes <= _MOST_PASSES:
-            found[rows] = _of_pipeline(c.rows(rows), layers[rows], after[rows], pipeline)
+        if pipeline.slices > 1 or passes > _MOST_PASSES:
+            continue
+        mergings = MERGINGS if c.merged[rows].any() else MERGINGS[:1]
+        orders = [pass_order(c.schedule, pipeline, merging) for merging in mergings]
+        found[rows] = np.min(
+            [_of_order(c.rows(rows), layers[rows], after[rows], order, pipeline) for order in orders], 0
+        )
     return found
 
 
@@ -85,18 +89,16 @@ def chunk_layers(layers: Numbers, pipeline: PipelineShape) -> Numbers:
     return sizes
 
 
-def _of_pipeline(c: Columns, layers: Numbers, after: Numbers, pipeline: PipelineShape) -> Numbers:
-    """Return the bounds of plans of one pipeline; `after` has what stages do after their first backward but passes."""
-    order = pass_order(c.schedule, pipeline)
-    chunks = chunk_layers(layers, pipeline)
-    times = _times(c, chunks.T)
+def _of_order(c: Columns, layers: Numbers, after: Numbers, order: PassOrder, pipeline: PipelineShape) -> Numbers:
+    """Return the bounds of plans of one order; `after` has what stages do after their first backward but passes."""
+    times = _times(c, chunk_layers(layers, pipeline).T)
     found = np.zeros(len(layers))
     step: Any = _step
     state, made = np.zeros((_FIELDS, pipeline.stages)), np.zeros(len(order.stage))
     for plan in range(len(layers)):
-        of_plan, merged = np.ascontiguousarray(times[..., plan]), bool(c.merged[plan] > 0)
+        of_plan = np.ascontiguousarray(times[..., plan])
         state[_AFTER] = after[plan]
-        found[plan] = step(*_arrays(order), of_plan, float(c.message[plan]), merged, _STEPS, state, made)
+        found[plan] = step(*_arrays(order), of_plan, float(c.message[plan]), _STEPS, state, made)
     return found
 
 
@@ -165,7 +167,6 @@ def _step(
     joins: Any,
     times: Any,
     message: float,
-    merged: bool,
     steps: int,
     state: Any,
     made: Any,
@@ -189,16 +190,17 @@ def _step(
             overlap = times[_OVERLAP, kind, chunk]
             free = state[_FREE, stage]
             until_out = times[_UNTIL_OUT, kind, chunk]
-            out = max(given + max(way, until_out), free + max(way - overlap, until_out))
-            start = max(given, free)
-            end = start + max(way - overlap, compute)
-            if merged and joins[at]:
+            if joins[at]:
                 before = state[_FREE_BEFORE, stage]
                 begin = max(before, min(state[_INPUT, stage], given)) + state[_BUSY, stage]
-                start = min(start, max(given, begin))
-                out = min(out, max(given + way, before + way - overlap, begin + until_out))
+                start = max(given, begin)
+                out = max(given + way, before + way - overlap, begin + until_out)
                 alone = max(given, before) + way - overlap
-                end = min(end, max(begin + compute, alone, state[_COMPUTED, stage]))
+                end = max(begin + compute, alone, state[_COMPUTED, stage])
+            else:
+                start = max(given, free)
+                out = max(given + max(way, until_out), free + max(way - overlap, until_out))
+                end = start + max(way - overlap, compute)
             if kind != FORWARD and state[_BACK, stage] == _EARLY:
                 state[_BACK, stage] = start
             if state[_BACK, stage] > _EARLY:

@@ -15,9 +15,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ratrain.passes.placement.overlap_tensor import pairs_of
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
-from ratrain.ratrainc.planner.bounds.held_passes import may_merge
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -31,6 +31,9 @@ _KINDS = {
     (ActionKind.BACKWARD_WEIGHT,): WEIGHT_HALF,
     (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT): BOTH_HALVES,
 }
+MERGINGS = ("none", "alike", "all")
+"""Pairs of neighbouring passes that `overlap-tensor` may have merged, on all stages: none, two forwards or two
+backwards, or these and forwards with the backward behind them."""
 Integers = NDArray[np.int64]
 
 
@@ -46,19 +49,23 @@ class PassOrder:
     sent: Integers
     """1 if that output comes from another stage, else 0"""
     joins: Integers
-    """1 if `overlap-tensor` may merge it with the pass before it on its stage, else 0"""
+    """1 if it is merged with the pass before it on its stage, else 0"""
 
 
 @frozen
-class _Pass:
+class Pass:
+    """A pass: one action of an order, or both halves of a backward that follow each other."""
+
     actions: list[Action]
 
     @property
     def is_forward(self) -> bool:
+        """True if it is a forward."""
         return self.actions[0].kind is ActionKind.FORWARD
 
     @property
     def work(self) -> Work:
+        """The chunk, micro-batch and slice of its actions."""
         return self.actions[0].work
 
     @property
@@ -77,9 +84,10 @@ class _Pass:
 
 
 @lru_cache(maxsize=1024)
-def pass_order(schedule: str, shape: PipelineShape) -> PassOrder:
-    """Return the passes of a schedule of whole micro-batches."""
-    stages = [_passes(schedule, shape, stage) for stage in range(shape.stages)]
+def pass_order(schedule: str, shape: PipelineShape, merging: str = "none") -> PassOrder:
+    """Return the passes of a schedule of whole micro-batches, merged as one of `MERGINGS` says."""
+    stages = [grouped(passes_of(schedule, shape, stage), merging) for stage in range(shape.stages)]
+    waiting = [[(each, place) for group in groups for place, each in enumerate(group)] for groups in stages]
     chunk_stages = shape.chunk_stages
     at = [0] * shape.stages
     places: dict[tuple[bool, Work], int] = {}
@@ -87,31 +95,36 @@ def pass_order(schedule: str, shape: PipelineShape) -> PassOrder:
     found = -1
     while found < len(rows):
         found = len(rows)
-        for stage, passes in enumerate(stages):
+        for stage, passes in enumerate(waiting):
             while at[stage] < len(passes):
-                here = passes[at[stage]]
+                here, joins = passes[at[stage]]
                 needed = here.needed(len(chunk_stages))
                 if needed is not None and needed not in places:
                     break
-                before = passes[at[stage] - 1] if at[stage] else None
-                joins = before is not None and may_merge(before.actions[-1], here.actions[0])
                 source = -1 if needed is None else places[needed]
                 sent = needed is not None and chunk_stages[needed[1][0]] != stage
                 if here.made is not None:
                     places[here.made] = len(rows)
                 kind = _KINDS[tuple(action.kind for action in here.actions)]
-                rows.append((stage, kind, here.work[0], source, int(sent), int(joins)))
+                rows.append((stage, kind, here.work[0], source, int(sent), joins))
                 at[stage] += 1
     return PassOrder(*np.array(rows, np.int64).T.copy())
 
 
-def _passes(schedule: str, shape: PipelineShape, stage: int) -> list[_Pass]:
+def passes_of(schedule: str, shape: PipelineShape, stage: int) -> list[Pass]:
     """Return the passes of a stage in its order."""
-    passes: list[_Pass] = []
+    passes: list[Pass] = []
     for action in SCHEDULES[schedule].actions(shape, stage):
         halves = passes and action.kind is ActionKind.BACKWARD_WEIGHT and not passes[-1].is_forward
         if halves and passes[-1].work == action.work:
             passes[-1].actions.append(action)
         else:
-            passes.append(_Pass([action]))
+            passes.append(Pass([action]))
     return passes
+
+
+def grouped(passes: list[Pass], merging: str) -> list[tuple[Pass, ...]]:
+    """Return the passes of a stage, those that are merged together, under one of `MERGINGS`."""
+    if merging == "none":
+        return [(each,) for each in passes]
+    return [(each,) if other is None else (each, other) for each, other in pairs_of(passes, mixed=merging == "all")]

@@ -20,8 +20,9 @@ of recovery:
 - *recovery*: the free bytes of that instant, shared by the layers of the held passes, give their least recovery.
   Instants without a common pass add up; all other passes take the least there is.
 
-With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: only passes count
-that are held whatever is merged, and the weight halves of two passes may follow after the last gradient has left.
+With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: bytes and recovery
+are the least under the ways to merge passes, and the weight halves of two passes may follow after the last gradient has
+left.
 
 If slices differ, each figure is that of the smallest slice, and the hull is that of all.
 """
@@ -31,10 +32,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.ratrainc.planner.bounds.held_passes import held_passes
+from ratrain.ratrainc.planner.bounds.pass_order import MERGINGS
 from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
@@ -79,13 +81,22 @@ class PlacedMemory:
     """bytes left when most passes are held or between these halves"""
     sliced: Numbers
     """bytes left when the second slice of a micro-batch goes back; infinite without slices"""
+    others: tuple[PlacedMemory, ...] = ()
+    """the same if passes are merged in another way"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """Compute the bytes of stages; arguments as for `stage_bounds`."""
+        first, *others = MERGINGS if c.has_exchanges and (c.merged > 0).any() else MERGINGS[:1]
+        memory = cls._of_merging(c, layers, first)
+        return evolve(memory, others=tuple(cls._of_merging(c, layers, merging) for merging in others))
+
+    @classmethod
+    def _of_merging(cls, c: Columns, layers: Numbers, merging: str) -> PlacedMemory:
+        """Compute the bytes of stages whose passes are merged in one way."""
         names = ("early", "late", "windows", "pending", "pending_held", "waiting", "waiting_held", "waits")
-        early_held, late_held, windows, pending, others, waiting, waiting_held, waits = _of_stages(c, names, layers)
-        (returned,) = _of_stages(c, ("returned",), layers)
+        *found, returned = _of_stages(c, (*names, "returned"), layers, merging)
+        early_held, late_held, windows, pending, others, waiting, waiting_held, waits = found
         back = with_backward(c, layers)
         # which layers a chunk has is not known here, so they count as the least ones
         held = np.floor(layers / c.chunks) * c.held[LAYER] if c.is_chunked else layer_sum(c, c.held, layers)
@@ -105,7 +116,7 @@ class PlacedMemory:
         between = free - pending * of_halves - others * held
         waited = free - waiting * of_halves - waiting_held * held
         free = free - own
-        # of merged passes both are counted as gone back
+        # the second of two merged slices may be done too
         sliced = free - (c.slices - 1 - c.merged) * held - pass_layers * c.sliced_gradients[LAYER] + c.mlp_gradient
         early = free - early_held * held
         late = free - late_held * held - unit_sum(c, c.gradients, layers)
@@ -121,6 +132,8 @@ class PlacedMemory:
         least: Numbers = self.c.capacity - np.minimum(
             np.minimum(self.early, self.late), np.minimum(self.between, self.sliced)
         )
+        for other in self.others:
+            least = np.minimum(least, other.peak_bytes())
         return least
 
     def recovery(self) -> Numbers:
@@ -134,7 +147,13 @@ class PlacedMemory:
             waited = self.more_than_least(self.waiting_held, self.waited, begun=0)
             more = np.maximum(more, self.waits * waited)
         total: Numbers = least + more
-        return total
+        if not self.others:
+            return total
+        # a way in which the stage does not fit is not taken, unless it fits in none
+        fitting = np.full_like(total, np.inf)
+        for memory, seconds in ((evolve(self, others=()), total), *((each, each.recovery()) for each in self.others)):
+            fitting = np.minimum(fitting, np.where(memory.peak_bytes() <= c.capacity, seconds, np.inf))
+        return np.where(np.isfinite(fitting), fitting, total)
 
     def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
         """Return a line below the recovery in a step, given that of a layer, with `more` bytes left at each instant."""
@@ -147,6 +166,8 @@ class PlacedMemory:
         late = self.windows * more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         least = c.micro_batches * c.slices * self.back * c.recovery_least
         total: Numbers = least + np.maximum(more_than_least(self.early_held, self.early), late)
+        for other in self.others:
+            total = np.minimum(total, other.recovery_on(slope, intercept, more))
         return total
 
     def more_than_least(self, held: Numbers, free: Numbers, begun: int = 1) -> Numbers:
@@ -157,10 +178,10 @@ class PlacedMemory:
         return more
 
 
-def _of_stages(c: Columns, names: Sequence[str], layers: Numbers) -> list[Numbers]:
+def _of_stages(c: Columns, names: Sequence[str], layers: Numbers, merging: str) -> list[Numbers]:
     """Return fields of `HeldPasses` by name: stages along the first axis, shapes along the last."""
     used, place = np.unique(2 * c.order + (c.merged > 0), return_inverse=True)
-    placements = [held_passes(c.schedule, c.orders[at // 2], merged=bool(at % 2)) for at in used.tolist()]
+    placements = [held_passes(c.schedule, c.orders[at // 2], merging if at % 2 else "none") for at in used.tolist()]
     tables = (np.array([[getattr(stage, name) for stage in stages] for stages in placements], float) for name in names)
     return [table.T[:, place].reshape(table.shape[1], *(1,) * (layers.ndim - 2), -1) for table in tables]
 
