@@ -31,7 +31,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import groupby, product
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from attrs import field, frozen
 
@@ -74,10 +74,6 @@ class _Run:
     is_forward: bool
     work: Work
     ops: tuple[Op, ...]
-
-    def goes_with(self, later: _Run) -> bool:
-        """Tell whether a later run may be merged with this one: another piece, and no more pieces in flight."""
-        return self.work != later.work and (self.is_forward or not later.is_forward)
 
 
 @frozen(slots=False, eq=False)
@@ -234,7 +230,7 @@ def _merge(module: Module, stage: Stage, trials: Trials, *, mixed: bool) -> int:
     ends = {id(op) for op, _ in chunk_actions(module, stage)}
     ops: list[Op] = []
     count = 0
-    for run, partner in _pairs(_runs(module, stage), mixed=mixed):
+    for run, partner in pairs_of(_runs(module, stage), mixed=mixed):
         if partner is None:
             ops += run.ops
             continue
@@ -265,19 +261,36 @@ def _runs(module: Module, stage: Stage) -> list[_Run]:
     return [_Run(*key, tuple(next(places) for _ in same)) for key, same in groupby(keys)]
 
 
-def _pairs(runs: Sequence[_Run], *, mixed: bool) -> Iterator[tuple[_Run, _Run | None]]:
-    """Yield each run with the next one if the two are to be merged, else with None.
+class _OfPiece(Protocol):
+    """A pass of a piece, as `_Run`."""
+
+    @property
+    def is_forward(self) -> bool: ...
+    @property
+    def work(self) -> Work: ...
+
+
+P = TypeVar("P", bound=_OfPiece)
+
+
+def pairs_of(passes: Sequence[P], *, mixed: bool) -> Iterator[tuple[P, P | None]]:
+    """Yield each pass of a stage's order with the next one if the two are to be merged, else with None.
 
     With `mixed`, a forward may merge with the backward after it, and such pairs are preferred to two forwards.
     """
     at = 0
-    while at < len(runs):
-        here = runs[at]
-        behind, beyond = (runs[at + step] if at + step < len(runs) else None for step in (1, 2))
-        fits = behind is not None and here.goes_with(behind)
+    while at < len(passes):
+        here = passes[at]
+        behind, beyond = (passes[at + step] if at + step < len(passes) else None for step in (1, 2))
+        fits = behind is not None and _goes_with(here, behind)
         if fits and behind is not None and here.is_forward != behind.is_forward:
             fits = mixed
         elif fits and mixed and behind is not None and beyond is not None and behind.is_forward:
-            fits = beyond.is_forward or not behind.goes_with(beyond)
+            fits = beyond.is_forward or not _goes_with(behind, beyond)
         yield here, behind if fits else None
         at += 1 + fits
+
+
+def _goes_with(earlier: _OfPiece, later: _OfPiece) -> bool:
+    """Tell whether a later pass may be merged with an earlier one: another piece, and no more pieces in flight."""
+    return earlier.work != later.work and (earlier.is_forward or not later.is_forward)

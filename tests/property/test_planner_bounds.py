@@ -27,6 +27,7 @@ from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
+from ratrain.ratrainc.planner.bounds.order_bounds import order_seconds
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
@@ -288,7 +289,9 @@ def test_the_head_may_be_updated_before_the_last_backward_of_an_mlp():
     [
         ("v-half", Shape(2, 2, 1, 6, 3, "each-micro-batch", chunks=2, layout="vee"), (4, 4), 1.0),
         ("zb-h1", Shape(2, 1, 2, 4, 0, "last"), (2, 2), 1.0),
-        ("seq1f1b", Shape(1, 16, 1, 3, 3, "each-micro-batch", slices=4), (4,), 1.1),
+        ("seq1f1b", Shape(1, 16, 1, 3, 3, "each-micro-batch", slices=4), (4,), 1.2),
+        ("v-half", Shape(2, 2, 1, 6, 3, "each-micro-batch", chunks=2, layout="vee", tp=2), (4, 4), 1.0),
+        ("seq1f1b", Shape(2, 16, 2, 3, 3, "each-micro-batch", slices=2, tp=2), (4, 4), 1.2),
     ],
 )
 def test_what_waits_between_halves_and_slices_counts(name, shape, layers, share):
@@ -301,6 +304,20 @@ def test_what_waits_between_halves_and_slices_counts(name, shape, layers, share)
     without = evolve(columns, pending=0 * columns.pending, sliced_gradients=0 * columns.sliced_gradients)
     peaks = [plan_bounds(each, np.array([layers], float)).peak_bytes.max() for each in (without, columns)]
     assert peaks[0] * share <= peaks[1] <= max(found.peak_bytes)
+
+
+@pytest.mark.parametrize(("name", "tp", "share"), [("v-half", 1, 0.99), ("v-min", 1, 0.96), ("v-half", 2, 0.98)])
+def test_stages_wait_for_each_other_in_the_middle_of_a_step(name, tp, share):
+    """The order of passes tells it, and the bounds by stages do not; with peers under each way to merge passes."""
+    constants = {"link_bandwidth": 1e11, "link_latency": 0.0, "launch": 0.0, "fp16_peak": 1e11}
+    machine = with_constants(load_machine(None), constants | {"collective_chunk": 4096.0})
+    shape, layers, named = Shape(2, 1, 1, 8, 0, "last", chunks=2, layout="vee", tp=tp), (4, 4), strategy(name)
+    model = small_model(8, wide=True)
+    found = evaluated(model, shape, layers, hiding_exchanges(named.passes, tp), named, machine)
+    check(model, shape, layers, named, machine, found)
+    columns, array = columns_of(model, shape, named, machine), np.array([layers], float)
+    assert order_seconds(columns, array)[0] > share * found.step_seconds
+    assert order_seconds(columns, array)[0] > 1.02 * plan_bounds(columns, array).seconds[0]
 
 
 @pytest.mark.parametrize("micro_batches", [3, 5, 9])
@@ -402,7 +419,9 @@ def check_columns(columns, layers, found, what):
     note = f"{what}: bound {bounds.seconds[0]}, found {found.step_seconds}"
     assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), note
     assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
-    assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)
+    in_order = order_seconds(columns, np.array([layers], float))[0]
+    assert in_order <= found.step_seconds * (1 + ROUNDING), f"{note}, by the order {in_order}"
+    assert best_cuts(columns).seconds <= max(bounds.seconds[0], in_order) * (1 + ROUNDING)
     assert shape_bounds(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING)
     assert shape_bounds_with_bytes(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING), note
 

@@ -4,6 +4,9 @@ The program appends stages one by one. For each number of layers so far it keeps
 maximum of the stages' bounds; the value for all layers is the least bound of the shape. A second pass finds the most
 even of the cuts that have it. Example: bounds of 1, 2, 3 s for 1, 2, 3 layers on two stages give, for 4 layers, 2 s and
 the cuts (2, 2). Cost: P n^2 for P stages and n layers.
+
+The bound by the order of passes (`order_bounds.py`) is one of all stages together, which no such program can minimise.
+It is asked of every cut that is below what the most even one takes; these are few, as layers are whole.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, stage_bounds
+from ratrain.ratrainc.planner.bounds.bounds import StageBounds, plan_bounds, stage_bounds
+from ratrain.ratrainc.planner.bounds.order_bounds import chunk_layers, order_seconds
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers
@@ -27,6 +31,9 @@ ENUMERATED = 4096
 """Most cuts of a shape that are listed one by one; of more, dynamic programming finds some, with their neighbours."""
 
 _ROUNDING = 1e-9
+_IN_ORDER = 256
+"""Most cuts of a shape whose order of passes is asked for a bound."""
+_HALVINGS = 16
 
 
 @frozen(eq=False)
@@ -67,8 +74,89 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     # whose sums differ by rounding alone.
     fair = np.where(seconds <= least * (1 + _ROUNDING), seconds**2, np.inf)
     chosen = _least_sum(fair, total)
-    bounds = plan_bounds(c, np.array([chosen], float))
-    return BestCuts(float(bounds.seconds[0]), chosen, peak_bytes=float(bounds.peak_bytes.max()))
+    if roomiest:
+        bounds = plan_bounds(c, np.array([chosen], float))
+        return BestCuts(float(bounds.seconds[0]), chosen, peak_bytes=float(bounds.peak_bytes.max()))
+    return _best_in_order(c, seconds, chosen)
+
+
+def _best_in_order(c: Columns, seconds: Numbers, even: tuple[int, ...]) -> BestCuts:
+    """Return the cuts of one shape of least bound by stages and by the order of passes.
+
+    `seconds` are the bounds of stages [stage, layers before, layers - 1]; `even` are the best cuts by these alone.
+    """
+    total = int(c.layers)
+    upper = with_order(c, np.array([even], float))
+    # cuts with a stage at or above this are not better
+    limit = _highest_limit(seconds, total, float(upper.seconds[0]))
+    others = [cuts for cuts in _below(seconds, total, limit) if cuts != even]
+    found = with_order(c, np.array([even, *others], float)) if others else upper
+    best = int(found.seconds.argmin())
+    # where more cuts are below `upper` than are listed, those that are not have the limit as their bound
+    least = min(float(found.seconds[best]), limit)
+    return BestCuts(least, (even, *others)[best], peak_bytes=float(found.peak_bytes[best].max()))
+
+
+def with_order(c: Columns, layers: Numbers) -> StageBounds:
+    """Bound plans of one shape (`c` has one row) by stages and by the order of passes; `layers` [plans, stages]."""
+    many = c.rows(np.zeros(len(layers), np.intp))
+    bounds = plan_bounds(many, layers)
+    return evolve(bounds, seconds=np.maximum(bounds.seconds, order_seconds(many, layers)))
+
+
+def _highest_limit(seconds: Numbers, total: int, upper: float) -> float:
+    """Return the highest limit up to `upper` below which few partitions are, found by halving."""
+    if _count_below(seconds, total, upper) <= _IN_ORDER:
+        return upper
+    low, high = 0.0, upper
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        few = _count_below(seconds, total, middle) <= _IN_ORDER
+        low, high = (middle, high) if few else (low, middle)
+    return low
+
+
+def _count_below(seconds: Numbers, total: int, limit: float) -> float:
+    """Count the partitions whose stages all are below a limit."""
+    reach = np.zeros(total + 1)
+    reach[0] = 1.0
+    for stage_seconds in seconds:
+        # stages of the first axis that depend on no layers before them have one row for all
+        below = np.broadcast_to(stage_seconds < limit, (total, stage_seconds.shape[1]))
+        after = np.zeros(total + 1)
+        for layers in range(1, below.shape[1] + 1):
+            after[layers:] += reach[: total + 1 - layers] * below[: total + 1 - layers, layers - 1]
+        reach = after
+    return float(reach[total])
+
+
+def _below(seconds: Numbers, total: int, limit: float) -> list[tuple[int, ...]]:
+    """List the partitions whose stages all are below a limit."""
+    parts: list[tuple[int, ...]] = [()]
+    ends = _ends_below(seconds, total, limit)
+    for stage, stage_seconds in enumerate(seconds):
+        below = np.broadcast_to(stage_seconds < limit, (total, stage_seconds.shape[1]))
+        parts = [
+            (*part, int(layers) + 1)
+            for part in parts
+            for layers in np.flatnonzero(below[sum(part)])
+            if sum(part) + layers + 1 <= total and ends[stage + 1][sum(part) + layers + 1]
+        ]
+    return parts
+
+
+def _ends_below(seconds: Numbers, total: int, limit: float) -> list[NDArray[np.bool_]]:
+    """Tell for each number of stages and of layers so far if the later stages can have the rest, all below a limit."""
+    can = np.zeros(total + 1, bool)
+    can[total] = True
+    found = [can]
+    for stage_seconds in seconds[::-1]:
+        below = np.broadcast_to(stage_seconds < limit, (total, stage_seconds.shape[1]))
+        before = np.zeros(total + 1, bool)
+        for layers in range(1, below.shape[1] + 1):
+            before[: total + 1 - layers] |= below[: total + 1 - layers, layers - 1] & found[-1][layers:]
+        found.append(before)
+    return found[::-1]
 
 
 def _least_of_largest(costs: Numbers, total: int) -> float:
@@ -123,18 +211,11 @@ def _shortage(peaks: Numbers, total: int, capacity: float) -> BestCuts:
 def cuts_of(layers: tuple[int, ...], shape: Shape | None = None) -> tuple[int, ...]:
     """Return the layer index where each later chunk starts, from the layers of each stage.
 
-    With a shape, a stage's layers are shared evenly by its chunks. The remainder goes to its later chunks, which hold
-    fewer passes, and to the chunk of the head last.
+    With a shape, a stage's layers are shared evenly by its chunks (`chunk_layers`).
     """
     if shape is None or shape.chunks == 1:
         return tuple(int(at) for at in np.cumsum(layers)[:-1])
-    stages = shape.pipeline.chunk_stages
-    last = len(stages) - 1
-    sizes = [layers[stage] // shape.chunks for stage in stages]
-    for stage, count in enumerate(layers):
-        own = sorted(shape.pipeline.chunks_of(stage), key=lambda chunk: (chunk == last, -chunk))
-        for chunk in own[: count % shape.chunks]:
-            sizes[chunk] += 1
+    sizes = chunk_layers(np.array([layers], float), shape.pipeline)[0]
     return tuple(int(at) for at in np.cumsum(sizes)[:-1])
 
 
@@ -159,9 +240,7 @@ def can_be_listed(total: int, stages: int, each: int = 1) -> bool:
 
 def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[BestCuts]:
     """Return cuts of one shape with their bounds, fastest first, without those that cannot fit. `c` has one row."""
-    array = np.array(candidates, float)
-    many = c.rows(np.zeros(len(candidates), np.intp))
-    bounds = plan_bounds(many, array)
+    bounds = with_order(c, np.array(candidates, float))
     peaks = bounds.peak_bytes.max(axis=1)
     order = np.argsort(bounds.seconds, kind="stable")
     return [

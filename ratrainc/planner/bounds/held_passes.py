@@ -3,6 +3,10 @@
 A pass is one micro-batch, or one slice of it, through one chunk of a stage. It is held from its forward until the
 gradient of its input is made; an instant is the beginning of such a gradient. Example: in the 1F1B order F0 F1 B0 F2 B1
 F3 B2 B3 two passes are held at each instant before B3.
+
+With tensor-parallel ranks `overlap-tensor` may have merged pairs of neighbouring passes (`pass_order.MERGINGS`).
+Instants are then those at which a pair, or a pass alone, begins or ends. A backward that begins beside the forward
+before it is counted without that forward.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.schedules.action import ActionKind, Order, Work
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrainc.planner.bounds.pass_order import Pass, grouped, passes_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -36,12 +41,20 @@ class HeldPasses:
     """the most passes that wait at once for a weight half that is apart from their input half"""
     pending_held: int
     """other passes held at that time"""
+    waiting: int
+    """passes that wait for their weight half when most passes wait or are held"""
+    waiting_held: int
+    """passes held at that time"""
+    waits: int
+    """number of such times, no two of which hold a common pass"""
+    returned: int
+    """1 if a slice surely goes back when another one of its micro-batch has done so through the same chunk, else 0"""
 
 
 @lru_cache(maxsize=4096)
-def held_passes(schedule: str, shape: PipelineShape) -> tuple[HeldPasses, ...]:
-    """Return the held passes of each stage under a schedule."""
-    return tuple(_read(SCHEDULES[schedule].actions(shape, stage), shape, stage) for stage in range(shape.stages))
+def held_passes(schedule: str, shape: PipelineShape, merging: str = "none") -> tuple[HeldPasses, ...]:
+    """Return the held passes of each stage under a schedule whose passes are merged as one of `MERGINGS` says."""
+    return tuple(_read(passes_of(schedule, shape, stage), shape, stage, merging) for stage in range(shape.stages))
 
 
 def has_halves(schedule: str, shape: PipelineShape) -> bool:
@@ -50,45 +63,93 @@ def has_halves(schedule: str, shape: PipelineShape) -> bool:
     return any(action.kind is ActionKind.BACKWARD_WEIGHT for order in orders for action in order)
 
 
-def _read(order: Order, shape: PipelineShape, stage: int) -> HeldPasses:
+@frozen
+class _State:
+    """Passes that are held, and those that wait for a weight half, between two actions of an order."""
+
+    held: int
+    waiting: int
+    time: int
+    """place of the action before it"""
+    oldest: int
+    """place of the forward of the oldest held pass"""
+
+
+def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) -> HeldPasses:
     """Read an order: the most passes held, then the number of late instants that hold as many."""
+    order = [action for each in passes for action in each.actions]
+    groups = grouped(passes, merging)
     last = shape.micro_batches - 1
     chunks = len(shape.chunks_of(stage))
     held: dict[Work, int] = {}
     """start of each held pass, in order"""
-    begun: set[int] = set()
+    begun: dict[int, int] = {}
+    """place of the first weight gradients of each chunk"""
+    returns: dict[tuple[int, int], int] = {}
+    """places of the first slice to go back, by chunk and micro-batch"""
+    returned = 0
     early = late = 0
     waiting: set[Work] = set()
-    pending = (0, 0)
-    instants: list[tuple[int, int, int]] = []
-    for time, action in enumerate(order):
-        if action.kind is ActionKind.FORWARD:
-            held[action.work] = time
-            continue
-        if action.kind in _FREEING:
-            early = max(early, len(held))
-            # late: every chunk has gradients, and none of these is final
-            if len(begun) == chunks and action.micro_batch < last and len(held) >= late:
-                late = len(held)
-                # a dictionary keeps its order, so the first entry is the oldest pass
-                instants.append((late, time, next(iter(held.values()))))
-            del held[action.work]
-        # a weight half that follows at once is not apart: nothing waits for it
-        if action.kind is ActionKind.BACKWARD_INPUT and not _is_weight_half(order[time + 1 : time + 2], action.work):
-            waiting.add(action.work)
-            pending = max(pending, (len(waiting), len(held)))
-        if action.kind in _WEIGHT_GRADIENTS:
-            waiting.discard(action.work)
-            begun.add(action.chunk)
-        if action.micro_batch == last:
+    states = [_State(0, 0, -1, 0)]
+    instants: list[_State] = []
+    time = -1
+    for group in groups:
+        begin = time + 1
+        of_group = [action for each in group for action in each.actions]
+        for action in of_group:
+            time += 1
+            if action.kind in _FREEING:
+                beside = time > begin and order[begin].kind is ActionKind.FORWARD
+                sure = len(held) - beside
+                early = max(early, sure)
+                # late: every chunk has gradients, and none of these is final
+                has_gradients = len(begun) == chunks and max(begun.values()) < begin
+                if has_gradients and action.micro_batch < last and sure >= late:
+                    late = sure
+                    # a dictionary keeps its order, so the first entry is the oldest pass
+                    instants.append(_State(late, 0, time, next(iter(held.values()))))
+                del held[action.work]
+                returned |= returns.setdefault((action.chunk, action.micro_batch), time) < begin
+            if action.kind is ActionKind.FORWARD:
+                held[action.work] = time
+            # a weight half that follows at once is not apart: nothing waits for it
+            if action.kind is ActionKind.BACKWARD_INPUT and not _is_weight_half(
+                order[time + 1 : time + 2], action.work
+            ):
+                waiting.add(action.work)
+            if action.kind in _WEIGHT_GRADIENTS:
+                waiting.discard(action.work)
+                begun.setdefault(action.chunk, time)
+        states.append(_State(len(held), len(waiting), time, next(iter(held.values()), time)))
+        if any(action.kind is not ActionKind.FORWARD and action.micro_batch == last for action in of_group):
             break
-    # Greedy from the left: if the oldest pass of an instant began after the last chosen instant, they share no pass.
-    # The earliest choice leaves most room, so the count is the largest.
-    windows, before = 0, -1
-    for count, time, oldest in instants:
-        if count == late and oldest > before:
-            windows, before = windows + 1, time
-    return HeldPasses(early, late, windows, *pending)
+    pending = max(states, key=lambda state: (state.waiting, state.held))
+    fullest = max(states[:-1], key=lambda state: (state.waiting > 0, state.held + state.waiting, state.held))
+    most = [state for state in states[:-1] if state.held >= fullest.held and state.waiting >= fullest.waiting > 0]
+    return HeldPasses(
+        early,
+        late,
+        _apart([state for state in instants if state.held == late]),
+        pending.waiting,
+        pending.held,
+        fullest.waiting,
+        fullest.held,
+        _apart(most),
+        returned,
+    )
+
+
+def _apart(states: list[_State]) -> int:
+    """Count states no two of which hold a common pass.
+
+    Greedy from the left: if the oldest pass of a state began after the last chosen one, they share no pass. The
+    earliest choice leaves most room, so the count is the largest.
+    """
+    count, before = 0, -1
+    for state in states:
+        if state.oldest > before:
+            count, before = count + 1, state.time
+    return count
 
 
 def _is_weight_half(actions: Order, work: Work) -> bool:

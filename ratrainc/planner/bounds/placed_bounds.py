@@ -20,9 +20,9 @@ of recovery:
 - *recovery*: the free bytes of that instant, shared by the layers of the held passes, give their least recovery.
   Instants without a common pass add up; all other passes take the least there is.
 
-With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: an instant holds one
-pass less, the weight halves of two passes may follow after the last gradient has left, and no instant is known at which
-all chunks have gradients, or at which a pass waits between its halves.
+With tensor-parallel ranks a pass may be merged with the next one, and backwards may be in halves: bytes and recovery
+are the least under the ways to merge passes, and the weight halves of two passes may follow after the last gradient has
+left.
 
 If slices differ, each figure is that of the smallest slice, and the hull is that of all.
 """
@@ -32,10 +32,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.ratrainc.planner.bounds.held_passes import held_passes
+from ratrain.ratrainc.planner.bounds.pass_order import MERGINGS
 from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
@@ -46,7 +47,6 @@ from ratrain.ratrainc.planner.bounds.shape_columns import (
     left_behind,
     raise_to_engines,
     stage_numbers,
-    surely_held,
     unit_sum,
     with_backward,
 )
@@ -69,22 +69,34 @@ class PlacedMemory:
     early_held: Numbers
     late_held: Numbers
     windows: Numbers
+    waiting_held: Numbers
+    waits: Numbers
     early: Numbers
     """bytes left when the most passes are held"""
     late: Numbers
-    """bytes left when all gradients are live too, without tensor-parallel ranks; infinite if never so"""
+    """bytes left when all gradients are live too; infinite if never so"""
     between: Numbers
     """bytes left when the most passes are between the halves of their backwards"""
+    waited: Numbers
+    """bytes left when most passes are held or between these halves"""
     sliced: Numbers
     """bytes left when the second slice of a micro-batch goes back; infinite without slices"""
+    others: tuple[PlacedMemory, ...] = ()
+    """the same if passes are merged in another way"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """Compute the bytes of stages; arguments as for `stage_bounds`."""
-        names = ("early", "late", "windows", "pending", "pending_held")
-        early_held, late_held, windows, pending, others = _of_stages(c, names, layers)
-        early_held = surely_held(c, early_held)
-        late_held = surely_held(c, late_held)
+        first, *others = MERGINGS if c.has_exchanges and (c.merged > 0).any() else MERGINGS[:1]
+        memory = cls._of_merging(c, layers, first)
+        return evolve(memory, others=tuple(cls._of_merging(c, layers, merging) for merging in others))
+
+    @classmethod
+    def _of_merging(cls, c: Columns, layers: Numbers, merging: str) -> PlacedMemory:
+        """Compute the bytes of stages whose passes are merged in one way."""
+        names = ("early", "late", "windows", "pending", "pending_held", "waiting", "waiting_held", "waits")
+        *found, returned = _of_stages(c, (*names, "returned"), layers, merging)
+        early_held, late_held, windows, pending, others, waiting, waiting_held, waits = found
         back = with_backward(c, layers)
         # which layers a chunk has is not known here, so they count as the least ones
         held = np.floor(layers / c.chunks) * c.held[LAYER] if c.is_chunked else layer_sum(c, c.held, layers)
@@ -100,24 +112,28 @@ class PlacedMemory:
         # the stage of an instant may have dropped these by then, so they count as free
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
-        between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held
+        of_halves = pass_layers * (c.pending - c.layer_part)
+        between = free - pending * of_halves - others * held
+        waited = free - waiting * of_halves - waiting_held * held
         free = free - own
-        sliced = (
-            free - (c.slices - 1) * held - pass_layers * np.maximum(c.sliced_gradients[LAYER] - c.mlp_gradient, 0.0)
-        )
+        # the second of two merged slices may be done too
+        sliced = free - (c.slices - 1 - c.merged) * held - pass_layers * c.sliced_gradients[LAYER] + c.mlp_gradient
         early = free - early_held * held
-        late = free - late_held * held - unit_sum(c, (1 - c.merged) * c.gradients, layers)
+        late = free - late_held * held - unit_sum(c, c.gradients, layers)
         late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
         late += np.where(c.micro_batches > 2, 0.0, own - final)
-        late, between = np.where(late_held > 0, late, np.inf), np.where(c.merged > 0, np.inf, between)
-        sliced = np.where((c.slices > 1) & (c.merged == 0) & (not c.has_halves), sliced, np.inf)
-        return cls(c, layers, back, pass_layers, early_held, late_held, windows, early, late, between, sliced)
+        late = np.where(late_held > 0, late, np.inf)
+        sliced = np.where((returned > 0) & (not c.has_halves), sliced, np.inf)
+        held_at = (early_held, late_held, windows, waiting_held, waits)
+        return cls(c, layers, back, pass_layers, *held_at, early, late, between, waited, sliced)
 
     def peak_bytes(self) -> Numbers:
         """Return lower bounds on the peaks of the stages."""
         least: Numbers = self.c.capacity - np.minimum(
             np.minimum(self.early, self.late), np.minimum(self.between, self.sliced)
         )
+        for other in self.others:
+            least = np.minimum(least, other.peak_bytes())
         return least
 
     def recovery(self) -> Numbers:
@@ -127,8 +143,17 @@ class PlacedMemory:
         # `late` is infinite if there is no such instant; then there are no windows either
         late = self.more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         more = np.maximum(self.more_than_least(self.early_held, self.early), self.windows * late)
+        if c.has_halves:  # no layer is at work then
+            waited = self.more_than_least(self.waiting_held, self.waited, begun=0)
+            more = np.maximum(more, self.waits * waited)
         total: Numbers = least + more
-        return total
+        if not self.others:
+            return total
+        # a way in which the stage does not fit is not taken, unless it fits in none
+        fitting = np.full_like(total, np.inf)
+        for memory, seconds in ((evolve(self, others=()), total), *((each, each.recovery()) for each in self.others)):
+            fitting = np.minimum(fitting, np.where(memory.peak_bytes() <= c.capacity, seconds, np.inf))
+        return np.where(np.isfinite(fitting), fitting, total)
 
     def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
         """Return a line below the recovery in a step, given that of a layer, with `more` bytes left at each instant."""
@@ -141,20 +166,22 @@ class PlacedMemory:
         late = self.windows * more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         least = c.micro_batches * c.slices * self.back * c.recovery_least
         total: Numbers = least + np.maximum(more_than_least(self.early_held, self.early), late)
+        for other in self.others:
+            total = np.minimum(total, other.recovery_on(slope, intercept, more))
         return total
 
-    def more_than_least(self, held: Numbers, free: Numbers) -> Numbers:
-        """Return the recovery of held passes above the least; the layer that begins its backward is whole already."""
-        items = np.maximum(held * self.pass_layers - 1, 0.0)
+    def more_than_least(self, held: Numbers, free: Numbers, begun: int = 1) -> Numbers:
+        """Return the recovery of held passes above the least, without layers that have `begun` their backward."""
+        items = np.maximum(held * self.pass_layers - begun, 0.0)
         share = free / np.maximum(items, 1.0)
         more: Numbers = items * (least_recovery(self.c, share) - self.c.recovery_least)
         return more
 
 
-def _of_stages(c: Columns, names: Sequence[str], layers: Numbers) -> list[Numbers]:
+def _of_stages(c: Columns, names: Sequence[str], layers: Numbers, merging: str) -> list[Numbers]:
     """Return fields of `HeldPasses` by name: stages along the first axis, shapes along the last."""
-    used, place = np.unique(c.order, return_inverse=True)
-    placements = [held_passes(c.schedule, c.orders[at]) for at in used.tolist()]
+    used, place = np.unique(2 * c.order + (c.merged > 0), return_inverse=True)
+    placements = [held_passes(c.schedule, c.orders[at // 2], merging if at % 2 else "none") for at in used.tolist()]
     tables = (np.array([[getattr(stage, name) for stage in stages] for stages in placements], float) for name in names)
     return [table.T[:, place].reshape(table.shape[1], *(1,) * (layers.ndim - 2), -1) for table in tables]
 

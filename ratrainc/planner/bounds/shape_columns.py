@@ -84,6 +84,8 @@ class Columns:
     backward_way: Numbers
     weight_half: Numbers
     """seconds of backward that may follow after the gradient has passed; 0 if backwards are whole"""
+    input_half: Numbers
+    parameter_half: Numbers
     exchange: Numbers
     """seconds of the tensor engine for a micro-batch"""
     merged: Numbers
@@ -290,7 +292,10 @@ class OtherMemory:
 _WORK_COLUMNS = tuple(
     each.name for each in fields(WorkProfile) if each.name not in ("kept_bytes", "recovery", "boundary")
 )
-_COMPUTE_SECONDS = ("forward", "backward", "first_forward", "first_backward", "passed_back", "weight_half")
+_COMPUTE_SECONDS = (
+    *("forward", "backward", "first_forward", "first_backward", "passed_back", "weight_half"),
+    *("input_half", "parameter_half"),
+)
 _COMPUTE_COLUMNS = {*_COMPUTE_SECONDS, "recovery_slope", "recovery_intercept", "recovery_least"}
 """Columns of the compute engine's seconds, which are the slowest rank's."""
 _EXCHANGE_COLUMNS = tuple(each.name for each in fields(ExchangeProfile))

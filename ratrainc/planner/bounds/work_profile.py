@@ -111,6 +111,10 @@ class WorkProfile:
     """
     weight_half: Vector
     """seconds of a unit's backward that may follow after the gradient has passed; 0 if backwards are whole"""
+    input_half: Vector
+    """seconds of a unit's backward up to its gradient, where schedules have it in halves; else all"""
+    parameter_half: Vector
+    """seconds of the other half; 0 where there is none"""
     pending: int
     """bytes that a layer holds from the input half of its backward to its weight half, if they are apart"""
 
@@ -131,11 +135,9 @@ def work_profile(
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in setting.choices]
     # backwards of what trains less than the whole model are whole
     apart = None if plan.training else _in_halves(module)
-    # with tensor-parallel ranks a pass may split backwards under any schedule, so the lesser of both forms counts
-    halves = apart if tp > 1 else None
     numbers = range(slices) if plan.slices else (None,)
     parts = [
-        _slice_profile(classes, slice_plan(plan, number), module, chosen, halves, context, number) for number in numbers
+        _slice_profile(classes, slice_plan(plan, number), module, chosen, apart, context, number) for number in numbers
     ]
     seconds = {name: np.sum([part.seconds[name] for part in parts], axis=0) for name in parts[0].seconds}
     nbytes: dict[str, Any] = {name: np.min([part.nbytes[name] for part in parts], axis=0) for name in parts[0].nbytes}
@@ -146,7 +148,7 @@ def work_profile(
         **nbytes,
         kept_bytes=kept_bytes,
         recovery=recovery,
-        mlp_scratch=_scratch_bytes(module, target, "mlp") if halves is None else 0,
+        mlp_scratch=_scratch_bytes(module, target, "mlp") if tp == 1 or apart is None else 0,
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
         attention_scores=_scores_bytes(module) if cp > 1 and classes.all_go_back else 0,
         first_forward=parts[0].seconds["forward"],
@@ -172,11 +174,11 @@ def _slice_profile(
     plan: Plan,
     module: Module,
     chosen: Sequence[tuple[LayerChoice, Stage]],
-    halves: Stage | None,
+    apart: Stage | None,
     context: PassContext,
     number: int | None,
 ) -> _SliceProfile:
-    """Read the profile of slice `number`, whose plan is `plan`; `halves`: the stage with split backwards, if any."""
+    """Read the profile of slice `number`, whose plan is `plan`; `apart`: the stage with split backwards, if any."""
     model, embed, head = classes.model, block("embed"), block("head")
     whole = _Ops.of(module, module.stages[0], context, number)
     options = [(choice, _Ops.of(module, stage, context, number)) for choice, stage in chosen]
@@ -191,15 +193,25 @@ def _slice_profile(
         whole.seconds(Backward, embed), [each.backward for each in layers], whole.seconds(Backward, head)
     )
     passed_back, weight_half = backward, np.zeros_like(backward)
-    if halves is not None:
-        split = _Ops.of(module, halves, context, number)
-        passed_back = by_block(len(classes), lambda owner: split.seconds((*_BACKWARD, BackwardInput), owner))
-        passed_back = np.minimum(backward, passed_back)
-        weight_half = by_block(len(classes), lambda owner: split.seconds(BackwardWeight, owner))
+    input_half, parameter_half = passed_back, weight_half
+    if apart is not None:
+        split = _Ops.of(module, apart, context, number)
+        input_half = by_block(len(classes), lambda owner: split.seconds((*_BACKWARD, BackwardInput), owner))
+        parameter_half = by_block(len(classes), lambda owner: split.seconds(BackwardWeight, owner))
+    # with tensor-parallel ranks a pass may split backwards under any schedule, so the lesser of both forms counts
+    if apart is not None and plan.tp > 1:
+        passed_back, weight_half = np.minimum(backward, input_half), parameter_half
     tokens = aligned(token_type(plan).nbytes)
     all_attentions = all(has_backward(model, plan, block("attention", layer)) for layer in range(len(classes)))
     return _SliceProfile(
-        seconds={"forward": forward, "backward": backward, "passed_back": passed_back, "weight_half": weight_half},
+        seconds={
+            "forward": forward,
+            "backward": backward,
+            "passed_back": passed_back,
+            "weight_half": weight_half,
+            "input_half": input_half,
+            "parameter_half": parameter_half,
+        },
         nbytes={
             "held": unit_vector(0, [each.held for each in layers], 0),
             "mlp_ends": min((each.mlp_ends for each in returning), default=0),

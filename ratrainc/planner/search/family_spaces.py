@@ -150,6 +150,11 @@ class FamilySpace:
         left = self.left()
         return self.cost(left[0]) if left else WORST
 
+    def below(self, seconds: float) -> list[int]:
+        """Return the rows of shapes that were not taken and whose bound is below `seconds`."""
+        rows: list[int] = np.flatnonzero(self.seconds < seconds).tolist()
+        return [row for row in rows if row not in self.taken]
+
     def left(self) -> list[int]:
         """Return the rows of shapes that were not taken and whose state fits, by the bound on their cost."""
         left = np.isfinite(self.seconds)

@@ -49,8 +49,9 @@ class TimeBudget:
 
     def is_over(self, left: float = 0.0) -> bool:
         """Return True if the time is over, up to half of it being reserved for `left` units of work at the end."""
-        # at most half is reserved: a long step at the end must not keep the search from starting
-        return self.elapsed + min(self.expected(left), self.seconds / 2) >= self.seconds
+        # work that takes longer is not done at the end either (`is_affordable`), so nothing is reserved for it
+        reserved = self.expected(left)
+        return self.elapsed + (reserved if reserved <= self.seconds / 2 else 0.0) >= self.seconds
 
     @property
     def is_over_without_a_plan(self) -> bool:

@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate
 from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.ratrainc.planner.search.time_budget import TimeBudget
 from ratrain.ratrainc.planner.search.workers import WorkerPool, workers
 from tests.ratrainc.planner.small_requests import QUICK, ROOT, SMALL, TINY, TINY_PLAN, small_request
 
@@ -159,6 +160,21 @@ def test_a_search_keeps_to_its_time_once_a_plan_fits(monkeypatch: pytest.MonkeyP
 
 
 # -- Workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_time_is_kept_only_for_a_whole_step_that_will_be_simulated() -> None:
+    """A step expected to take more than half of the time stays folded, so the search goes on instead."""
+    budget = TimeBudget(60.0, begin=time.monotonic() - 40.0, taken=1.0, units=1.0)
+    assert budget.is_over(left=25.0)
+    assert not budget.is_over(left=35.0)
+
+
+def test_no_shape_is_left_whose_bound_alone_keeps_the_certificate_low() -> None:
+    """Their cuts are chosen, and thereby their bounds raised, though no plan of them is compiled."""
+    search = Search(evolve(small_request(clusters=4, batch=8), seconds=60.0, exhaustive=False))
+    answer = search.run()
+    assert answer.best is not None
+    assert not any(space.below(answer.best.seconds / 1.03) for space in search.spaces)
 
 
 def test_searches_of_a_command_share_their_workers() -> None:

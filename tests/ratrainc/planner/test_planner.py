@@ -22,7 +22,7 @@ from ratrain.ratrainc.planner.answer.crossings import crossings
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
-from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions, with_order
 from ratrain.ratrainc.planner.bounds.held_passes import held_passes
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
@@ -181,7 +181,7 @@ def test_cuts_found_by_dynamic_programming_are_the_best_of_all(shape):
     model = evolve(MODEL, layers=9)
     columns = Columns.of(Profiles(evolve(request.setting, model=model)), [shape])
     every = list(partitions(model.layers, shape.pp))
-    bounds = plan_bounds(columns.rows(np.zeros(len(every), int)), np.array(every, float)).seconds
+    bounds = with_order(columns, np.array(every, float)).seconds
     best = best_cuts(columns)
     assert best.seconds == pytest.approx(bounds.min(), rel=1e-12)
     assert bounds[every.index(best.layers)] == pytest.approx(bounds.min(), rel=1e-9)
