@@ -311,6 +311,8 @@ def _way_out(module: Module) -> str:
         levers.append('attention = "fused" in the plan')
     if plan.holds_logits:
         levers.append('logits = "chunked" in the plan')
+    if plan.exchanges_heads:
+        levers.append('context_exchange = "keys" in the plan')
     if plan.zero == 0 and plan.replicas > 1:
         levers.append("zero = 1 in the plan")
     elif plan.replicas > 1 and plan.reduce == "last":

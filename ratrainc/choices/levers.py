@@ -17,6 +17,7 @@ from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -95,6 +96,7 @@ def levers_of(heaviest: int) -> list[Lever]:
         Lever('attention = "scores-recomputed"', lambda s: _with_attention(s, "scores-recomputed", "scores-kept")),
         Lever('attention = "fused"', lambda s: _with_attention(s, "fused", "scores-kept", "scores-recomputed")),
         Lever('logits = "chunked"', _with_chunked_logits),
+        Lever('context_exchange = "keys"', _with_keys),
         Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
         Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
         Lever("a quarter of the bucket bytes", _smaller_buckets),
@@ -179,6 +181,13 @@ def _smaller_buckets(setting: CompileSetting) -> CompileSetting | None:
         return attrs.evolve(item, bytes=max(1, (item.bytes if isinstance(item.bytes, int) else default) // 4))
 
     return _replace_pass(setting, ("bucket-grad-sync", "joint-order"), quarter)
+
+
+def _with_keys(setting: CompileSetting) -> CompileSetting | None:
+    """Let context ranks exchange keys: of heads they keep what these took and made, whatever is recomputed."""
+    if not setting.plan.exchanges_heads:
+        return None
+    return attrs.evolve(setting, plan=attrs.evolve(setting.plan, context_exchange=OF_KEYS))
 
 
 def _move_layer(setting: CompileSetting, stage: int, step: int) -> CompileSetting | None:

@@ -11,7 +11,9 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.trial.trial import at_own_addresses
 from ratrain.ratrain_ir.process_pool import processes
-from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes, try_setting
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.commands import explain
@@ -71,6 +73,29 @@ def test_estimates_agree_with_whole_steps(passes: str) -> None:
             assert max(one.peak_bytes) == max(other.peak_bytes)
             assert "full" not in passes or one.peak_bytes == other.peak_bytes
     assert alike >= 5
+
+
+def test_keys_instead_of_heads_are_tried_and_free_bytes() -> None:
+    """With heads a rank keeps queries, keys, values and output whatever is recomputed; with keys, keys and values."""
+    model, plan = api.resolved(MODEL, PLAN)
+    passes = "place-1f1b,recompute{policy=full},allocate-ddr"
+    heads = evolve(plan, dp=1, cp=2, context_exchange="heads", seq_len=2048)
+    setting = CompileSetting(model, heads, passes, load_machine(None))
+    name = 'context_exchange = "keys"'
+    found = dict(changes(setting, 0))[name]
+    peaks = {each.plan.context_exchange: max(outcome_of(each).peak_bytes) for each in (setting, found)}
+    assert peaks["keys"] < peaks["heads"]
+    assert name not in dict(changes(found, 0))
+    with pytest.raises(DiagnosticError, match="RT053") as refused:
+        api.compile(model, heads, machine=with_constants(load_machine(None), {"ddr_capacity": peaks["keys"] / 2}))
+    assert f"{name} in the plan" in (refused.value.diagnostics[0].help or "")
+
+
+def outcome_of(setting: CompileSetting) -> LeverOutcome:
+    """What becomes of a setting that is allowed."""
+    outcome = try_setting(setting, "x")
+    assert outcome is not None
+    return outcome
 
 
 def test_what_time_does_not_last_for_is_named_with_the_option_that_brings_it(
