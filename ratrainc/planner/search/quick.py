@@ -22,6 +22,7 @@ from ratrain.ratrain_ir.process_pool import processes
 from ratrain.ratrain_ir.support.time_limit import is_ended
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
+from ratrain.ratrainc.planner.bounds.order_bounds import prepare
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
 from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces, nearest_to_fit, rule_out_fewer
@@ -222,6 +223,7 @@ def estimated_answer(
     """
     objective = request.objective
     limit = SECONDS if seconds is None else seconds
+    prepare()
     computed = time.process_time()
     candidates: list[Candidate] = []
     oversized: list[OversizedShape] = []

@@ -17,6 +17,7 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import TextTable
 from ratrain.ratrainc.console.progress import Steps
 from ratrain.ratrainc.planner.answer.planned import Planned
+from ratrain.ratrainc.planner.bounds import order_bounds
 from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
@@ -216,3 +217,22 @@ def test_quick_ends_within_its_time(capsys):
     assert found["gap"] < 0.3
     # seconds of computing, whatever else the machine does; the limit only guards against a search that runs away
     assert time.process_time() - start < 60
+
+
+def test_a_loop_that_must_be_compiled_leaves_no_shape_without_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes computing time, once: more than all that a quick answer has for cuts."""
+    request = small_request(clusters=4, batch=4)
+    usual = estimated(request)
+    loop, calls = order_bounds._step, []
+
+    def compiled_first(*arguments: object) -> float:
+        until = time.process_time() + (0.0 if calls else 1.5 * quick.SECONDS)
+        while time.process_time() < until:
+            pass
+        calls.append(arguments)
+        return loop(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(order_bounds, "_step", compiled_first)
+    found = estimated(request)
+    assert len(calls) > 1
+    assert [each.plan for each in found.candidates] == [each.plan for each in usual.candidates]
