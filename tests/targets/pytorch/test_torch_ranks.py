@@ -165,13 +165,19 @@ def launched(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parity
 @pytest.mark.full
 def test_a_wrong_number_of_processes_is_refused_once(program: str) -> None:
-    done = launched(3, program, "--steps", "1")
+    """By `launch` before it starts any, and by ranks that torchrun alone has started."""
+    refused = launched(3, program, "--steps", "1")
+    assert refused.returncode == 1
+    assert "has 4 ranks, and -n 3 w" in " ".join(refused.stderr.split())
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "--", "ratrain", "run", program]
+    command = [sys.executable, *words, "--steps", "1", "--engine", "torch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
-    assert "the plan has 2 stages x 2 replicas = 4 ranks, but torchrun started 3 processes" in done.stderr
-    assert "torchrun --nproc-per-node 4 -m -- ratrain run" in done.stderr
-    assert done.stderr.count("error[RT093]: the plan has") == 1
-    assert "ending all 3 processes" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "the plan has 2 stages x 2 replicas = 4 ranks, but torchrun started 3 processes" in said
+    assert "torchrun --nproc-per-node 4 -m -- ratrain run" in said
+    assert said.count("error[RT093]: the plan has") == 1
+    assert "Traceback" not in refused.stderr
 
 
 @needs_torch
