@@ -276,8 +276,8 @@ def test_embedding_backward_sums_in_float32_in_token_order(name):
     wide = np.empty((2, 4), np.float32)
     rows = np.repeat(np.array([1e8, 7, 1, -1e8, 1], np.float32)[:, None], 4, axis=1)
     call(name, "embedding_backward", tokens=tokens, dy=rows, dtable=wide, accumulate=False)
-    # ((1e8 + 1) - 1e8) + 1, or, pair by pair, (1e8 + 1) + (-1e8 + 1)
-    assert (wide[1] == (1 if name in HOST_SETS else 0)).all()
+    # ((1e8 + 1) - 1e8) + 1, or on a device, which may go pair by pair, (1e8 + 1) + (-1e8 + 1)
+    assert {*wide[1].tolist()} <= ({1.0} if name in HOST_SETS else {0.0, 1.0})
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
