@@ -237,21 +237,22 @@ def head_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[S
 
 
 HEADS = ("q_heads", "k_heads", "v_heads")
-"""Queries, keys and values of all tokens, of a context rank's share of the heads."""
+"""Queries, keys and values of all tokens, of a context rank's share of the heads, in the order of `q`, `k` and `v`."""
 
 STARTS = "starts"
 """Starts of documents of all tokens of a micro-batch, in the order of positions."""
 
-SHARED_BY_OWN = {"q": "q_heads", "k": "k_heads", "v": "v_heads", "documents": STARTS, "o": "o_heads"} | {
-    "do_out": "do_heads",
-    "dq_out": "dq_heads",
-    "dk_out": "dk_heads",
-    "dv_out": "dv_heads",
-}
-"""Tensors of all tokens of a share of the heads, by those of a rank's tokens of all heads with which they exchange."""
-
 OUTPUT_GRADIENT = "do_out"
 """Gradient of the heads' output, which `backward_heads` leaves for an exchange of heads."""
+
+SHARED_BY_OWN = {
+    **dict(zip(("q", *KEY_SLOTS), HEADS, strict=True)),
+    "documents": STARTS,
+    "o": "o_heads",
+    OUTPUT_GRADIENT: "do_heads",
+    **{name: f"d{shared}" for name, shared in zip(("dq_out", *KEY_GRADIENTS), HEADS, strict=True)},
+}
+"""Tensors of all tokens of a share of the heads, by those of a rank's tokens of all heads with which they exchange."""
 
 
 def shared_head_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:

@@ -250,14 +250,8 @@ def _return_heads(model: ModelConfig, plan: Plan, block: Block, payload: Payload
 @cache
 def _attend(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     check_exchanged_heads(plan, block)
-    return [
-        (
-            False,
-            Signature(
-                slot_roles(shared_head_slots(model, plan, block)), slot_roles(attended_slots(model, plan, block))
-            ),
-        )
-    ]
+    given, made = (slot_roles(of(model, plan, block)) for of in (shared_head_slots, attended_slots))
+    return [(False, Signature(given, made))]
 
 
 @cache

@@ -38,7 +38,7 @@ class AllocationProblem:
 
     @property
     def columns(self) -> ProblemColumns:
-        """The same problem as arrays."""
+        """Return the same problem as arrays."""
         counts = np.fromiter(map(len, self.intervals), np.int64, len(self.sizes))
         points = chain.from_iterable(chain.from_iterable(self.intervals))
         flat = np.fromiter(points, np.int64, 2 * int(counts.sum()))

@@ -165,22 +165,23 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
                 parts = [shape_only(Dtype.F32, (type_.elements,))] * program.plan.cp
                 needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
                 most = max(most, needed + kernels.scalar_bytes)
-            if types.keys() & {"dk_heads", "dv_heads"}:
-                most = max(most, _summed_heads_bytes(program, types["dk_heads"], kernels))
+            if "dk_heads" in types:
+                most = max(most, _summed_heads_bytes(program, types["dk_out"], types["dk_heads"], kernels))
             if "lse_part" in types:
                 needed = plan_bytes([at_labels_buffer(program.plan.tp)])
                 most = max(most, needed + kernels.combined_loss_bytes(types["lse_part"].elements))
     return most
 
 
-def _summed_heads_bytes(program: Program, shared: TensorType, kernels: KernelSet) -> int:
-    """Return the scratch of a sum of gradients of keys whose heads several context ranks have."""
+def _summed_heads_bytes(program: Program, own: TensorType, shared: TensorType, kernels: KernelSet) -> int:
+    """Return the scratch of a sum of gradients of keys whose heads several context ranks have; 0 if one has each."""
     rows, width = shared.shape
+    copies = program.plan.cp * width // own.shape[1]
+    if copies == 1:
+        return 0
     run = rows // (program.plan.cp * program.plan.context_runs * program.plan.micro_batch_size) * width
     out = shape_only(shared.dtype, (run,))
-    needed = kernels.scratch_bytes(
-        "mean_of_replicas", parts=[out] * program.plan.cp, out=out, accumulate=False, divisor=1.0
-    )
+    needed = kernels.scratch_bytes("mean_of_replicas", parts=[out] * copies, out=out, accumulate=False, divisor=1.0)
     return plan_bytes([Buffer((run,), NUMPY_DTYPES[shared.dtype])]) + needed + kernels.scalar_bytes
 
 

@@ -92,7 +92,7 @@ def test_keys_instead_of_heads_are_tried_and_free_bytes() -> None:
 
 
 def outcome_of(setting: CompileSetting) -> LeverOutcome:
-    """What becomes of a setting that is allowed."""
+    """Compile, place and simulate a setting, which must be allowed."""
     outcome = try_setting(setting, "x")
     assert outcome is not None
     return outcome
