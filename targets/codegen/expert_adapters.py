@@ -20,9 +20,9 @@ from ratrain.ratrain_ir.model.expert_blocks import expert_rows
 if TYPE_CHECKING:
     from ratrain.targets.codegen.builder import Builder
 
-GROUPS = {"order": "order", "ends": "ends"}
+GROUPS = {"order": "order", "bounds": "bounds"}
 """Operands of kernels that read tokens for rows, or add rows to tokens."""
-_ROWS = {"order": "every_row", "ends": "ends"}
+_ROWS = {"order": "every_row", "bounds": "bounds"}
 """Operands of the same kernels from rows to rows."""
 _DOWN = "down_experts"
 
@@ -36,8 +36,8 @@ def order_every_row(builder: Builder) -> None:
         builder.step("zero", {"a": logits})
         builder.step("route_forward", {"logits": logits, "chosen": chosen, "weights": weights}, normalise=False)
         order = builder.temporary("every_row", rows, dtype=Dtype.I32)
-        ends = builder.temporary("every_end", 1, dtype=Dtype.I32)
-        builder.step("group_rows", {"chosen": chosen, "order": order, "ends": ends})
+        bounds = builder.temporary("every_bound", 2, dtype=Dtype.I32)
+        builder.step("group_rows", {"chosen": chosen, "order": order, "bounds": bounds})
 
 
 def _rows_to_rows(

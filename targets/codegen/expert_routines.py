@@ -81,7 +81,7 @@ def _logits(builder: Builder, source: str, *, again: bool) -> None:
 def _group_rows(builder: Builder) -> None:
     """Add the order of rows by expert, which is made anew from the choice where it is needed."""
     builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
-    builder.temporary("ends", experts_of(builder.model), dtype=Dtype.I32)
+    builder.temporary("bounds", experts_of(builder.model) + 1, dtype=Dtype.I32)
     builder.step("group_rows", {"chosen": "chosen", **GROUPS})
     order_every_row(builder)
 
@@ -147,7 +147,7 @@ def _input_gradients(builder: Builder, above: str) -> None:
 def _router_gradient(builder: Builder, source: str) -> None:
     """Add the gradient of the router's logits, which are computed again."""
     _logits(builder, source, again=True)
-    operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "ends", "dlogits")}
+    operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "bounds", "dlogits")}
     plan = builder.plan.whole
     losses = {"balance": plan.router.balance_loss, "z": plan.router.z_loss}
     # The mean over a replica's micro-batches; over replicas it is taken where their gradients meet. Tensor-parallel

@@ -125,21 +125,26 @@ def _head(products: int) -> _Arithmetic:
     return _Arithmetic(flops, lambda _routine, _step, machine: machine.head_efficiency)
 
 
-def _expert_rows(routine: Routine, step: Step) -> tuple[int, int, int]:
-    """Return rows of all experts, and both extents of one expert's matrix."""
-    matrix = "out" if step.kernel == "expert_gradients" else "b"
-    _, rows, columns = routine.shape_of(step.operands[matrix])
-    return routine.shape_of(step.operands["order"])[0], rows, columns
+def experts_and_rows(routine: Routine, step: Step) -> tuple[int, int]:
+    """Return the experts of a step, and the rows of all of them: a factor or the product has each."""
+    a, b, out = (routine.shape_of(step.operands[name]) for name in ("a", "b", "out"))
+    return (out[0], max(a[0], b[0])) if step.kernel == "expert_gradients" else (b[0], max(a[0], out[0]))
+
+
+def _expert_matrix(routine: Routine, step: Step) -> tuple[int, int]:
+    """Return both extents of one expert's matrix."""
+    _, inner, columns = routine.shape_of(step.operands["out" if step.kernel == "expert_gradients" else "b"])
+    return inner, columns
 
 
 def _expert_flops(routine: Routine, step: Step) -> float:
-    return 2.0 * prod(_expert_rows(routine, step))
+    _, rows = experts_and_rows(routine, step)
+    return 2.0 * rows * prod(_expert_matrix(routine, step))
 
 
 def _expert_efficiency(routine: Routine, step: Step, machine: Machine) -> float:
     """Return the efficiency of one expert's product; the router is assumed to send each as many rows as the others."""
-    rows, inner, columns = _expert_rows(routine, step)
-    experts = routine.shape_of(step.operands["ends"])[0]
+    (experts, rows), (inner, columns) = experts_and_rows(routine, step), _expert_matrix(routine, step)
     if not machine.gemm_half_extent:
         return machine["gemm_efficiency"]
     return _efficiency_of(machine, max(1.0, rows / experts), inner, columns)
@@ -201,6 +206,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "group_rows": _BOUND_BY_DDR,
         "expert_rows": _OF_EXPERTS,
         "expert_sums": _OF_EXPERTS,
+        "choice_sums": _BOUND_BY_DDR,
         "expert_gradients": _OF_EXPERTS,
         "weighted_swiglu_forward": _BOUND_BY_DDR,
         "weighted_swiglu_backward": _BOUND_BY_DDR,

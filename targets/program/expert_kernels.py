@@ -6,7 +6,10 @@ add to them, through that order. With T = 3, k = 2, E = 4:
 
     chosen = [[0, 2], [1, 2], [0, 2]]       experts of each token, ascending
     order  = [0, 4, 2, 1, 3, 5]             t * k + j of each row: two rows of expert 0, one of 1, three of 2
-    ends   = [2, 3, 6, 6]                   first row behind each expert; expert 3 has none
+    bounds = [0, 2, 3, 6, 6]                expert e has the rows bounds[e] to bounds[e + 1]; expert 3 has none
+
+Products begin with row bounds[0] and end before row bounds[E]; other rows neither count nor change. So two stacks of
+experts share one table of bounds: the first takes its entries 0 to E, the second goes on from entry E.
 
 The product of a row has the same bits whatever the other rows are, and however many, as long as it has the same place
 in its block: sets multiply in blocks of a fixed number of rows. (Most libraries treat all places alike; OpenBLAS on
@@ -41,6 +44,8 @@ def _grouped(rows: int, tokens: int) -> bool:
 
 def _rows_rule(options: Mapping[str, Any], types: Types) -> str | None:
     (tokens, inner), (rows, columns) = types["a"][1], types["out"][1]
+    if "order" not in types and rows != tokens:
+        return f"products of experts without an order need as many rows as {tokens}, not {rows}"
     return _product_problem(options, types, tokens, rows, inner, columns)
 
 
@@ -64,9 +69,19 @@ def _gradients_rule(options: Mapping[str, Any], types: Types) -> str | None:
     tokens, rows = types["a"][1][0], types["b"][1][0]
     if not options["gathers_a"]:
         tokens, rows = rows, tokens
+    if "order" not in types:
+        return (
+            None if rows == tokens else f"gradients of experts without an order need factors of as many rows as {rows}"
+        )
     if rows == types["order"][1][0] and _grouped(rows, tokens):
         return None
     return f"gradients of experts need a factor with a row for each of {list(types['order'][1])}, and one of tokens"
+
+
+def _choice_sums_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    del options
+    rows, tokens = types["a"][1][0], types["out"][1][0]
+    return None if _grouped(rows, tokens) else f"{rows} rows are not as many for each of {tokens} tokens"
 
 
 def _weighted_rule(options: Mapping[str, Any], types: Types) -> str | None:
@@ -93,38 +108,49 @@ EXPERT_KERNELS = (
         "the gradients of two losses, with n_e rows of expert e and p the softmax over all experts: "
         "`balance` * E / (k T^2) * sum over e of n_e * (sum over t of p[t, e]), n constant; and "
         "`z` / T * sum over t of (log-sum-exp of the logits of t)^2.",
-        "logits:f32[T,E] chosen:i32[T,k] weights:f32[T,k] dweights:f32[T,k] ends:i32[E] dlogits:f32[T,E]= "
+        "logits:f32[T,E] chosen:i32[T,k] weights:f32[T,k] dweights:f32[T,k] bounds:i32[E+1] dlogits:f32[T,E]= "
         "scale:f32[2]?",
         {"normalise": FLAG, "balance": COEFFICIENT, "z": COEFFICIENT},
         rule=_choice_rule,
     ),
     Kernel(
         "group_rows",
-        "order lists t * k + j by expert chosen[t, j], then by t; ends[e] is the number of rows of experts 0 to e. "
+        "order lists t * k + j by expert chosen[t, j], then by t; expert e has the rows bounds[e] to bounds[e + 1]. "
         "Raises IndexError where a chosen number is no expert.",
-        "chosen:i32[T,k] order:i32[T*k]= ends:i32[E]=",
+        "chosen:i32[T,k] order:i32[T*k]= bounds:i32[E+1]=",
     ),
     Kernel(
         "expert_rows",
-        "out[r] = a[order[r] // k] @ op(b[e]) for each row r of each expert e.",
-        "a:*[T,K] b:*[E,I,J] order:i32[R] ends:i32[E] out:*[R,N]=",
-        {"trans_b": UNLESS_GIVEN},
+        "out[r] = [out[r] +] a[order[r] // k] @ op(b[e]) for each row r of each expert e, in float32, rounded once; "
+        "without `order` a[r] @ op(b[e]).",
+        "a:*[T,K] b:*[E,I,J] bounds:i32[E+1] out:*[R,N]+ order:i32[R]?",
+        {"trans_b": UNLESS_GIVEN, "accumulate": UNLESS_GIVEN},
         rule=_rows_rule,
     ),
     Kernel(
         "expert_sums",
         "out[t] = [out +] the sum of a[r] @ op(b[e]) over the rows r of token t, in ascending order of their experts "
         "e [+ residual], in float32, rounded once. `sums` is workspace.",
-        "a:*[R,K] b:*[E,I,J] order:i32[R] ends:i32[E] sums:f32[T,N]= out:*[T,N]+ residual:*[T,N]?",
+        "a:*[R,K] b:*[E,I,J] order:i32[R] bounds:i32[E+1] sums:f32[T,N]= out:*[T,N]+ residual:*[T,N]?",
         {"trans_b": UNLESS_GIVEN, "accumulate": UNLESS_GIVEN},
         in_place=(("out", "residual"),),
         rule=_sums_rule,
     ),
     Kernel(
+        "choice_sums",
+        "out[t] = [out[t] +] the sum of a[t * k + j] over j = 0 to k - 1, in ascending order [+ residual[t]], in "
+        "float32, rounded once.",
+        "a:*[R,N] out:*[T,N]+ residual:*[T,N]?",
+        {"accumulate": UNLESS_GIVEN},
+        in_place=(("out", "residual"),),
+        rule=_choice_sums_rule,
+    ),
+    Kernel(
         "expert_gradients",
         "out[e] = [out[e] +] a_e^T @ b_e: a_e and b_e are the rows of expert e in their order, one factor as it lies, "
-        "the other (`a` if `gathers_a`, else `b`) with row order[r] // k for r. Zeros for an expert without rows.",
-        "a:*[A,M] b:*[B,N] order:i32[R] ends:i32[E] out:*[E,M,N]+",
+        "the other (`a` if `gathers_a`, else `b`) with row order[r] // k for r; without `order` both as they lie. "
+        "Zeros for an expert without rows.",
+        "a:*[A,M] b:*[B,N] bounds:i32[E+1] out:*[E,M,N]+ order:i32[R]?",
         {"gathers_a": FLAG, **ADDS},
         rule=_gradients_rule,
     ),

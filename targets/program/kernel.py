@@ -3,8 +3,8 @@
 An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`,
 read first, `~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types:
 `u8`, `i32`, `f32`, `f64`; `s` is the one storage type (f16, bf16 or f32) that all `s` operands of a call share, `*` any
-storage type. A dimension is a symbol, equal wherever it stands, a number, or a product of options; `[...]` is any shape
-that all such operands of a call share.
+storage type. A dimension is a symbol, equal wherever it stands, a number, a product of options, or one more than a
+symbol, `E+1`; `[...]` is any shape that all such operands of a call share.
 """
 
 from __future__ import annotations

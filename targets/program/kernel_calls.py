@@ -68,6 +68,8 @@ def _types_problem(step: Step, kernel: Kernel, types: Types) -> str | None:
 
 def _extent(dim: str, symbols: dict[str, int], extent: int) -> int:
     """Return the extent a dimension must have; a symbol that is new takes `extent`."""
+    if dim.endswith("+1"):
+        return symbols.setdefault(dim.removesuffix("+1"), extent - 1) + 1
     if dim.isdigit():
         return int(dim)
     if "*" in dim:

@@ -50,7 +50,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *UNTILED_BLOCKS,
         *UNTILED_EXPERTS,
         *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
-        *("weighted_swiglu_forward", "weighted_swiglu_backward"),
+        *("choice_sums", "weighted_swiglu_forward", "weighted_swiglu_backward"),
     ),
 )
 """Parts of each tiled kernel, which are computed one after the other."""

@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.machine.cost import roofline_work
+from ratrain.targets.machine.cost import experts_and_rows, roofline_work
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_EXPERTS, has_softcap, tiles_of
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
@@ -89,7 +89,7 @@ def one_expert_shape(routine: Routine, step: Step) -> GemmShape:
     """
     (a, _), (b, _) = (routine.operand(step.operands[name]) for name in ("a", "b"))
     out, out_shape = routine.operand(step.operands["out"])
-    experts, rows = (routine.shape_of(step.operands[name])[0] for name in ("ends", "order"))
+    experts, rows = experts_and_rows(routine, step)
     own_rows = max(1, -(-rows // experts))
     if step.kernel == "expert_gradients":
         added = (("out", out),) if step.options["accumulate"] else ()
@@ -98,7 +98,8 @@ def one_expert_shape(routine: Routine, step: Step) -> GemmShape:
     inner = routine.shape_of(step.operands["a"])[1]
     if step.kernel == "expert_sums":
         return GemmShape(own_rows, out_shape[1], inner, a, b, Dtype.F32, trans_b=trans_b, added=(("out", Dtype.F32),))
-    return GemmShape(own_rows, out_shape[1], inner, a, b, out, trans_b=trans_b)
+    added = (("out", out),) if step.options.get("accumulate") else ()
+    return GemmShape(own_rows, out_shape[1], inner, a, b, out, trans_b=trans_b, added=added)
 
 
 def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
@@ -117,7 +118,7 @@ def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | No
     """
     cluster = cluster_of(machine)
     if step.kernel in UNTILED_EXPERTS:
-        return _expert_call(one_expert_shape(routine, step), routine.shape_of(step.operands["ends"])[0], cluster)
+        return _expert_call(one_expert_shape(routine, step), experts_and_rows(routine, step)[0], cluster)
     if step.kernel not in PARTS:
         return None
     tiles = tiles_of(step.on_chip)

@@ -1,15 +1,16 @@
 """Products of rows grouped by expert on tensors, block by block of one expert's rows, and weighted SwiGLU.
 
-`ends` is known on the device only, so every call works on the largest number of blocks that it may need, and index
-operations find the expert and the rows of each. Ends [3, 3, 5] of R = 5 rows, blocks of 2, at most 4 blocks:
+`bounds` are known on the device only, so every call works on the largest number of blocks that it may need, and index
+operations find the expert and the rows of each. Bounds [0, 3, 3, 5] of R = 5 rows, blocks of 2, at most 4 blocks:
 
     block     0     1     2     3
     expert    0     0     2     2       repeated: there is no fourth block
     rows      0 1   2 2   3 4   3 4     the last row of an expert is repeated, and so is the last block
 
-A repeated row stores the same bits again, or adds zero, so that no index is out of bounds. Scratch is a block's rows, a
-chunk of one matrix and some integers for each row of all blocks: at most R + (block - 1) * experts rows. A block is
-some ten operations: this is the fall-back for the fused kernels, not their equal.
+A repeated row stores the same bits again, or adds zero, so that no index is out of bounds. A repeated block stores what
+it finds; all blocks are repeated if no expert has a row. Scratch is a block's rows, a chunk of one matrix and integers
+for each row of all blocks: at most R + (block - 1) * experts rows. A block is some ten operations: this is the
+fall-back for the fused kernels, not their equal.
 """
 
 from __future__ import annotations
@@ -75,27 +76,31 @@ class Blocks:
     """False for the first block of an expert [blocks, 1]."""
 
     @staticmethod
-    def plan(order: I32, ends: I32, block: int) -> Plan:
+    def plan(rows: int, bounds: I32, block: int) -> Plan:
         """Plan six lines of experts, five of blocks, two of flags; rows, thrice; their flags, numbers and places."""
-        count = most_blocks(order.shape[0], ends.shape[0], block)
-        line, flags, rows = Buffer((count, 1), np.int64), Buffer((count, 1), np.bool_), Buffer((count, block), np.int64)
+        experts = bounds.shape[0] - 1
+        count = most_blocks(rows, experts, block)
+        line, flags, lanes = Buffer((count, 1), np.int64), Buffer((count, 1), np.bool_), (count, block)
         return [
-            *[Buffer((ends.shape[0],), np.int64)] * 6,
+            *[Buffer((experts,), np.int64)] * 6,
             *(*[line] * 5, flags, flags),
-            *(rows, rows, rows, Buffer(rows.shape, np.bool_), Buffer((count * block,), np.int32)),
+            *(*[Buffer(lanes, np.int64)] * 3, Buffer(lanes, np.bool_), Buffer((count * block,), np.int32)),
             Buffer((block,), np.int64),
         ]
 
     @classmethod
-    def find(cls, order: I32, ends: I32, choices: int, block: int, scratch: Scratch) -> Blocks:
-        """Find the blocks of at most `block` rows; each token has `choices` rows."""
-        buffers = scratch.take_all(cls.plan(order, ends, block))
+    def find(cls, sizes: tuple[int, int], order: I32 | None, bounds: I32, block: int, scratch: Scratch) -> Blocks:
+        """Find the blocks of at most `block` rows; `sizes` are those of two tensors, by rows and by tokens.
+
+        Without `order` each row is its own token.
+        """
+        count = max(sizes)
+        buffers = scratch.take_all(cls.plan(count, bounds, block))
         last, starts, counts, behind, shifts, spare = buffers[:6]
         number, experts, first, limit, start, begins, continues = buffers[6:13]
         rows, places, tokens, repeated, numbers, lane = buffers[13:]
-        last.copy_(ends)
-        starts[:1].zero_()
-        starts[1:].copy_(last[:-1])
+        last.copy_(bounds[1:])
+        starts.copy_(bounds[:-1])
         # blocks of each expert, then those of all up to it
         torch.sub(last, starts, out=counts).add_(block - 1).div_(block, rounding_mode="floor")
         _add_before(behind.copy_(counts), spare)
@@ -106,18 +111,23 @@ class Blocks:
         torch.arange(len(number), out=number.view(-1))
         exists = torch.lt(number, behind[-1:], out=continues)
         torch.minimum(number, spare[:1].copy_(behind[-1:]).sub_(1), out=number)
+        # -1 if there is no block: repeated ones are then of expert 0
         torch.searchsorted(behind, number, right=True, out=experts)
+        number.clamp_(min=0)
         for line, of_blocks in ((shifts, first), (starts, start), (last, limit)):
             torch.index_select(line, 0, experts.view(-1), out=of_blocks.view(-1))
         first.add_(number.mul_(block))
         torch.eq(first, start, out=begins).logical_and_(exists)
+        begins[:1].fill_(True)
         torch.add(first, torch.arange(block, out=lane), out=rows)
         torch.le(rows, limit, out=repeated).logical_and_(exists).logical_not_()
         torch.logical_not(begins, out=continues)
-        torch.minimum(rows, limit, out=rows)
-        torch.sub(rows, first, out=places)
-        torch.index_select(order, 0, rows.view(-1), out=numbers)
-        tokens.view(-1).copy_(numbers).div_(choices, rounding_mode="floor")
+        torch.minimum(rows, limit, out=rows).clamp_(min=0)
+        torch.sub(rows, first, out=places).clamp_(min=0)
+        tokens.copy_(rows)
+        if order is not None:
+            torch.index_select(order, 0, rows.view(-1), out=numbers)
+            tokens.view(-1).copy_(numbers).div_(count // min(sizes), rounding_mode="floor")
         return cls(experts, rows, places, tokens, repeated, begins, continues)
 
 
@@ -142,14 +152,21 @@ def _product_buffers(b: Array, *, trans_b: bool) -> Plan:
     return [rows, rows, matrix, matrix, product, product, product]
 
 
-def expert_rows_plan(b: Array, order: I32, ends: I32, *, trans_b: bool = False, **_: object) -> Plan:
-    """Plan the blocks and their products."""
-    return [*Blocks.plan(order, ends, ROW_BLOCK), *_product_buffers(b, trans_b=trans_b)]
+def expert_rows_plan(b: Array, bounds: I32, out: Array, *, trans_b: bool = False, **_: object) -> Plan:
+    """Plan the blocks and their products; what is there before, also in float32."""
+    buffers = _product_buffers(b, trans_b=trans_b)
+    return [*Blocks.plan(out.shape[0], bounds, ROW_BLOCK), *buffers, buffers[-1], buffers[-1]]
 
 
-def expert_sums_plan(b: Array, order: I32, ends: I32, out: Array, *, trans_b: bool = False, **_: object) -> Plan:
+def expert_sums_plan(a: Array, b: Array, bounds: I32, out: Array, *, trans_b: bool = False, **_: object) -> Plan:
     """Plan the blocks and their products; some rows of the sum, and what is added to them."""
-    return [*expert_rows_plan(b, order, ends, trans_b=trans_b), *chunk_buffers(2, *out.shape)]
+    products = [*Blocks.plan(a.shape[0], bounds, ROW_BLOCK), *_product_buffers(b, trans_b=trans_b)]
+    return [*products, *chunk_buffers(2, *out.shape)]
+
+
+def choice_sums_plan(out: Array, **_: object) -> Plan:
+    """Plan some rows of the sum, and what is added to them."""
+    return chunk_buffers(2, *out.shape)
 
 
 def _gradient_rows(a: Array, b: Array) -> int:
@@ -164,9 +181,10 @@ def _gradient_buffers(a: Array, b: Array) -> Plan:
     return [left, left, right, right, product, product, product]
 
 
-def expert_gradients_plan(a: Array, b: Array, order: I32, ends: I32, **_: object) -> Plan:
+def expert_gradients_plan(a: Array, b: Array, bounds: I32, **_: object) -> Plan:
     """Plan the blocks, and the buffers of a gradient."""
-    return [*Blocks.plan(order, ends, _gradient_rows(a, b)), *_gradient_buffers(a, b)]
+    rows = max(a.shape[0], b.shape[0])
+    return [*Blocks.plan(rows, bounds, _gradient_rows(a, b)), *_gradient_buffers(a, b)]
 
 
 def weighted_swiglu_forward_plan(gate: Array, **_: object) -> Plan:
@@ -191,16 +209,22 @@ class DeviceExperts:
     halves: bool
     """True if 16-bit factors are multiplied without conversion."""
 
-    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
-        blocks = Blocks.find(order, ends, len(out) // len(a), ROW_BLOCK, scratch)
+    def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):
+        blocks = Blocks.find((len(out), len(a)), order, bounds, ROW_BLOCK, scratch)
         *buffers, held = scratch.take_all(_product_buffers(b, trans_b=trans_b))
+        of_before, term = scratch.take_all([Buffer(held.shape)] * 2)
         for number, columns, product in self._products(a, b, blocks, blocks.tokens, buffers, trans_b=trans_b):
+            rows, before = blocks.rows[number], stored(of_before, product.shape, out.dtype)
+            torch.index_select(out[:, columns], 0, rows, out=before)
+            if accumulate:
+                add_wide(product, term, before)
             value = stored(held, product.shape, out.dtype).copy_(product)
-            out[:, columns].index_copy_(0, blocks.rows[number], value)
+            torch.where(blocks.repeated[number, :1], before, value, out=value)
+            out[:, columns].index_copy_(0, rows, value)
 
-    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+    def expert_sums(self, a, b, order, bounds, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
         """Sum products in the order of blocks, so of experts; a block has a token at most once."""
-        blocks = Blocks.find(order, ends, len(a) // len(out), ROW_BLOCK, scratch)
+        blocks = Blocks.find((len(a), len(out)), order, bounds, ROW_BLOCK, scratch)
         *buffers, held = scratch.take_all(_product_buffers(b, trans_b=trans_b))
         total, term = scratch.take_all(chunk_buffers(2, *out.shape))
         sums.zero_()
@@ -211,12 +235,16 @@ class DeviceExperts:
             value = torch.index_select(sums[:, columns], 0, tokens, out=shaped(held, product.shape)).add_(product)
             sums[:, columns].index_copy_(0, tokens, value)
         for rows in row_chunks(*out.shape):
-            value = wide(total, sums[rows])
-            if accumulate:
-                add_wide(value, term, out[rows])
-            if residual is not None:
-                add_wide(value, term, residual[rows])
-            out[rows].copy_(value)
+            _put_sum(wide(total, sums[rows]), term, rows, out, residual, accumulate=accumulate)
+
+    def choice_sums(self, a, out, *, residual=None, scratch, accumulate=False):
+        total, term = scratch.take_all(choice_sums_plan(out))
+        of_tokens = a.view(len(out), -1, a.shape[1])
+        for rows in row_chunks(*out.shape):
+            value = wide(total, of_tokens[rows, 0])
+            for choice in range(1, of_tokens.shape[1]):
+                add_wide(value, term, of_tokens[rows, choice])
+            _put_sum(value, term, rows, out, residual, accumulate=accumulate)
 
     def _products(
         self, a: Array, b: Array, blocks: Blocks, source: I64, buffers: list[Array], *, trans_b: bool
@@ -244,9 +272,9 @@ class DeviceExperts:
         """Return whether factors are multiplied as they are stored, in 16 bits."""
         return bool(self.halves and a.dtype == b.dtype and a.element_size() == 2)
 
-    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+    def expert_gradients(self, a, b, bounds, out, *, order=None, scratch, gathers_a, accumulate):
         """Sum products in the order of blocks; each stores the sum so far, so that the last of an expert stores all."""
-        blocks = Blocks.find(order, ends, len(order) // min(len(a), len(b)), _gradient_rows(a, b), scratch)
+        blocks = Blocks.find((len(a), len(b)), order, bounds, _gradient_rows(a, b), scratch)
         of_a, wide_a, of_b, wide_b, of_total, term, held = scratch.take_all(_gradient_buffers(a, b))
         halves, (_, block) = self._are_halves(a, b), blocks.rows.shape
         of_left, of_right = (blocks.tokens, blocks.rows) if gathers_a else (blocks.rows, blocks.tokens)
@@ -302,6 +330,15 @@ class DeviceExperts:
         for of_y, of_dy, of_dx in flat_chunks(y, dy, dx):
             slope = complement(of_y, shaped(buffer, of_y.shape))
             torch.mul(of_dy, slope.mul_(of_y), out=of_dx)
+
+
+def _put_sum(value: F32, spare: Array, rows: slice, out: Array, residual: Array | None, *, accumulate: bool) -> None:
+    """Set rows of out = [out +] value [+ residual], rounded once; value changes."""
+    if accumulate:
+        add_wide(value, spare, out[rows])
+    if residual is not None:
+        add_wide(value, spare, residual[rows])
+    out[rows].copy_(value)
 
 
 def _add_product(a: Array, b: Array, total: F32) -> None:

@@ -86,6 +86,7 @@ DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
     "group_rows": router.group_rows_plan,
     "expert_rows": experts.expert_rows_plan,
     "expert_sums": experts.expert_sums_plan,
+    "choice_sums": experts.choice_sums_plan,
     "expert_gradients": experts.expert_gradients_plan,
     "weighted_swiglu_forward": experts.weighted_swiglu_forward_plan,
     "weighted_swiglu_backward": experts.weighted_swiglu_backward_plan,

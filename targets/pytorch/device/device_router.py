@@ -61,9 +61,9 @@ def route_backward_plan(logits: F32, chosen: I32, **_: object) -> Plan:
     ]
 
 
-def group_rows_plan(order: I32, ends: I32, **_: object) -> Plan:
-    """Plan the sort, and a line of experts."""
-    return [*sort_plan(order.shape[0]), Buffer((ends.shape[0],), np.int64)]
+def group_rows_plan(order: I32, bounds: I32, **_: object) -> Plan:
+    """Plan the sort, and a line of bounds."""
+    return [*sort_plan(order.shape[0]), Buffer((bounds.shape[0],), np.int64)]
 
 
 class DeviceRouter:
@@ -88,7 +88,7 @@ class DeviceRouter:
                 taken = torch.gather(block, 1, index, out=weights[rows])
             taken.sub_(sums).exp_()
 
-    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+    def route_backward(self, logits, chosen, weights, dweights, bounds, dlogits, *, scratch, **options):
         given = RouterOptions(**options)
         of_share, of_value, of_term, counts, pull, *columns, own, other, index, step = scratch.take_all(
             route_backward_plan(logits, chosen)
@@ -97,7 +97,7 @@ class DeviceRouter:
         step.fill_(1)
         if given.scale is not None:
             step.copy_(given.scale[:1])
-        counts.copy_(ends)[1:].sub_(ends[:-1])
+        torch.sub(bounds[1:], bounds[:-1], out=counts)
         pull.copy_(counts).mul_(float(np.float32(given.pull(tokens, experts, choices)))).mul_(step)
         for rows in row_chunks(*logits.shape):
             block = logits[rows]
@@ -122,15 +122,15 @@ class DeviceRouter:
                 value.add_(torch.mul(share, sums.mul_(given.push(tokens)).mul_(step), out=term))
             dlogits[rows].copy_(value)
 
-    def group_rows(self, chosen, order, ends, *, scratch):
+    def group_rows(self, chosen, order, bounds, *, scratch):
         """Sort rows by expert; numbers of experts are checked on the CPU only."""
-        check_experts(chosen, len(ends))
-        *of_sort, line = scratch.take_all(group_rows_plan(order, ends))
+        check_experts(chosen, len(bounds) - 1)
+        *of_sort, line = scratch.take_all(group_rows_plan(order, bounds))
         keys, rows = sort_by_key(chosen.view(-1), of_sort)
         order.copy_(rows)
-        # the number of keys below the least one of the next expert
-        behind = first_key(torch.arange(1, len(ends) + 1, out=line))
-        torch.searchsorted(keys, behind, out_int32=True, out=ends)
+        # the number of keys below the least one of an expert
+        firsts = first_key(torch.arange(len(bounds), out=line))
+        torch.searchsorted(keys, firsts, out_int32=True, out=bounds)
 
 
 def _put_keys(logits: F32, keys: I64, spare: I64, values: F32, flags: Array, line: I64) -> None:

@@ -21,7 +21,7 @@ from ratrain.targets.runtime.kernels.fast.fast_experts import (
     expert_sums_plan,
 )
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits
-from ratrain.targets.runtime.kernels.shared import expert_runs
+from ratrain.targets.runtime.kernels.shared import expert_runs, rows_of_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,13 +53,21 @@ def _block_plan(inner: int, width: int, threads: int) -> Plan:
 
 
 def gradients_plan(
-    a: Array, b: Array, out: Array, *, threads: int, gathers_a: bool, accumulate: bool = False, **_: object
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    threads: int,
+    gathers_a: bool,
+    order: I32 | None = None,
+    accumulate: bool = False,
+    **_: object,
 ) -> Plan:
-    """Plan for each thread an expert's rows of the gathered factor, and a tile unless `out` is in bfloat16."""
+    """Plan for each thread an expert's rows of the factor with an order, and a tile unless `out` is in bfloat16."""
     if not are_multiplied_here(a, b):
         return expert_gradients_plan(a, b, out, threads=threads, accumulate=accumulate)
     gathered = a if gathers_a else b
-    rows = [Buffer((threads, *gathered.shape), BFLOAT16)]
+    rows = [] if order is None else [Buffer((threads, *gathered.shape), BFLOAT16)]
     tile = Buffer((threads, min(_TILE_ROWS, out.shape[1]), out.shape[2]), BFLOAT16)
     return rows if out.dtype == BFLOAT16 else [*rows, tile]
 
@@ -67,13 +75,14 @@ def gradients_plan(
 class ExpertsOnHost(FastExperts):
     """The kernels of `TorchOnHost` that multiply experts' rows."""
 
-    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
+    def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):
         if not are_multiplied_here(a, b):
-            super().expert_rows(a, b, order, ends, out, scratch=scratch, trans_b=trans_b)
+            options = {"order": order, "trans_b": trans_b, "accumulate": accumulate}
+            super().expert_rows(a, b, bounds, out, scratch=scratch, **options)
             return
         blocks, products = scratch.take_all(rows_plan(a, b, out, threads=self.team.threads))
-        choices, runs = len(out) // len(a), list(expert_runs(ends, ROW_BLOCK))
-        source, stored, at_once = bits(a), bits(out), out.dtype == BFLOAT16
+        choices, runs = len(out) // len(a), list(expert_runs(bounds, ROW_BLOCK))
+        source, stored, at_once = bits(a), bits(out), out.dtype == BFLOAT16 and not accumulate
 
         def part(numbered: tuple[int, slice]) -> None:
             number, mine = numbered
@@ -85,15 +94,15 @@ class ExpertsOnHost(FastExperts):
                 to = out[rows] if direct else product
                 multiply(tensor_of(block), matrix.T if trans_b else matrix, tensor_of(to))
                 if not direct:
-                    add_to_product(bits(product), None, None, None, stored[rows])
+                    add_to_product(bits(product), stored[rows] if accumulate else None, None, None, stored[rows])
 
         size = ROW_BLOCK * a.shape[1] * out.shape[1]
         self.team.run(part, list(enumerate(self.team.products(len(runs), size))))
 
-    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+    def expert_sums(self, a, b, order, bounds, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
         if not are_multiplied_here(a, b):
             options = {"residual": residual, "trans_b": trans_b, "accumulate": accumulate}
-            super().expert_sums(a, b, order, ends, sums, out, scratch=scratch, **options)
+            super().expert_sums(a, b, order, bounds, sums, out, scratch=scratch, **options)
             return
         blocks, products = scratch.take_all(sums_plan(a, b, out, threads=self.team.threads))
         columns, width = out.shape[1], products.shape[2]
@@ -103,37 +112,38 @@ class ExpertsOnHost(FastExperts):
             for panel in range(mine.start, mine.stop):
                 at = slice(panel * width, min((panel + 1) * width, columns))
                 product = products[number].reshape(-1)[: ROW_BLOCK * (at.stop - at.start)].reshape(ROW_BLOCK, -1)
-                _sum_panel(a, b, order, ends, sums, at, blocks[number], product, trans_b=trans_b)
+                _sum_panel(a, b, order, bounds, sums, at, blocks[number], product, trans_b=trans_b)
 
         panels = self.team.products(-(-columns // width), len(a) * a.shape[1] * width)
         self.team.run(part, list(enumerate(panels)))
         self._store_sums(sums, out, residual, accumulate)
 
-    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+    def expert_gradients(self, a, b, bounds, out, *, order=None, scratch, gathers_a, accumulate):
         if not are_multiplied_here(a, b):
-            options = {"gathers_a": gathers_a, "accumulate": accumulate}
-            super().expert_gradients(a, b, order, ends, out, scratch=scratch, **options)
+            options = {"order": order, "gathers_a": gathers_a, "accumulate": accumulate}
+            super().expert_gradients(a, b, bounds, out, scratch=scratch, **options)
             return
-        gathered, *products = scratch.take_all(
-            gradients_plan(a, b, out, threads=self.team.threads, gathers_a=gathers_a)
-        )
-        source, choices = bits(a if gathers_a else b), len(order) // min(len(a), len(b))
-        tiles = list(_tiles(ends, out))
+        plan = gradients_plan(a, b, out, threads=self.team.threads, gathers_a=gathers_a, order=order)
+        buffers = scratch.take_all(plan)
+        gathered, products = buffers[: order is not None], buffers[order is not None :]
+        source, choices = bits(a if gathers_a else b), max(len(a), len(b)) // min(len(a), len(b))
+        tiles = list(_tiles(bounds, out))
         work = sum(rows.stop - rows.start + STORE_WORK for _, rows, _ in tiles)
 
         def part(numbered: tuple[int, slice]) -> None:
             number, mine = numbered
-            position, held, taken = 0, -1, gathered[number]
+            position, held, left, right = 0, -1, a, b
             for expert, rows, at in tiles:
                 is_mine = mine.start <= position < mine.stop
                 position += rows.stop - rows.start + STORE_WORK
                 if not is_mine:
                     continue
                 if expert != held:
-                    copy_rows(source, order, choices, rows.start, rows.stop, bits(taken[: rows.stop - rows.start]))
-                    held = expert
-                own = taken[: rows.stop - rows.start]
-                left, right = (own, b[rows]) if gathers_a else (a[rows], own)
+                    held, left, right = expert, a[rows], b[rows]
+                    if order is not None:
+                        taken = gathered[0][number, : rows.stop - rows.start]
+                        copy_rows(source, order, choices, rows.start, rows.stop, bits(taken))
+                        left, right = (taken, right) if gathers_a else (left, taken)
                 _store_tile(left, right, at, out[expert], products[0][number] if products else None, accumulate)
 
         shares = self.team.products(work, min(_TILE_ROWS, out.shape[1]) * out.shape[2])
@@ -141,12 +151,12 @@ class ExpertsOnHost(FastExperts):
 
 
 def _sum_panel(
-    a: Array, b: Array, order: I32, ends: I32, sums: F32, at: slice, block: Array, product: Array, *, trans_b: bool
+    a: Array, b: Array, order: I32, bounds: I32, sums: F32, at: slice, block: Array, product: Array, *, trans_b: bool
 ) -> None:
     """Set columns of `sums` = the sums of products of all experts' rows, in ascending order of experts."""
     sums[:, at] = 0
     choices, to = len(a) // len(sums), tensor_of(product)
-    for expert, rows in expert_runs(ends, ROW_BLOCK):
+    for expert, rows in expert_runs(bounds, ROW_BLOCK):
         left = a[rows]
         if len(left) < ROW_BLOCK:
             copy_rows(bits(a), None, choices, rows.start, rows.stop, bits(block))
@@ -156,13 +166,11 @@ def _sum_panel(
         add_rows(bits(product), order, choices, rows.start, rows.stop, sums, at.start)
 
 
-def _tiles(ends: I32, out: Array) -> Iterator[tuple[int, slice, slice]]:
+def _tiles(bounds: I32, out: Array) -> Iterator[tuple[int, slice, slice]]:
     """Yield each tile of the gradients: its expert, that one's rows, and the rows of its gradient."""
-    begin = 0
-    for expert, end in enumerate(ends.tolist()):
+    for expert, rows in enumerate(rows_of_experts(bounds)):
         for start in range(0, out.shape[1], _TILE_ROWS):
-            yield expert, slice(begin, end), slice(start, min(start + _TILE_ROWS, out.shape[1]))
-        begin = end
+            yield expert, rows, slice(start, min(start + _TILE_ROWS, out.shape[1]))
 
 
 def _store_tile(left: Array, right: Array, at: slice, out: Array, product: Any, accumulate: bool) -> None:

@@ -31,6 +31,7 @@ from ratrain.targets.pytorch.triton.triton_common import (
     store_rounded,
 )
 from ratrain.targets.pytorch.triton.triton_expert_programs import (
+    clear_others,
     find_blocks,
     grouped_gradients,
     grouped_product,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.arena.scratch import Plan
 
+_CLEARED = 128
+"""Columns that a program clears of rows outside the bounds."""
 MOST_PRODUCTS = 1 << 24
 """Most products of a round of `expert_sums`, 64 MiB; one tile of columns if that has more."""
 
@@ -79,28 +82,38 @@ def _are_halves(a: Array, b: Array) -> bool:
 class ExpertBlocks:
     """Blocks of rows of one expert each, found on the device."""
 
-    order: I32
-    ends: I32
+    order: I32 | None
+    bounds: I32
     found: I32
     """Experts and first rows [2, blocks]."""
 
     @staticmethod
-    def plan(order: I32, ends: I32) -> Plan:
+    def plan(rows: int, bounds: I32) -> Plan:
         """Plan an expert and a row for each block."""
-        return [Buffer((2, most_blocks(order.shape[0], ends.shape[0], ROW_BLOCK)), np.int32)]
+        return [Buffer((2, most_blocks(rows, bounds.shape[0] - 1, ROW_BLOCK)), np.int32)]
 
     @classmethod
-    def find(cls, order: I32, ends: I32, scratch: Scratch) -> ExpertBlocks:
-        """Launch the program that finds them."""
-        (found,) = scratch.take_all(cls.plan(order, ends))
-        constants = {"block": ROW_BLOCK, "lanes": power_of_two(len(ends))}
-        launch(find_blocks, (1,), ends, found[0], found[1], len(ends), found.shape[1], **constants)
-        return cls(order, ends, found)
+    def find(cls, rows: int, order: I32 | None, bounds: I32, scratch: Scratch) -> ExpertBlocks:
+        """Launch the program that finds them, among all `rows`; without `order` rows are multiplied as they lie."""
+        (found,) = scratch.take_all(cls.plan(rows, bounds))
+        experts = len(bounds) - 1
+        constants = {"block": ROW_BLOCK, "lanes": power_of_two(experts)}
+        launch(find_blocks, (1,), bounds, found[0], found[1], experts, found.shape[1], **constants)
+        return cls(order, bounds, found)
 
     def multiply(
-        self, a: Array, b: Array, out: Array, *, choices: int, first: int = 0, of_tokens: bool, trans_b: bool
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        choices: int,
+        first: int = 0,
+        of_tokens: bool,
+        trans_b: bool,
+        accumulate: bool = False,
     ) -> None:
-        """Set `out` = products of rows with the columns of matrices from `first` on."""
+        """Set `out` = [out +] products of rows with the columns of matrices from `first` on."""
         tile, _ = tiles_of(a, b)
         columns, inner = product_shape(b, trans_b=trans_b)
         launch(
@@ -110,8 +123,8 @@ class ExpertBlocks:
                 a,
                 b[:, first:] if trans_b else b[:, :, first:],
                 out,
-                self.order,
-                self.ends,
+                self.bounds if self.order is None else self.order,
+                self.bounds,
                 self.found[0],
                 self.found[1],
             ),
@@ -120,22 +133,36 @@ class ExpertBlocks:
             all_columns=columns,
             out_columns=out.shape[1],
             of_tokens=of_tokens,
+            ordered=self.order is not None,
             trans_b=trans_b,
+            accumulate=accumulate,
             whole=interpreted() or a.dtype != b.dtype,
             warps=tile.warps,
             stages=tile.stages,
             **tile.constants,
         )
 
+    def clear_others(self, products: F32) -> None:
+        """Set the products of all rows that are outside the bounds to 0."""
+        (rows, width), columns = products.shape, min(_CLEARED, power_of_two(products.shape[1]))
+        launch(
+            clear_others,
+            (programs(rows, BLOCK // columns), programs(width, columns)),
+            *(products, self.order, self.bounds, rows, len(self.bounds) - 1),
+            width=width,
+            rows=BLOCK // columns,
+            columns=columns,
+        )
 
-def fused_rows_plan(order: I32, ends: I32, **_: object) -> Plan:
+
+def fused_rows_plan(bounds: I32, out: Array, **_: object) -> Plan:
     """Plan the blocks."""
-    return ExpertBlocks.plan(order, ends)
+    return ExpertBlocks.plan(out.shape[0], bounds)
 
 
-def fused_sums_plan(a: Array, b: Array, order: I32, ends: I32, out: Array, **_: object) -> Plan:
+def fused_sums_plan(a: Array, b: Array, bounds: I32, out: Array, **_: object) -> Plan:
     """Plan the blocks, and the products of a round."""
-    return [*ExpertBlocks.plan(order, ends), Buffer((a.shape[0] * _round_columns(a, b, out),))]
+    return [*ExpertBlocks.plan(a.shape[0], bounds), Buffer((a.shape[0] * _round_columns(a, b, out),))]
 
 
 def _round_columns(a: Array, b: Array, out: Array) -> int:
@@ -230,44 +257,57 @@ def _launch_weighted(kernel: Any, weights: F32, order: I32 | None, *tensors: Arr
     )
 
 
+def _launch_sums(products: Array, out: Array, residual: Array, all_columns: int, **constants: bool) -> None:
+    """Launch the sums over the choices of each token, for some of all columns."""
+    tokens, width = out.shape
+    count, choices = tokens * width, len(products) // tokens
+    launch(
+        sum_choices,
+        (programs(count, BLOCK),),
+        *(products, out, residual, count, choices),
+        all_columns=all_columns,
+        width=width,
+        block=BLOCK,
+        **constants,
+    )
+
+
 class TritonExperts(DeviceExperts):
     """The kernels of `TorchTriton` on rows of experts."""
 
-    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
-        blocks = ExpertBlocks.find(order, ends, scratch)
-        blocks.multiply(a, b, out, choices=len(out) // len(a), of_tokens=True, trans_b=trans_b)
+    def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):
+        blocks = ExpertBlocks.find(len(out), order, bounds, scratch)
+        told = {"choices": len(out) // len(a), "of_tokens": True, "trans_b": trans_b, "accumulate": accumulate}
+        blocks.multiply(a, b, out, **told)
 
-    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+    def expert_sums(self, a, b, order, bounds, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
         """Sum in registers: `sums` is not used."""
-        blocks = ExpertBlocks.find(order, ends, scratch)
+        blocks = ExpertBlocks.find(len(a), order, bounds, scratch)
         (tokens, columns), width = out.shape, _round_columns(a, b, out)
         (buffer,) = scratch.take_all([Buffer((len(a) * width,))])
-        choices = len(a) // tokens
+        choices, added = len(a) // tokens, out if residual is None else residual
         for some in row_steps(columns, width):
             products = shaped(buffer, (len(a), some.stop - some.start))
             told = {"choices": choices, "first": some.start, "of_tokens": False, "trans_b": trans_b}
             blocks.multiply(a, b, products, **told)
-            count = tokens * products.shape[1]
-            launch(
-                sum_choices,
-                (programs(count, BLOCK),),
-                *(products, out[:, some], (out if residual is None else residual)[:, some], count, choices),
-                all_columns=columns,
-                width=products.shape[1],
-                accumulate=accumulate,
-                adds_residual=residual is not None,
-                block=BLOCK,
-            )
+            blocks.clear_others(products)
+            constants = {"accumulate": accumulate, "adds_residual": residual is not None}
+            _launch_sums(products, out[:, some], added[:, some], columns, from_zero=True, **constants)
 
-    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+    def choice_sums(self, a, out, *, residual=None, scratch, accumulate=False):
+        constants = {"accumulate": accumulate, "adds_residual": residual is not None}
+        _launch_sums(a, out, out if residual is None else residual, out.shape[1], from_zero=False, **constants)
+
+    def expert_gradients(self, a, b, bounds, out, *, order=None, scratch, gathers_a, accumulate):
         _, tile = tiles_of(a, b)
         experts, height, width = out.shape
         launch(
             grouped_gradients,
             (programs(width, tile.columns), programs(height, tile.rows), experts),
-            *(a, b, out, order, ends, len(order) // min(len(a), len(b))),
+            *(a, b, out, bounds if order is None else order, bounds, max(len(a), len(b)) // min(len(a), len(b))),
             height=height,
             width=width,
+            ordered=order is not None,
             gathers_a=gathers_a,
             accumulate=accumulate,
             whole=interpreted() or a.dtype != b.dtype,

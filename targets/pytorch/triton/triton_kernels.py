@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _WITHOUT_SCRATCH = (
     *("rope", "rmsnorm_forward", "head_norm_forward", "layernorm_forward", "attention_delta"),
-    *("embedding_backward", "route_forward", "expert_gradients"),
+    *("embedding_backward", "route_forward", "expert_gradients", "choice_sums"),
     *(
         f"{name}_{way}"
         for name in ("swiglu", "geglu", "gelu", "relu2", "weighted_swiglu")

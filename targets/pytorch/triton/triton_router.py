@@ -3,13 +3,13 @@
     choose_experts       a program some tokens:    their experts and weights
     gradients_of_choice  a program some tokens:    the gradient of their logits
     count_rows           a program a chunk of rows and some experts:  rows of each expert in the chunk
-    place_chunks         one program:              first place of each chunk among an expert's rows, and `ends`
+    place_chunks         one program:              first place of each chunk among an expert's rows, and `bounds`
     place_rows           a program a chunk:        `order`
 
-Rows are counted twice rather than added up atomically: a row's place is the end of the expert before its own, plus the
-rows of its expert in chunks before, plus those before it in its chunk. Chunks of 2 rows, three experts:
+Rows are counted twice rather than added up atomically: a row's place is the first of its expert, plus the rows of its
+expert in chunks before, plus those before it in its chunk. Chunks of 2 rows, three experts:
 
-    experts of rows   2 0 | 0 2 | 0 1      counts by chunk   1 0 1 | 1 0 1 | 1 1 0      ends   3 4 6
+    experts of rows   2 0 | 0 2 | 0 1      counts by chunk   1 0 1 | 1 0 1 | 1 1 0      bounds   0 3 4 6
     first place of chunks                                    0 0 0 | 1 0 1 | 2 0 2
     row 3             expert 2, chunk 1: 4 + 1 + 0 = place 5
 """
@@ -87,7 +87,7 @@ def gradients_of_choice(
     chosen: tl.tensor,
     weights: tl.tensor,
     dweights: tl.tensor,
-    ends: tl.tensor,
+    bounds: tl.tensor,
     dlogits: tl.tensor,
     step: tl.tensor,
     tokens: tl.tensor,
@@ -127,8 +127,8 @@ def gradients_of_choice(
         gradient += tl.where(lane[None, :] == expert[:, None], own[:, None], 0.0)
     unit = tl.load(step)
     if balances:
-        end = tl.load(ends + lane, mask=lane < experts, other=0)
-        start = tl.load(ends + lane - 1, mask=(lane < experts) & (lane > 0), other=0)
+        start = tl.load(bounds + lane, mask=lane < experts, other=0)
+        end = tl.load(bounds + lane + 1, mask=lane < experts, other=0)
         pull = (end - start).to(tl.float32)[None, :] * balance * unit
         gradient += share * (pull - tl.sum(share * pull, axis=1)[:, None])
     if flattens:
@@ -151,13 +151,13 @@ def count_rows(
 def place_chunks(
     counts: tl.tensor,
     places: tl.tensor,
-    ends: tl.tensor,
+    bounds: tl.tensor,
     chunks: tl.tensor,
     experts: tl.tensor,
     lanes: tl.constexpr,
     step: tl.constexpr,
 ) -> None:
-    """Set places[chunk, e] = the rows of an expert in all chunks before, and the ends; a lane is an expert."""
+    """Set places[chunk, e] = the rows of an expert in all chunks before, and the bounds; a lane is an expert."""
     lane = tl.arange(0, lanes)
     inside = lane < experts
     total = tl.zeros((lanes,), tl.int32)
@@ -168,14 +168,15 @@ def place_chunks(
         count = tl.load(counts + at, mask=there, other=0)
         tl.store(places + at, total[None, :] + tl.cumsum(count, axis=0) - count, mask=there)
         total += tl.sum(count, axis=0)
-    tl.store(ends + lane, tl.cumsum(total, axis=0), mask=inside)
+    tl.store(bounds + lane, tl.zeros((lanes,), tl.int32), mask=lane == 0)
+    tl.store(bounds + lane + 1, tl.cumsum(total, axis=0), mask=inside)
 
 
 @jit
 def place_rows(
     chosen: tl.tensor,
     places: tl.tensor,
-    ends: tl.tensor,
+    bounds: tl.tensor,
     order: tl.tensor,
     rows: tl.tensor,
     experts: tl.tensor,
@@ -190,7 +191,7 @@ def place_rows(
     before = (expert[:, None] == neighbour[None, :]) & (other[None, :] < row[:, None])
     place = tl.sum(before.to(tl.int32), axis=1)
     place += tl.load(places + tl.program_id(0) * experts + expert, mask=held, other=0)
-    place += tl.load(ends + expert - 1, mask=held & (expert > 0), other=0)
+    place += tl.load(bounds + expert, mask=held, other=0)
     tl.store(order + place, row, mask=held)
 
 
@@ -199,9 +200,9 @@ def fused_route_backward_plan(**_: object) -> Plan:
     return [Buffer((1,))]
 
 
-def fused_group_plan(order: I32, ends: I32, **_: object) -> Plan:
+def fused_group_plan(order: I32, bounds: I32, **_: object) -> Plan:
     """Plan counts and places of chunks, by expert."""
-    return [Buffer((programs(order.shape[0], _CHUNK), ends.shape[0]), np.int32)] * 2
+    return [Buffer((programs(order.shape[0], _CHUNK), bounds.shape[0] - 1), np.int32)] * 2
 
 
 def _tokens_of_program(experts: int) -> tuple[int, int]:
@@ -219,7 +220,7 @@ class TritonRouter(DeviceRouter):
         constants = {"normalise": normalise, "rows": rows, "lanes": lanes, "warps": warps_for(rows * lanes)}
         launch(choose_experts, (programs(tokens, rows),), logits, chosen, weights, *numbers, **constants)
 
-    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+    def route_backward(self, logits, chosen, weights, dweights, bounds, dlogits, *, scratch, **options):
         given = RouterOptions(**options)
         (step,) = scratch.take_all(fused_route_backward_plan())
         step.fill_(1)
@@ -230,7 +231,7 @@ class TritonRouter(DeviceRouter):
         launch(
             gradients_of_choice,
             (programs(tokens, rows),),
-            *(logits, chosen, weights, dweights, ends, dlogits, step, tokens, experts, choices),
+            *(logits, chosen, weights, dweights, bounds, dlogits, step, tokens, experts, choices),
             *(given.pull(tokens, experts, choices), given.push(tokens)),
             normalise=given.normalise,
             balances=given.balance != 0,
@@ -240,14 +241,14 @@ class TritonRouter(DeviceRouter):
             warps=warps_for(rows * lanes),
         )
 
-    def group_rows(self, chosen, order, ends, *, scratch):
+    def group_rows(self, chosen, order, bounds, *, scratch):
         """Sort rows by expert; numbers of experts are checked on the CPU only."""
-        check_experts(chosen, len(ends))
-        counts, places = scratch.take_all(fused_group_plan(order, ends))
+        check_experts(chosen, len(bounds) - 1)
+        counts, places = scratch.take_all(fused_group_plan(order, bounds))
         (chunks, experts), rows = counts.shape, len(order)
         grid = (chunks, programs(experts, _EXPERTS))
         launch(count_rows, grid, chosen, counts, rows, experts, chunk=_CHUNK, lanes=_EXPERTS)
         lanes = power_of_two(experts)
         step = max(1, _COUNTS // lanes)
-        launch(place_chunks, (1,), counts, places, ends, chunks, experts, lanes=lanes, step=step)
-        launch(place_rows, (chunks,), chosen, places, ends, order, rows, experts, chunk=_CHUNK, warps=8)
+        launch(place_chunks, (1,), counts, places, bounds, chunks, experts, lanes=lanes, step=step)
+        launch(place_rows, (chunks,), chosen, places, bounds, order, rows, experts, chunk=_CHUNK, warps=8)

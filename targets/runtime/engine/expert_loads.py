@@ -51,12 +51,12 @@ class ExpertLoads:
 
     def watch(self, rank: RankExecutor, instruction: Instruction, bound: BoundRoutine) -> None:
         """Count after each call of a forward's routine, if it has experts. Tensor-parallel ranks all route alike."""
-        ends = bound.argument("group_rows", "ends")
-        if instruction.keyword != Forward.keyword or ends is None or rank.peer:
+        bounds = bound.argument("group_rows", "bounds")
+        if instruction.keyword != Forward.keyword or bounds is None or rank.peer:
             return
         of_rank = self._counts.setdefault((rank.stage_index, rank.lane), {})
-        counts = of_rank.setdefault(instruction.blocks[0], np.zeros(len(ends), np.int64))
-        bound.then(_add_rows, {"ends": ends, "counts": counts})
+        counts = of_rank.setdefault(instruction.blocks[0], np.zeros(len(bounds) - 1, np.int64))
+        bound.then(_add_rows, {"bounds": bounds, "counts": counts})
 
     def clear(self) -> None:
         """Begin a step."""
@@ -74,6 +74,6 @@ class ExpertLoads:
         )
 
 
-def _add_rows(ends: NDArray[np.int32], counts: NDArray[np.int64], **_: Any) -> None:
-    """Add the rows of each expert, from the first rows behind them."""
-    counts += np.diff(ends, prepend=0)
+def _add_rows(bounds: NDArray[np.int32], counts: NDArray[np.int64], **_: Any) -> None:
+    """Add the rows of each expert."""
+    counts += np.diff(bounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -144,24 +145,29 @@ def check_experts(chosen: I32, experts: int) -> None:
         raise IndexError(f"expert {low if low < 0 else high} is outside {experts} experts")
 
 
-def group_by_expert(chosen: I32, order: I32, ends: I32) -> None:
-    """Set `order` and `ends` as the kernel `group_rows` does, by a stable sort. Raises IndexError for a number outside.
+def group_by_expert(chosen: I32, order: I32, bounds: I32) -> None:
+    """Set `order` and `bounds` as the kernel `group_rows` does, by a stable sort.
 
-    `chosen` may be of one row a token [T, k]; numbers t * k + j go by expert, then ascending.
+    Numbers t * k + j go by expert, then ascending. Raises IndexError for a number outside.
     """
-    check_experts(chosen, len(ends))
+    experts = len(bounds) - 1
+    check_experts(chosen, experts)
     flat = chosen.reshape(-1)
     order[:] = np.argsort(flat, kind="stable")
-    np.cumsum(np.bincount(flat, minlength=len(ends)), out=ends)
+    bounds[0] = 0
+    np.cumsum(np.bincount(flat, minlength=experts), out=bounds[1:])
 
 
-def expert_runs(ends: I32, block: int) -> Iterator[tuple[int, slice]]:
+def rows_of_experts(bounds: I32) -> Iterator[slice]:
+    """Yield the rows of each expert."""
+    return (slice(start, end) for start, end in pairwise(bounds.tolist()))
+
+
+def expert_runs(bounds: I32, block: int) -> Iterator[tuple[int, slice]]:
     """Yield (expert, rows) in ascending order, each of at most `block` rows of one expert."""
-    start = 0
-    for expert, end in enumerate(ends.tolist()):
-        for first in range(start, end, block):
-            yield expert, slice(first, min(first + block, end))
-        start = end
+    for expert, rows in enumerate(rows_of_experts(bounds)):
+        for first in range(rows.start, rows.stop, block):
+            yield expert, slice(first, min(first + block, rows.stop))
 
 
 def set_problems(kernels: type[KernelSetBase], declared: Iterable[Kernel]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.kernel import Kernel
+from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernel_options import AdamWOptions, LogitOptions, ProductOptions, RopeOptions
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import TABLES, PerKernel
+from ratrain.targets.program.routine import Shape, Step
 from ratrain.targets.runtime.kernels import KERNEL_SETS, KernelSet, kernel_set
 from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
 from ratrain.targets.runtime.kernels.shared import set_problems
@@ -192,6 +196,33 @@ def test_declarations_are_sound(kernel: Kernel) -> None:
     assert {source for _, source in kernel.in_place} <= {operand.name for operand in kernel.operands}
     assert {operand.mode == "+" for operand in kernel.operands} <= {False, "accumulate" in kernel.options}
     assert all((option.allows is not None) == kernel.in_routines for option in kernel.options.values())
+
+
+ROWS = {"a": (6, 8), "b": (3, 8, 5), "bounds": (4,), "out": (6, 5)}
+"""Extents of `expert_rows` without an order: three experts."""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "extents", "words"),
+    [
+        ("expert_rows", ROWS, None),
+        ("expert_rows", {**ROWS, "a": (3, 8), "order": (6,)}, None),
+        ("expert_rows", {**ROWS, "a": (3, 8)}, "without an order need as many rows as 3, not 6"),
+        ("expert_rows", {**ROWS, "a": (4, 8), "order": (6,)}, "6 rows of experts for 4 tokens"),
+        ("expert_rows", {**ROWS, "bounds": (3,)}, "'bounds' of 'expert_rows' is i32.3.: it does not fit"),
+        ("expert_gradients", {"a": (6, 8), "b": (6, 5), "bounds": (4,), "out": (3, 8, 5)}, None),
+        ("expert_gradients", {"a": (6, 8), "b": (3, 5), "bounds": (4,), "out": (3, 8, 5)}, "without an order need"),
+        ("choice_sums", {"a": (6, 8), "out": (3, 8), "residual": (3, 8)}, None),
+        ("choice_sums", {"a": (6, 8), "out": (4, 8)}, "6 rows are not as many for each of 4 tokens"),
+        ("choice_sums", {"a": (2, 8), "out": (4, 8)}, "2 rows are not as many for each of 4 tokens"),
+    ],
+)
+def test_rows_of_experts_fit_or_are_refused(kernel: str, extents: dict[str, Shape], words: str | None) -> None:
+    integers = ("bounds", "order")
+    types = {name: (Dtype.I32 if name in integers else Dtype.F16, shape) for name, shape in extents.items()}
+    options = {"gathers_a": False, "accumulate": False} if kernel == "expert_gradients" else {}
+    problem = step_problem(Step(kernel, {name: name for name in types}, options), types)
+    assert problem is None if words is None else re.search(words, str(problem)), problem
 
 
 def test_a_text_that_declares_no_operand_is_refused() -> None:

@@ -23,24 +23,27 @@ def expert_calls() -> dict[str, dict[str, Any]]:
     chosen = np.sort(np.argsort(-logits, axis=1)[:, :CHOICES], axis=1).astype(np.int32)
     weights = np.abs(random(41, TOKENS, CHOICES, dtype=f32))
     order = np.argsort(chosen.reshape(-1), kind="stable").astype(np.int32)
-    ends = np.cumsum(np.bincount(chosen.reshape(-1), minlength=EXPERTS)).astype(np.int32)
-    assert ends[0] > 64 * 3
-    assert ends[IDLE] == ends[IDLE - 1]
-    grouped = {"order": order, "ends": ends}
+    bounds = np.append(0, np.cumsum(np.bincount(chosen.reshape(-1), minlength=EXPERTS))).astype(np.int32)
+    assert bounds[1] > 64 * 3
+    assert bounds[IDLE] == bounds[IDLE + 1]
+    grouped = {"order": order, "bounds": bounds}
     x, wide = random(42, TOKENS, WIDTH), random(43, rows, INNER)
     gate, up, dprod = (random(seed, rows, INNER) for seed in (44, 45, 46))
     route = {"logits": logits, "chosen": chosen, "weights": weights, "normalise": False}
     return {
         "route_forward": {**route, "chosen": np.empty_like(chosen)},
         "route_backward": {
-            **route, "dweights": random(47, TOKENS, CHOICES, dtype=f32), "ends": ends, "dlogits": np.empty_like(logits),
+            **route, "dweights": random(47, TOKENS, CHOICES, dtype=f32), "bounds": bounds, "dlogits": np.empty_like(logits),
             "scale": np.array([4, 0], f32), "balance": 0.3, "z": 0.2,
         },
-        "group_rows": {"chosen": chosen, "order": np.empty_like(order), "ends": np.empty_like(ends)},
+        "group_rows": {"chosen": chosen, "order": np.empty_like(order), "bounds": np.empty_like(bounds)},
         "expert_rows": {"a": x, "b": random(48, EXPERTS, INNER, WIDTH), **grouped, "out": wide, "trans_b": True},
         "expert_sums": {
             "a": wide, "b": random(49, EXPERTS, INNER, WIDTH), **grouped, "sums": np.zeros((TOKENS, WIDTH), f32),
             "out": x, "residual": random(50, TOKENS, WIDTH),
+        },
+        "choice_sums": {
+            "a": random(56, rows, WIDTH), "out": random(57, TOKENS, WIDTH), "residual": random(58, TOKENS, WIDTH), "accumulate": True,
         },
         "expert_gradients": {
             "a": x, "b": wide, **grouped, "out": random(51, EXPERTS, WIDTH, INNER), "gathers_a": True, "accumulate": True,

@@ -324,25 +324,36 @@ def test_experts_are_found_without_a_look_from_the_host(kernels: TorchDevice) ->
 def test_a_number_that_is_no_expert_is_refused_on_the_processor(number: int) -> None:
     chosen = np.array([[number]], np.int32)
     with pytest.raises(IndexError, match=f"expert {number} is outside 4 experts"):
-        call("torch-device", "group_rows", chosen=chosen, order=np.empty(1, np.int32), ends=np.empty(4, np.int32))
+        call("torch-device", "group_rows", chosen=chosen, order=np.empty(1, np.int32), bounds=np.empty(5, np.int32))
 
 
-@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any), block=st.integers(1, 4))
-def test_blocks_are_all_rows_of_each_expert_once(counts: list[int], block: int) -> None:
-    """Blocks behind the last repeat it; the most blocks are as many as some router needs."""
-    rows, ends = sum(counts), np.cumsum(counts).astype(np.int32)
-    order, tensor = torch.arange(rows, dtype=torch.int32), torch.from_numpy(ends)
-    scratch = TensorScratch(plan_bytes(device_experts.Blocks.plan(order, tensor, block)))
-    found = device_experts.Blocks.find(order, tensor, 2, block, scratch)
-    runs = list(expert_runs(ends, block))
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    outside=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    block=st.integers(1, 4),
+)
+def test_blocks_are_all_rows_of_each_expert_once(counts: list[int], outside: tuple[int, int], block: int) -> None:
+    """Blocks behind the last repeat it, and all are repeated without one; the most blocks are as many as some router needs."""
+    rows = max(1, sum(counts) + sum(outside))
+    bounds = outside[0] + np.append(0, np.cumsum(counts)).astype(np.int32)
+    order, tensor = torch.arange(rows, dtype=torch.int32), torch.from_numpy(bounds)
+    scratch = TensorScratch(plan_bytes(device_experts.Blocks.plan(rows, tensor, block)))
+    found = device_experts.Blocks.find((rows, rows), order, tensor, block, scratch)
+    runs = list(expert_runs(bounds, block))
     assert len(runs) <= len(found.experts)
+    assert all(0 <= row < rows for row in found.rows.view(-1).tolist())
+    assert all(0 <= expert < len(counts) for expert in found.experts.view(-1).tolist())
+    assert found.tokens.equal(found.rows)
     for number, expert in enumerate(found.experts.view(-1).tolist()):
-        of_run, run = runs[min(number, len(runs) - 1)]
         here = found.rows[number][~found.repeated[number]].tolist()
+        begins = number == 0
+        if runs:
+            of_run, run = runs[min(number, len(runs) - 1)]
+            begins = number < len(runs) and (number == 0 or runs[number - 1][0] != expert)
+            assert set(found.rows[number].tolist()) == set(range(run.start, run.stop))
+            assert expert == of_run
         assert here == (list(range(run.start, run.stop)) if number < len(runs) else [])
-        assert set(found.rows[number].tolist()) == set(range(run.start, run.stop))
-        assert expert == of_run
-        assert found.begins[number, 0] == (number < len(runs) and (number == 0 or runs[number - 1][0] != expert))
+        assert found.begins[number, 0] == begins
     busy = min(rows, len(counts))
     worst = [rows - busy + 1, *[1] * (busy - 1)]  # one row each, and all others for one expert
     assert len(found.experts) == sum(-(-count // block) for count in worst)

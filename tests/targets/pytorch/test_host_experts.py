@@ -37,11 +37,11 @@ def normal(seed: int, *shape: int, dtype: Any = BF16) -> np.ndarray:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_of_experts_in_bf16_are_within_one_more_rounding(shape: str, router: str, trans_b: bool) -> None:
     tokens, experts, count = SHAPES[shape]
-    order, ends = grouped(choice(tokens, experts, count, router), experts)
+    order, bounds = grouped(choice(tokens, experts, count, router), experts)
     inner, columns = 24, 40
     matrices = normal(1, experts, *((columns, inner) if trans_b else (inner, columns)))
-    of_row = f64(matrices.transpose(0, 2, 1) if trans_b else matrices)[0][experts_of(ends)]
-    given = {"b": matrices, "order": order, "ends": ends, "trans_b": trans_b}
+    of_row = f64(matrices.transpose(0, 2, 1) if trans_b else matrices)[0][experts_of(bounds)]
+    given = {"b": matrices, "order": order, "bounds": bounds, "trans_b": trans_b}
     for stored in (BF16, np.float32):
         a, out = normal(2, tokens, inner), np.empty((len(order), columns), stored)
         call("torch", "expert_rows", a=a, **given, out=out)
@@ -73,7 +73,7 @@ def test_gradients_of_experts_in_bf16_are_within_one_more_rounding(
     shape: str, gathers_a: bool, accumulate: bool
 ) -> None:
     tokens, experts, count = SHAPES[shape]
-    order, ends = grouped(choice(tokens, experts, count, "ragged"), experts)
+    order, bounds = grouped(choice(tokens, experts, count, "ragged"), experts)
     rows = (tokens, len(order)) if gathers_a else (len(order), tokens)
     a, b = normal(1, rows[0], 24), normal(2, rows[1], 16)
     left, right = f64(a, b)
@@ -81,10 +81,10 @@ def test_gradients_of_experts_in_bf16_are_within_one_more_rounding(
     for stored in (BF16, np.float32):
         out = normal(3, experts, 24, 16, dtype=stored)
         before = f64(out)[0] if accumulate else np.zeros(out.shape)
-        given = {"a": a, "b": b, "order": order, "ends": ends, "out": out}
+        given = {"a": a, "b": b, "order": order, "bounds": bounds, "out": out}
         call("torch", "expert_gradients", **given, gathers_a=gathers_a, accumulate=accumulate)
         for expert in range(experts):
-            at = slice(0 if expert == 0 else ends[expert - 1], ends[expert])
+            at = slice(*bounds[expert : expert + 2])
             product, size = left[at].T @ right[at], np.abs(left[at]).T @ np.abs(right[at]) + np.abs(before[expert])
             bound = ROUNDING * np.abs(product) + (len(order) + 2) * EPS * size
             within(out[expert], before[expert] + product, bound)
@@ -114,9 +114,9 @@ def test_the_product_of_a_row_in_bf16_does_not_depend_on_other_rows() -> None:
     matrices, a = normal(1, 2, 96, 80), normal(2, 200, 96)
     found = []
     for tokens, row in ((1, 0), (2, 0), (65, 0), (200, 0), (2, 1), (64, 63), (65, 64), (200, 100)):
-        order, ends = grouped(np.tile(np.arange(2, dtype=np.int32), (tokens, 1)), 2)
+        order, bounds = grouped(np.tile(np.arange(2, dtype=np.int32), (tokens, 1)), 2)
         given, out = np.roll(a[:tokens], row, axis=0), np.empty((2 * tokens, 80), BF16)
-        call("torch", "expert_rows", a=given, b=matrices, order=order, ends=ends, out=out)
+        call("torch", "expert_rows", a=given, b=matrices, order=order, bounds=bounds, out=out)
         found.append(out[[row, tokens + row]])
     for rows in found[1:]:
         same_bits(rows, found[0])

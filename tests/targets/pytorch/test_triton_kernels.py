@@ -51,7 +51,8 @@ FUSED = [
     *(f"attention_{name}" for name in ("forward", "backward", "partial_forward", "partial_backward", "delta")),
     "embedding_backward",
     *("all_finite", "column_sum", "mean_of_replicas"),
-    *("route_forward", "route_backward", "group_rows", "expert_rows", "expert_sums", "expert_gradients"),
+    *("route_forward", "route_backward", "group_rows", "expert_rows", "expert_sums", "choice_sums"),
+    "expert_gradients",
     *("weighted_swiglu_forward", "weighted_swiglu_backward"),
 ]
 LAUNCHED = {
@@ -61,7 +62,8 @@ LAUNCHED = {
     *("attend", "row_deltas", "gradients_of_keys", "gradients_of_queries", "squares_of_chunks", "split"),
     *("add_rows_of_token", "notice_elements", "sum_of_group", "add_part", "store_mean"),
     *("choose_experts", "gradients_of_choice", "count_rows", "place_chunks", "place_rows"),
-    *("find_blocks", "grouped_product", "sum_choices", "grouped_gradients", "weighted_forward", "weighted_backward"),
+    *("find_blocks", "grouped_product", "clear_others", "sum_choices", "grouped_gradients"),
+    *("weighted_forward", "weighted_backward"),
 }
 
 
@@ -286,7 +288,7 @@ def test_rounds_of_columns_change_no_bit_of_sums_of_experts(
     """One tile of columns at a time, the last of fewer; and all at once."""
     rng = np.random.default_rng(0)
     order = np.argsort(np.array([0, 2, 0, 3, 2, 3]), kind="stable").astype(np.int32)
-    ends = np.array([2, 2, 4, 6], np.int32)
+    bounds = np.array([0, 2, 2, 4, 6], np.int32)
     a, b = (
         rng.normal(size=(6, 20)).astype(dtype),
         rng.normal(size=(4, 300, 20) if trans_b else (4, 20, 300)).astype(dtype),
@@ -296,7 +298,7 @@ def test_rounds_of_columns_change_no_bit_of_sums_of_experts(
     for most in (1 << 24, 1):
         monkeypatch.setattr(triton_experts, "MOST_PRODUCTS", most)
         out = before.copy()
-        made = {"a": a, "b": b, "order": order, "ends": ends, "sums": np.empty((3, 300), np.float32), "out": out}
+        made = {"a": a, "b": b, "order": order, "bounds": bounds, "sums": np.empty((3, 300), np.float32), "out": out}
         _, _, scratch = run(
             kernels, "expert_sums", {**made, "residual": residual, "trans_b": trans_b, "accumulate": True}
         )

@@ -86,21 +86,35 @@ def compile_experts(kernels: Any, dtype: Any) -> None:
         scratch = TensorScratch(kernels.scratch_bytes(kernel, **arguments))
         getattr(kernels, kernel)(**{name: as_tensors(value) for name, value in arguments.items()}, scratch=scratch)
 
-    grouped = {"order": np.zeros(32, np.int32), "ends": np.zeros(2, np.int32)}
+    grouped = {"order": np.zeros(32, np.int32), "bounds": np.zeros(3, np.int32)}
     wide, narrow, sums = np.ones((16, 2048), dtype), np.ones((32, 768), dtype), np.ones((16, 2048), np.float32)
     for trans_b in (False, True):
         up, down = np.ones((2, 768, 2048), dtype), np.ones((2, 2048, 768), dtype)
         up, down = (up, down) if trans_b else (down, up)
         made("expert_rows", a=wide, b=up, **grouped, out=narrow, trans_b=trans_b)
+        made(
+            "expert_rows",
+            a=narrow,
+            b=down,
+            bounds=grouped["bounds"],
+            out=np.ones((32, 2048), dtype),
+            trans_b=trans_b,
+            accumulate=True,
+        )
         made("expert_sums", a=narrow, b=down, **grouped, sums=sums, out=wide, trans_b=trans_b, accumulate=trans_b)
     for stored in (dtype, np.float32):
         of_up, of_down = np.ones((2, 2048, 768), stored), np.ones((2, 768, 2048), stored)
         made("expert_gradients", a=wide, b=narrow, **grouped, out=of_up, gathers_a=True, accumulate=False)
         made("expert_gradients", a=narrow, b=wide, **grouped, out=of_down, gathers_a=False, accumulate=True)
+        made(
+            "expert_gradients", a=narrow, b=narrow, bounds=grouped["bounds"], out=of_up, gathers_a=True, accumulate=True
+        )
+    made("choice_sums", a=np.ones((32, 2048), dtype), out=wide)
+    made("choice_sums", a=np.ones((32, 2048), dtype), out=wide, residual=wide, accumulate=True)
     route = {"logits": np.ones((16, 128), np.float32), "chosen": np.ones((16, 8), np.int32)}
     route |= {"weights": np.ones((16, 8), np.float32), "normalise": True}
     made("route_forward", **route)
-    above = {"dweights": route["weights"], "ends": np.zeros(128, np.int32), "dlogits": route["logits"]}
+    above = {"dweights": route["weights"], "bounds": np.zeros(129, np.int32), "dlogits": route["logits"]}
     made("route_backward", **route, **above)
     made("route_backward", **route, **above, scale=np.ones(2, np.float32), balance=0.01, z=0.001)
 

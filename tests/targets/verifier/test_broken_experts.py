@@ -68,14 +68,14 @@ FAULTS: dict[str, tuple[Callable[[Program], object], str]] = {
         lambda p: change_operands(p, WEIGHT, "expert_gradients", out="g.gate_experts"),
         "do not fit|does not fit|is \\[",
     ),
-    "no order": (lambda p: without_steps(p, FORWARD, "group_rows"), "'expert_rows' reads 'order' before anything"),
+    "no order": (lambda p: without_steps(p, FORWARD, "group_rows"), "'expert_rows' reads 'bounds' before anything"),
     "no order of the backward": (
         lambda p: without_steps(p, INPUT, "group_rows"),
-        "'expert_rows' reads 'order' before anything",
+        "'expert_rows' reads 'bounds' before anything",
     ),
     "the order behind its first reader": (
         lambda p: step_behind(p, FORWARD, "group_rows", "expert_rows"),
-        "'expert_rows' reads 'order' before anything",
+        "'expert_rows' reads 'bounds' before anything",
     ),
     "the choice behind its first reader": (
         lambda p: step_behind(p, FORWARD, "route_forward", "group_rows"),
@@ -96,14 +96,14 @@ FAULTS: dict[str, tuple[Callable[[Program], object], str]] = {
         DERIVED,
     ),
     "sums over the order": (lambda p: over(p, FORWARD, "sums", "order"), "does not lie in|share bytes"),
-    "the ends over the order": (lambda p: over(p, FORWARD, "ends", "order"), "'order' and 'ends' .*share bytes"),
+    "the bounds over the order": (lambda p: over(p, FORWARD, "bounds", "order"), "'order' and 'bounds' .*share bytes"),
     "gradients of inputs over the order": (
         lambda p: over(p, INPUT, "order", "dprod"),
-        "'out' and 'order' of 'expert_rows' share bytes",
+        "'(out|order)' and '(out|order)' of 'expert_rows' share bytes",
     ),
-    "the ends over products": (
-        lambda p: over(p, INPUT, "ends", "dprod"),
-        "'out' and 'ends' of 'expert_rows' share bytes",
+    "the bounds over products": (
+        lambda p: over(p, INPUT, "bounds", "dprod"),
+        "'(out|bounds)' and '(out|bounds)' of 'expert_rows' share bytes",
     ),
     "logits over the gradient of the input": (
         lambda p: over(p, INPUT, "logits", "dxn"),
@@ -168,14 +168,14 @@ def test_options_that_experts_do_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize("subject", [SPLIT, WHOLE])
-def test_the_ends_of_experts_hold_until_a_forward_ends(subject: str) -> None:
+def test_the_bounds_of_experts_hold_until_a_forward_ends(subject: str) -> None:
     """The counts of rows are read from them when the routine is over, so no later intermediate may take their bytes."""
     routine = routine_of(SUBJECTS[subject].program(), FORWARD)
-    last = max(number for number, step in enumerate(routine.steps) if "ends" in step.operands.values())
+    last = max(number for number, step in enumerate(routine.steps) if "bounds" in step.operands.values())
     names = {item.name for item in routine.intermediates}
     before, after = (
         names & {reference for step in steps for reference in step.operands.values()}
         for steps in (routine.steps[: last + 1], routine.steps[last + 1 :])
     )
-    assert "ends" in before
+    assert "bounds" in before
     assert after <= before

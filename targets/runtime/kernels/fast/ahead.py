@@ -69,22 +69,27 @@ def run_experts(dtype: Dtype) -> None:
 
     logits, dlogits = np.zeros((2, 2, 3), np.float32)
     weights, dweights = np.zeros((2, 2, 2), np.float32)
-    chosen, order, ends = np.zeros((2, 2), np.int32), np.zeros(4, np.int32), np.zeros(3, np.int32)
+    chosen, order, bounds = np.zeros((2, 2), np.int32), np.zeros(4, np.int32), np.zeros(4, np.int32)
     router = {"logits": logits, "chosen": chosen, "weights": weights, "normalise": True}
     call("route_forward", **router)
-    call("group_rows", chosen=chosen, order=order, ends=ends)
-    call("route_backward", **router, dweights=dweights, ends=ends, dlogits=dlogits)
+    call("group_rows", chosen=chosen, order=order, bounds=bounds)
+    call("route_backward", **router, dweights=dweights, bounds=bounds, dlogits=dlogits)
 
     tokens, (gate, up, rows, dgate, dup) = np.zeros((2, 8), stored), np.zeros((5, 4, 8), stored)
     matrices, sums = np.zeros((3, 8, 8), stored), np.zeros((2, 8), np.float32)
-    product = {"b": matrices, "order": order, "ends": ends}
+    product = {"b": matrices, "order": order, "bounds": bounds}
     call("expert_rows", a=tokens, **product, out=gate)
+    call("expert_rows", a=rows, b=matrices, bounds=bounds, out=gate)
     call("expert_sums", a=rows, **product, sums=sums, out=tokens)
+    call("choice_sums", a=rows, out=tokens)
     for gathers_a in (False, True):
         factors = {"a": tokens, "b": rows} if gathers_a else {"a": rows, "b": tokens}
         for accumulate in (False, True):  # in float32, tiles that replace a gradient are stored at once
             gradient = {"out": matrices, "gathers_a": gathers_a, "accumulate": accumulate}
-            call("expert_gradients", **factors, order=order, ends=ends, **gradient)
+            call("expert_gradients", **factors, order=order, bounds=bounds, **gradient)
+    for accumulate in (False, True):
+        gradient = {"out": matrices, "gathers_a": False, "accumulate": accumulate}
+        call("expert_gradients", a=rows, b=gate, bounds=bounds, **gradient)
     for of_rows in ({"weights": weights, "order": order}, {"weights": weights.reshape(4, 1)}):
         call("weighted_swiglu_forward", gate=gate, up=up, **of_rows, prod=rows)
         outputs = {"dgate": dgate, "dup": dup, "dweights": np.zeros_like(of_rows["weights"])}

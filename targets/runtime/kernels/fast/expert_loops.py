@@ -20,6 +20,7 @@ import numpy as np
 from ratrain.targets.program.expert_kernels import ROW_BLOCK
 from ratrain.targets.runtime.kernels.fast.blas import multiply_by, multiply_transposed
 from ratrain.targets.runtime.kernels.fast.fast_numba import exact, inlined, load, narrow
+from ratrain.targets.runtime.kernels.fast.fast_rows import store_line
 
 TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 256, 1024, 256
 """Largest tile of an expert's gradient, and rows of the expert that are multiplied at a time."""
@@ -96,9 +97,10 @@ def expert_rows(
     b: Any,
     order: Any,
     choices: Any,
-    ends: Any,
+    bounds: Any,
     out: Any,
     trans_b: Any,
+    accumulate: Any,
     mine: Any,
     buffers: Any,
 ) -> None:
@@ -108,9 +110,9 @@ def expert_rows(
     """
     (first, last), (panel, block, product) = mine, buffers
     columns, most = out.shape[1], product.shape[1]
-    number, begin = 0, 0
-    for expert in range(ends.size):
-        end = ends[expert]
+    number = 0
+    for expert in range(bounds.size - 1):
+        begin, end = bounds[expert], bounds[expert + 1]
         blocks = (end - begin + ROW_BLOCK - 1) // ROW_BLOCK
         for column in range(0, columns, most):
             low, high = max(first - number, 0), min(last - number, blocks)
@@ -125,9 +127,11 @@ def expert_rows(
                 _multiply_block(sgemm, a, order, choices, start, count, trans_b, width, block, panel, product)
                 for r in range(count):
                     line, stored = product[r, :width], out[start + r, column : column + width]
+                    if accumulate:
+                        for i in range(line.size):
+                            line[i] += load(stored[i])
                     for i in range(line.size):
                         stored[i] = narrow(line[i], stored.dtype)
-        begin = end
 
 
 @exact()
@@ -137,7 +141,7 @@ def expert_sums(
     b: Any,
     order: Any,
     choices: Any,
-    ends: Any,
+    bounds: Any,
     sums: Any,
     trans_b: Any,
     mine: Any,
@@ -152,9 +156,8 @@ def expert_sums(
             total = sums[t, column : column + width]
             for i in range(total.size):
                 total[i] = _ZERO
-        begin = 0
-        for expert in range(ends.size):
-            end = ends[expert]
+        for expert in range(bounds.size - 1):
+            begin, end = bounds[expert], bounds[expert + 1]
             if begin < end:
                 _load_panel(b, expert, trans_b, column, width, a.shape[1], panel)
             for start in range(begin, end, ROW_BLOCK):
@@ -164,7 +167,31 @@ def expert_sums(
                     line, total = product[r, :width], sums[order[start + r] // choices, column : column + width]
                     for i in range(line.size):
                         total[i] += line[i]
-            begin = end
+
+
+@exact()
+def choice_sums(a: Any, out: Any, residual: Any, has_residual: Any, accumulate: Any, total: Any) -> None:
+    """Set out = [out +] the sum of the rows of each token [+ residual], by way of a line `total`."""
+    choices = a.shape[0] // out.shape[0]
+    for t in range(out.shape[0]):
+        for start in range(0, out.shape[1], total.size):
+            stop = min(start + total.size, out.shape[1])
+            line, stored = total[: stop - start], out[t, start:stop]
+            row = a[t * choices, start:stop]
+            for i in range(line.size):
+                line[i] = load(row[i])
+            for j in range(1, choices):
+                row = a[t * choices + j, start:stop]
+                for i in range(line.size):
+                    line[i] += load(row[i])
+            if accumulate:
+                for i in range(line.size):
+                    line[i] += load(stored[i])
+            if has_residual:
+                extra = residual[t, start:stop]
+                for i in range(line.size):
+                    line[i] += load(extra[i])
+            store_line(line, stored)
 
 
 @exact()
@@ -174,7 +201,7 @@ def expert_gradients(
     b: Any,
     orders: Any,
     choices: Any,
-    ends: Any,
+    bounds: Any,
     out: Any,
     accumulate: Any,
     mine: Any,
@@ -187,9 +214,9 @@ def expert_gradients(
     is read as it lies. `buffers` are for rows of both factors; `tile` is None if products go to `out` directly.
     """
     (order_a, order_b), (first, last), (left, right) = orders, mine, buffers
-    position, begin = 0, 0
-    for expert in range(ends.size):
-        end = ends[expert]
+    position = 0
+    for expert in range(bounds.size - 1):
+        begin, end = bounds[expert], bounds[expert + 1]
         for row in range(0, a.shape[1], TILE_ROWS):
             for column in range(0, b.shape[1], TILE_COLUMNS):
                 is_mine = first <= position < last
@@ -210,7 +237,6 @@ def expert_gradients(
                         multiply_transposed(sgemm, factors[0], factors[1], keep, tile[:height, :width])
                     keep = _ONE
                 _store_tile(tile, begin == end, accumulate, row, height, column, width, out[expert])
-        begin = end
 
 
 @inlined()

@@ -28,6 +28,7 @@ from ratrain.targets.runtime.kernels.fast.fast_attention import (
 from ratrain.targets.runtime.kernels.fast.fast_attention_blocks import FastAttentionBlocks, block_forward_plan
 from ratrain.targets.runtime.kernels.fast.fast_experts import (
     FastExperts,
+    choice_sums_plan,
     expert_gradients_plan,
     expert_rows_plan,
     expert_sums_plan,
@@ -145,6 +146,7 @@ class Fast(
             "attention_scores_backward": scores_backward_plan,
             "expert_rows": expert_rows_plan,
             "expert_sums": expert_sums_plan,
+            "choice_sums": choice_sums_plan,
             "expert_gradients": expert_gradients_plan,
             "weighted_swiglu_backward": gated_backward_plan,
             "mean_of_replicas": _mean_plan,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _PANEL, _SUM_PANEL = 512, 256
 """Columns of a panel: BLAS is near its full speed. Fewer for sums, where threads share out nothing but panels."""
 
+_LINE = 2048
+"""Most columns of a token that are summed at a time: a line of them stays in the first cache."""
+
 _PAD = 16
 """Elements behind each row of a buffer: rows a multiple of 4 KiB apart would compete for the same cache lines."""
 
@@ -60,6 +63,11 @@ def expert_gradients_plan(
     return factors if at_once else [*factors, Buffer((threads, height, width + _PAD))]
 
 
+def choice_sums_plan(out: Array, *, threads: int, **_: object) -> Plan:
+    """Plan for each thread a line of sums, in float32."""
+    return [Buffer((threads, min(_LINE, out.shape[1])))]
+
+
 class FastExperts:
     """The kernels of `Fast` for blocks of experts."""
 
@@ -71,7 +79,7 @@ class FastExperts:
 
         self.team.run(part, self.team.rows(logits.shape))
 
-    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+    def route_backward(self, logits, chosen, weights, dweights, bounds, dlogits, *, scratch, **options):
         given = RouterOptions(**options)
         tokens, experts = logits.shape
         step = 1.0 if given.scale is None else float(given.scale[0])
@@ -80,25 +88,25 @@ class FastExperts:
 
         def part(rows: slice) -> None:
             operands = logits[rows], chosen[rows], weights[rows], dweights[rows]
-            router_loops.route_backward(*operands, ends, dlogits[rows], given.normalise, pull, push)
+            router_loops.route_backward(*operands, bounds, dlogits[rows], given.normalise, pull, push)
 
         self.team.run(part, self.team.rows(logits.shape))
 
-    def group_rows(self, chosen, order, ends, *, scratch):
-        check_experts(chosen, len(ends))
-        router_loops.group_rows(chosen.reshape(-1), order, ends)
+    def group_rows(self, chosen, order, bounds, *, scratch):
+        check_experts(chosen, len(bounds) - 1)
+        router_loops.group_rows(chosen.reshape(-1), order, bounds)
 
-    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
+    def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):
         buffers = scratch.take_all(expert_rows_plan(a, out, threads=self.team.threads, trans_b=trans_b))
-        products = int(-(-np.diff(ends, prepend=0) // ROW_BLOCK).sum()) * -(-out.shape[1] // _PANEL)
+        products = int(-(-np.diff(bounds) // ROW_BLOCK).sum()) * -(-out.shape[1] // _PANEL)
         shares = self.team.products(products, ROW_BLOCK * buffers[0][0].size)
-        operands = (bits(a), bits(b), order, len(out) // len(a), ends, bits(out), bool(trans_b))
+        operands = (bits(a), bits(b), order, len(out) // len(a), bounds, bits(out), bool(trans_b), bool(accumulate))
         self._share_products(expert_loops.expert_rows, operands, shares, buffers)
 
-    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+    def expert_sums(self, a, b, order, bounds, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
         buffers = scratch.take_all(expert_sums_plan(a, out, threads=self.team.threads, trans_b=trans_b))
         shares = self.team.products(-(-out.shape[1] // _SUM_PANEL), len(a) * buffers[0][0].size)
-        operands = (bits(a), bits(b), order, len(a) // len(out), ends, sums, bool(trans_b))
+        operands = (bits(a), bits(b), order, len(a) // len(out), bounds, sums, bool(trans_b))
         self._share_products(expert_loops.expert_sums, operands, shares, buffers)
         self._store_sums(sums, out, residual, accumulate)
 
@@ -113,14 +121,29 @@ class FastExperts:
 
         self.team.run(store, self.team.rows(out.shape))
 
-    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+    def choice_sums(self, a, out, *, residual=None, scratch, accumulate=False):
+        (lines,) = scratch.take_all(choice_sums_plan(out, threads=self.team.threads))
+        source, stored, choices = bits(a), bits(out), len(a) // len(out)
+        extra = stored if residual is None else bits(residual)
+
+        def part(numbered: tuple[int, slice]) -> None:
+            number, rows = numbered
+            own = source[rows.start * choices : rows.stop * choices], stored[rows], extra[rows]
+            expert_loops.choice_sums(*own, residual is not None, bool(accumulate), lines[number])
+
+        self.team.run(part, list(enumerate(self.team.rows(out.shape))))
+
+    def expert_gradients(self, a, b, bounds, out, *, order=None, scratch, gathers_a, accumulate):
         plan = expert_gradients_plan(a, b, out, threads=self.team.threads, accumulate=accumulate)
         left, right, *tiles = scratch.take_all(plan)
         experts, rows, columns = out.shape
-        work = -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS) * (len(order) + experts * STORE_WORK)
+        work = (
+            -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS) * (int(bounds[-1] - bounds[0]) + experts * STORE_WORK)
+        )
         shares = self.team.products(work, left.shape[2] * right.shape[2])
         orders = (order, None) if gathers_a else (None, order)
-        operands = (bits(a), bits(b), orders, len(order) // min(len(a), len(b)), ends, bits(out), bool(accumulate))
+        choices = max(len(a), len(b)) // min(len(a), len(b))
+        operands = (bits(a), bits(b), orders, choices, bounds, bits(out), bool(accumulate))
 
         def part(numbered: tuple[int, slice]) -> None:
             number, mine = numbered

@@ -84,7 +84,7 @@ def route_forward(logits: Any, chosen: Any, weights: Any, normalise: Any) -> Non
 
 @reducing()
 def route_backward(
-    logits: Any, chosen: Any, weights: Any, above: Any, ends: Any, out: Any, normalise: Any, balance: Any, z: Any
+    logits: Any, chosen: Any, weights: Any, above: Any, bounds: Any, out: Any, normalise: Any, balance: Any, z: Any
 ) -> None:
     """Set out = the gradient of `route_forward`, from `above`, and of both losses.
 
@@ -109,8 +109,8 @@ def route_backward(
             for i in range(line.size):
                 line[i] = exp32(row[i] - peak) / total
             if balance != _ZERO:
-                common -= balance * _mean_rows(line, ends)
-                _times_rows(line, ends, common, balance)
+                common -= balance * _mean_rows(line, bounds)
+                _times_rows(line, bounds, common, balance)
             else:
                 for i in range(line.size):
                     line[i] *= common
@@ -119,26 +119,26 @@ def route_backward(
 
 
 @inlined(fastmath=SPLIT_SUMS)
-def _mean_rows(shares: Any, ends: Any) -> Any:
+def _mean_rows(shares: Any, bounds: Any) -> Any:
     """Return the mean number of rows of an expert, weighted by shares."""
-    total = shares[0] * np.float32(ends[0])
+    total = shares[0] * np.float32(bounds[1] - bounds[0])
     for i in range(1, shares.size):
-        total += shares[i] * np.float32(ends[i] - ends[i - 1])
+        total += shares[i] * np.float32(bounds[i + 1] - bounds[i])
     return total
 
 
 @inlined()
-def _times_rows(line: Any, ends: Any, common: Any, balance: Any) -> None:
+def _times_rows(line: Any, bounds: Any, common: Any, balance: Any) -> None:
     """Multiply the element of each expert by common + balance * its number of rows."""
-    line[0] *= common + balance * np.float32(ends[0])
-    for i in range(1, line.size):
-        line[i] *= common + balance * np.float32(ends[i] - ends[i - 1])
+    for i in range(line.size):
+        line[i] *= common + balance * np.float32(bounds[i + 1] - bounds[i])
 
 
 @exact()
-def group_rows(chosen: Any, order: Any, ends: Any) -> None:
+def group_rows(chosen: Any, order: Any, bounds: Any) -> None:
     """Sort the rows by expert, by counting; `chosen` is flat, with valid numbers."""
-    ends[:] = 0
+    bounds[:] = 0
+    ends = bounds[1:]
     for r in range(chosen.size):
         ends[chosen[r]] += 1
     begin = np.int32(0)

@@ -128,7 +128,7 @@ class ReferenceKernels(
             *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
             *("quantise", "dequantise", "dequantise_nf4", "mean_of_quantised"),
             *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
-            *("weighted_swiglu_forward", "weighted_swiglu_backward"),
+            *("choice_sums", "weighted_swiglu_forward", "weighted_swiglu_backward"),
         ),
     )
 

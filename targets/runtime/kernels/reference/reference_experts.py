@@ -15,7 +15,7 @@ from ratrain.targets.program.expert_kernels import ROW_BLOCK
 from ratrain.targets.program.kernel_options import RouterOptions
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks, sigmoid
-from ratrain.targets.runtime.kernels.shared import expert_runs, group_by_expert
+from ratrain.targets.runtime.kernels.shared import expert_runs, group_by_expert, rows_of_experts
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
@@ -47,11 +47,11 @@ class ReferenceExperts:
             weights[rows] = np.exp(taken - _log_sums(taken if normalise else block))
 
     @quiet
-    def route_backward(self, logits, chosen, weights, dweights, ends, dlogits, *, scratch, **options):
+    def route_backward(self, logits, chosen, weights, dweights, bounds, dlogits, *, scratch, **options):
         given = RouterOptions(**options)
         tokens, experts = logits.shape
         step = np.float32(1 if given.scale is None else given.scale[0])
-        pull = np.diff(ends, prepend=0) * np.float32(given.pull(tokens, experts, chosen.shape[1])) * step
+        pull = np.diff(bounds) * np.float32(given.pull(tokens, experts, chosen.shape[1])) * step
         for rows in row_blocks(*logits.shape):
             sums = _log_sums(logits[rows])
             shares = np.exp(logits[rows] - sums)
@@ -69,36 +69,38 @@ class ReferenceExperts:
                 value += np.float32(given.push(tokens)) * step * sums * shares
             dlogits[rows] = value
 
-    def group_rows(self, chosen, order, ends, *, scratch):
-        group_by_expert(chosen, order, ends)
+    def group_rows(self, chosen, order, bounds, *, scratch):
+        group_by_expert(chosen, order, bounds)
 
     @quiet
-    def expert_rows(self, a, b, order, ends, out, *, scratch, trans_b=False):
-        choices = len(out) // len(a)
-        for rows, product in self._expert_products(a, b, ends, out, scratch, trans_b, order // choices):
-            put(out[rows], product)
+    def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):
+        source = None if order is None else order // (len(out) // len(a))
+        for rows, product in self._expert_products(a, b, bounds, out, scratch, trans_b, source):
+            put(out[rows], product + f32(out[rows]) if accumulate else product)
 
     @quiet
-    def expert_sums(self, a, b, order, ends, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
+    def expert_sums(self, a, b, order, bounds, sums, out, *, residual=None, scratch, trans_b=False, accumulate=False):
         choices = len(a) // len(out)
         sums.fill(0)
-        for rows, product in self._expert_products(a, b, ends, out, scratch, trans_b):
+        for rows, product in self._expert_products(a, b, bounds, out, scratch, trans_b):
             sums[order[rows] // choices] += product  # an expert has each token at most once
         for rows in row_blocks(*out.shape):
-            value = sums[rows]
-            if accumulate:
-                value = value + f32(out[rows])
-            if residual is not None:
-                value = value + f32(residual[rows])
-            put(out[rows], value)
+            _put_sum(sums[rows], rows, out, residual, accumulate)
+
+    @quiet
+    def choice_sums(self, a, out, *, residual=None, scratch, accumulate=False):
+        of_tokens = a.reshape(len(out), -1, a.shape[1])
+        for rows in row_blocks(*out.shape):
+            first, *others = of_tokens[rows].swapaxes(0, 1)
+            _put_sum(sum(map(f32, others), start=f32(first)), rows, out, residual, accumulate)
 
     def _expert_products(
-        self, a: Array, b: Array, ends: I32, out: Array, scratch: Any, trans_b: bool, source: I32 | None = None
+        self, a: Array, b: Array, bounds: I32, out: Array, scratch: Any, trans_b: bool, source: I32 | None = None
     ) -> Iterator[tuple[slice, F32]]:
         """Yield the rows of each block, and their product; row r of the first factor is a[source[r]], else a[r]."""
         block, matrix, product = scratch.take_all(expert_product_plan(a, b, out))
         current = -1
-        for expert, rows in expert_runs(ends, ROW_BLOCK):
+        for expert, rows in expert_runs(bounds, ROW_BLOCK):
             if expert != current:
                 np.copyto(matrix, b[expert])
                 current = expert
@@ -109,20 +111,18 @@ class ReferenceExperts:
             yield rows, product[:count]
 
     @quiet
-    def expert_gradients(self, a, b, order, ends, out, *, scratch, gathers_a, accumulate):
+    def expert_gradients(self, a, b, bounds, out, *, order=None, scratch, gathers_a, accumulate):
         left, right, product = scratch.take_all(expert_gradients_plan(a, b, out))
-        choices = len(order) // min(len(a), len(b))
-        start = 0
-        for expert, end in enumerate(ends.tolist()):
-            count = end - start
-            own, tokens = slice(start, end), order[start:end] // choices
+        choices = max(len(a), len(b)) // min(len(a), len(b))
+        for expert, own in enumerate(rows_of_experts(bounds)):
+            count = own.stop - own.start
+            tokens = own if order is None else order[own] // choices
             left[:count] = a[tokens if gathers_a else own]
             right[:count] = b[own if gathers_a else tokens]
             np.matmul(left[:count].T, right[:count], out=product)
             if accumulate:
                 product += f32(out[expert])
             put(out[expert], product)
-            start = end
 
     @quiet
     def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
@@ -153,6 +153,15 @@ class ReferenceExperts:
     @quiet
     def sigmoid_backward(self, y, dy, dx, *, scratch):
         put(dx, dy * y * (1 - y))
+
+
+def _put_sum(value: F32, rows: slice, out: Array, residual: Array | None, accumulate: bool) -> None:
+    """Set rows of out = [out +] value [+ residual], rounded."""
+    if accumulate:
+        value = value + f32(out[rows])
+    if residual is not None:
+        value = value + f32(residual[rows])
+    put(out[rows], value)
 
 
 def _log_sums(logits: F32) -> F32:

@@ -12,12 +12,12 @@ from tests.targets.runtime.kernels.test_kernels_experts import choice, grouped, 
 def expert_calls(tokens: int, experts: int, choices: int, hidden: int, width: int) -> dict[str, dict[str, Any]]:
     """Return arguments by kernel, in float16, with some experts that have many rows and some that have few."""
     chosen = choice(tokens, experts, choices, "ragged")
-    order, ends = grouped(chosen, experts)
+    order, bounds = grouped(chosen, experts)
     rows, half = tokens * choices, np.float16
     router = {"logits": random(3, tokens, experts), "chosen": chosen, "weights": np.abs(random(4, tokens, choices))}
     x = random(5, tokens, hidden, dtype=half)
     act, gate, up, dprod = (random(seed, rows, width, dtype=half) for seed in range(6, 10))
-    sorted_rows = {"order": order, "ends": ends}
+    sorted_rows = {"order": order, "bounds": bounds}
     swiglu = {"gate": gate, "up": up, "weights": router["weights"], "order": order}
     shared = random(10, tokens, 1)
     return {
@@ -25,14 +25,14 @@ def expert_calls(tokens: int, experts: int, choices: int, hidden: int, width: in
         "route_backward": {
             **router,
             "dweights": random(11, tokens, choices),
-            "ends": ends,
+            "bounds": bounds,
             "dlogits": random(12, tokens, experts),
             "scale": np.ones(2, np.float32),
             "normalise": False,
             "balance": 0.01,
             "z": 0.001,
         },
-        "group_rows": {"chosen": chosen, "order": order.copy(), "ends": ends.copy()},
+        "group_rows": {"chosen": chosen, "order": order.copy(), "bounds": bounds.copy()},
         "expert_rows": {
             "a": x,
             "b": random(13, experts, width, hidden, dtype=half),
@@ -47,6 +47,12 @@ def expert_calls(tokens: int, experts: int, choices: int, hidden: int, width: in
             "sums": np.empty((tokens, hidden), np.float32),
             "out": x,
             "residual": x,
+        },
+        "choice_sums": {
+            "a": random(19, rows, hidden, dtype=half),
+            "out": random(20, tokens, hidden, dtype=half),
+            "residual": random(21, tokens, hidden, dtype=half),
+            "accumulate": True,
         },
         "expert_gradients": {
             "a": act,

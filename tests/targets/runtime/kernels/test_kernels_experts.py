@@ -50,15 +50,15 @@ def choice(tokens: int, experts: int, count: int, router: str = "random", seed: 
 
 
 def grouped(chosen: Values, experts: int) -> tuple[Values, Values]:
-    """Order and ends, by their definition."""
+    """Order and bounds, by their definition."""
     rows = sorted((int(e), t * chosen.shape[1] + j) for t, row in enumerate(chosen) for j, e in enumerate(row))
     counts = np.bincount(chosen.reshape(-1), minlength=experts)
-    return np.array([r for _, r in rows], np.int32), np.cumsum(counts).astype(np.int32)
+    return np.array([r for _, r in rows], np.int32), np.append(0, np.cumsum(counts)).astype(np.int32)
 
 
-def experts_of(ends: Values) -> Values:
+def experts_of(bounds: Values) -> Values:
     """Expert of each row."""
-    return np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -107,13 +107,13 @@ def test_gradient_of_choice(name: str, shape: str, normalise: bool, balance: flo
     logits, above = random(4, tokens, experts), random(5, tokens, count)
     chosen, weights = np.empty((tokens, count), np.int32), np.empty((tokens, count), np.float32)
     call(name, "route_forward", logits=logits, chosen=chosen, weights=weights, normalise=normalise)
-    _, ends = grouped(chosen, experts)
+    _, bounds = grouped(chosen, experts)
     dlogits = np.empty_like(logits)
     scale = np.array([0.5, 0], np.float32)
-    operands = {"logits": logits, "chosen": chosen, "weights": weights, "dweights": above, "ends": ends}
+    operands = {"logits": logits, "chosen": chosen, "weights": weights, "dweights": above, "bounds": bounds}
     options = {"normalise": normalise, "balance": balance, "z": z}
     call(name, "route_backward", **operands, dlogits=dlogits, scale=scale, **options)
-    wide, counts = logits.astype(np.float64), np.diff(ends, prepend=0)
+    wide, counts = logits.astype(np.float64), np.diff(bounds)
     exact = numeric_gradient(lambda: _losses(wide, chosen, f64(above)[0], counts, normalise, balance, z), wide)
     np.testing.assert_allclose(dlogits, exact, rtol=2e-5, atol=2e-6)
 
@@ -124,18 +124,18 @@ def test_gradient_of_choice(name: str, shape: str, normalise: bool, balance: flo
 def test_order_of_rows(name: str, shape: str, router: str) -> None:
     tokens, experts, count = SHAPES[shape]
     chosen = choice(tokens, experts, count, router)
-    order, ends = np.empty(tokens * count, np.int32), np.empty(experts, np.int32)
-    call(name, "group_rows", chosen=chosen, order=order, ends=ends)
-    exact_order, exact_ends = grouped(chosen, experts)
+    order, bounds = np.empty(tokens * count, np.int32), np.empty(experts + 1, np.int32)
+    call(name, "group_rows", chosen=chosen, order=order, bounds=bounds)
+    exact_order, exact_bounds = grouped(chosen, experts)
     np.testing.assert_array_equal(order, exact_order)
-    np.testing.assert_array_equal(ends, exact_ends)
+    np.testing.assert_array_equal(bounds, exact_bounds)
 
 
 def test_a_number_that_is_no_expert_is_refused() -> None:
     for number in (-1, 4):
         operands = {"chosen": np.array([[number]], np.int32), "order": np.empty(1, np.int32)}
         with pytest.raises(IndexError, match=f"expert {number} is outside 4 experts"):
-            call("fast", "group_rows", **operands, ends=np.empty(4, np.int32))
+            call("fast", "group_rows", **operands, bounds=np.empty(5, np.int32))
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
@@ -147,12 +147,12 @@ def test_products(name: str, dtype: Any, shape: str, router: str, trans_b: bool)
     """Rows of tokens to rows of experts, and back as sums."""
     tokens, experts, count = SHAPES[shape]
     inner, columns = 24, 40
-    order, ends = grouped(choice(tokens, experts, count, router), experts)
+    order, bounds = grouped(choice(tokens, experts, count, router), experts)
     matrices = random(1, experts, *((columns, inner) if trans_b else (inner, columns)), dtype=dtype)
-    of_row = f64(matrices.transpose(0, 2, 1) if trans_b else matrices)[0][experts_of(ends)]
+    of_row = f64(matrices.transpose(0, 2, 1) if trans_b else matrices)[0][experts_of(bounds)]
 
     a, out = random(2, tokens, inner, dtype=dtype), np.empty((len(order), columns), dtype)
-    call(name, "expert_rows", a=a, b=matrices, order=order, ends=ends, out=out, trans_b=trans_b)
+    call(name, "expert_rows", a=a, b=matrices, order=order, bounds=bounds, out=out, trans_b=trans_b)
     taken = f64(a)[0][order // count][:, None]
     close(out, (taken @ of_row)[:, 0], (np.abs(taken) @ np.abs(of_row))[:, 0], inner)
 
@@ -161,7 +161,13 @@ def test_products(name: str, dtype: Any, shape: str, router: str, trans_b: bool)
     exact, magnitude = np.zeros((2, tokens, columns))
     np.add.at(exact, order // count, products)
     np.add.at(magnitude, order // count, sizes)
-    operands = {"a": a, "b": matrices, "order": order, "ends": ends, "sums": np.empty((tokens, columns), np.float32)}
+    operands = {
+        "a": a,
+        "b": matrices,
+        "order": order,
+        "bounds": bounds,
+        "sums": np.empty((tokens, columns), np.float32),
+    }
     for added in ("nothing", "accumulate", "residual"):
         out = before.copy()
         extra = {"residual": out} if added == "residual" else {"accumulate": added == "accumulate"}
@@ -178,18 +184,18 @@ def test_products(name: str, dtype: Any, shape: str, router: str, trans_b: bool)
 @pytest.mark.parametrize("name", SETS)
 def test_gradients(name: str, dtype: Any, shape: str, router: str, gathers_a: bool, accumulate: bool) -> None:
     tokens, experts, count = SHAPES[shape]
-    order, ends = grouped(choice(tokens, experts, count, router), experts)
+    order, bounds = grouped(choice(tokens, experts, count, router), experts)
     rows = (tokens, len(order)) if gathers_a else (len(order), tokens)
     a, b = random(1, rows[0], 24, dtype=dtype), random(2, rows[1], 16, dtype=dtype)
     for stored in (dtype, np.float32):
         out = random(3, experts, 24, 16, dtype=stored)
         before = f64(out)[0]
-        operands = {"a": a, "b": b, "order": order, "ends": ends, "out": out}
+        operands = {"a": a, "b": b, "order": order, "bounds": bounds, "out": out}
         call(name, "expert_gradients", **operands, gathers_a=gathers_a, accumulate=accumulate)
         left, right = f64(a, b)
         left, right = (left[order // count], right) if gathers_a else (left, right[order // count])
-        for expert, end in enumerate(ends):
-            at = slice(end - np.diff(ends, prepend=0)[expert], end)
+        for expert in range(experts):
+            at = slice(*bounds[expert : expert + 2])
             plus = before[expert] if accumulate else 0
             exact = left[at].T @ right[at] + plus
             close(out[expert], exact, np.abs(left[at]).T @ np.abs(right[at]) + np.abs(plus), len(order) + 2)
@@ -202,11 +208,11 @@ def test_the_product_of_a_row_does_not_depend_on_other_rows(name: str, dtype: An
     matrices, a = random(1, 2, 24, 40, dtype=dtype), random(2, 200, 24, dtype=dtype)
     found = []
     for tokens in (1, 2, ROW_BLOCK, ROW_BLOCK + 1, 200):
-        order, ends = grouped(np.tile(np.arange(2, dtype=np.int32), (tokens, 1)), 2)
+        order, bounds = grouped(np.tile(np.arange(2, dtype=np.int32), (tokens, 1)), 2)
         out = np.empty((2 * tokens, 40), dtype)
-        call(name, "expert_rows", a=a[:tokens], b=matrices, order=order, ends=ends, out=out)
+        call(name, "expert_rows", a=a[:tokens], b=matrices, order=order, bounds=bounds, out=out)
         total = np.empty((tokens, 40), dtype)
-        operands = {"a": np.repeat(a[:1], 2 * tokens, axis=0), "b": matrices, "order": order, "ends": ends}
+        operands = {"a": np.repeat(a[:1], 2 * tokens, axis=0), "b": matrices, "order": order, "bounds": bounds}
         call(name, "expert_sums", **operands, sums=np.empty((tokens, 40), np.float32), out=total)
         found.append((out[[0, tokens]], total[:1]))
     for rows, total in found[1:]:
@@ -216,12 +222,12 @@ def test_the_product_of_a_row_does_not_depend_on_other_rows(name: str, dtype: An
 
 @pytest.mark.parametrize("name", HOST_SETS)
 def test_products_do_not_depend_on_the_address(name: str) -> None:
-    order, ends = grouped(choice(70, 3, 2, "ragged"), 3)
+    order, bounds = grouped(choice(70, 3, 2, "ragged"), 3)
     x = {"x": random(1, 70, 33, dtype=np.float16), "rows": random(2, 140, 21, dtype=np.float16)}
-    x |= {"b": random(3, 3, 33, 21, dtype=np.float16), "order": order, "ends": ends}
+    x |= {"b": random(3, 3, 33, 21, dtype=np.float16), "order": order, "bounds": bounds}
 
     def results(x: dict[str, Values]) -> list[Values]:
-        sorted_rows = {"order": x["order"], "ends": x["ends"]}
+        sorted_rows = {"order": x["order"], "bounds": x["bounds"]}
         outs = [np.empty(shape, np.float16) for shape in ((140, 21), (70, 33), (3, 21, 33))]
         sums = np.empty((70, 33), np.float32)
         call(name, "expert_rows", a=x["x"], b=x["b"], **sorted_rows, out=outs[0])
