@@ -5,48 +5,31 @@ Row r of expert e, a choice of token t, has the thin product of its expert:
     gate[r] += scale * (x[t] A_e^T) B_e^T        y[t] += scale * sum over the rows r of t of (prod[r] A_e^T) B_e^T
 
 Kernels of experts read the rows of tokens through the order of rows, or add rows to tokens. Products from rows to rows
-are these kernels too: each row is then a token with one choice, and their order is 0, 1, 2, ... That is what
-`group_rows` gives for rows that choose the only expert there is.
+are calls without an order.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.model.adapters import FIRST, SECOND, is_stack
-from ratrain.ratrain_ir.model.expert_blocks import expert_rows
+from ratrain.ratrain_ir.model.adapters import FIRST, SECOND
 
 if TYPE_CHECKING:
     from ratrain.targets.codegen.builder import Builder
 
 GROUPS = {"order": "order", "bounds": "bounds"}
 """Operands of kernels that read tokens for rows, or add rows to tokens."""
-_ROWS = {"order": "every_row", "bounds": "bounds"}
-"""Operands of the same kernels from rows to rows."""
+_ROWS = {"bounds": "bounds"}
+"""Operands of kernels from rows to rows."""
 _DOWN = "down_experts"
 
 
-def order_every_row(builder: Builder) -> None:
-    """Add the order in which each row is a token of its own, if a stack of experts has an adapter."""
-    if any(is_stack(stem) for stem in builder.firsts):
-        rows = expert_rows(builder.model, builder.plan)
-        logits, weights = (builder.temporary(f"only_{name}", rows, 1, dtype=Dtype.F32) for name in ("logit", "weight"))
-        chosen = builder.temporary("only_choice", rows, 1, dtype=Dtype.I32)
-        builder.step("zero", {"a": logits})
-        builder.step("route_forward", {"logits": logits, "chosen": chosen, "weights": weights}, normalise=False)
-        order = builder.temporary("every_row", rows, dtype=Dtype.I32)
-        bounds = builder.temporary("every_bound", 2, dtype=Dtype.I32)
-        builder.step("group_rows", {"chosen": chosen, "order": order, "bounds": bounds})
-
-
 def _rows_to_rows(
-    builder: Builder, a: str, b: str, out: str, width: int, *, trans_b: bool = False, accumulate: bool = True
+    builder: Builder, a: str, b: str, out: str, *, trans_b: bool = False, accumulate: bool = True
 ) -> None:
-    """Add a product of rows [rows, inputs] with their experts' matrices to rows [rows, width]."""
-    sums = builder.temporary(f"row_sums_{width}", expert_rows(builder.model, builder.plan), width, dtype=Dtype.F32)
-    operands = {"a": a, "b": b, **_ROWS, "sums": sums, "out": out}
-    builder.step("expert_sums", operands, trans_b=trans_b, accumulate=accumulate)
+    """Set rows of `out` = [out +] rows of `a` times their experts' matrices."""
+    operands = {"a": a, "b": b, **_ROWS, "out": out}
+    builder.step("expert_rows", operands, trans_b=trans_b, accumulate=accumulate)
 
 
 def add_input_adapter(builder: Builder, name: str, source: str, out: str) -> None:
@@ -59,15 +42,14 @@ def add_input_adapter(builder: Builder, name: str, source: str, out: str) -> Non
         operands = {"a": source, "b": f"w.{builder.firsts[stem]}{FIRST}", **GROUPS, "out": low}
         builder.step("expert_rows", operands, trans_b=True)
         builder.scale_low(stem, low)
-    _rows_to_rows(builder, low, f"w.{stem}{SECOND}", out, builder.model.expert_width, trans_b=True)
+    _rows_to_rows(builder, low, f"w.{stem}{SECOND}", out, trans_b=True)
 
 
 def add_down_low(builder: Builder) -> None:
     """Add the rows of scale * prod A^T, if the last matrices have adapters."""
     if _DOWN in builder.firsts:
         low = builder.low(_DOWN)
-        operands = {"a": "prod", "b": f"w.{_DOWN}{FIRST}", **_ROWS, "out": low}
-        builder.step("expert_rows", operands, trans_b=True)
+        _rows_to_rows(builder, "prod", f"w.{_DOWN}{FIRST}", low, trans_b=True, accumulate=False)
         builder.scale_low(_DOWN, low)
 
 
@@ -93,7 +75,7 @@ def add_down_adapter_gradient(builder: Builder, dprod: str) -> None:
     """Add to the gradient of the last matrices' input the part through their adapters."""
     if _DOWN in builder.firsts:
         dlow = builder.low_gradient(_DOWN)
-        _rows_to_rows(builder, dlow, f"w.{_DOWN}{FIRST}", dprod, builder.model.expert_width)
+        _rows_to_rows(builder, dlow, f"w.{_DOWN}{FIRST}", dprod)
 
 
 def input_adapter_gradients(builder: Builder, name: str, dy: str, source: str, sums: str, dxn: str) -> None:
@@ -106,15 +88,15 @@ def input_adapter_gradients(builder: Builder, name: str, dy: str, source: str, s
         return
     low, dlow, parts = builder.low(stem), builder.low_gradient(stem), builder.parts_of(stem)
     _gradients(builder, dy, low, f"g.{stem}{SECOND}", _ROWS, gathers_a=False)
-    rank, first = builder.ranks[stem], builder.firsts[stem]
-    _rows_to_rows(builder, dy, f"w.{stem}{SECOND}", dlow, rank, accumulate=stem != parts[0])
+    _rows_to_rows(builder, dy, f"w.{stem}{SECOND}", dlow, accumulate=stem != parts[0])
     if stem == parts[-1]:
+        first = builder.firsts[stem]
         builder.scale_low(stem, dlow)
         _gradients(builder, dlow, source, f"g.{first}{FIRST}", GROUPS, gathers_a=False)
         operands = {"a": dlow, "b": f"w.{first}{FIRST}", **GROUPS, "sums": sums, "out": dxn}
         builder.step("expert_sums", operands, accumulate=True)
 
 
-def _gradients(builder: Builder, a: str, b: str, out: str, order: dict[str, str], *, gathers_a: bool) -> None:
-    operands = {"a": a, "b": b, **order, "out": out}
+def _gradients(builder: Builder, a: str, b: str, out: str, groups: dict[str, str], *, gathers_a: bool) -> None:
+    operands = {"a": a, "b": b, **groups, "out": out}
     builder.step("expert_gradients", operands, gathers_a=gathers_a, accumulate=builder.accumulates)

@@ -21,7 +21,6 @@ from ratrain.targets.codegen.expert_adapters import (
     add_input_adapter,
     down_adapter_gradients,
     input_adapter_gradients,
-    order_every_row,
 )
 from ratrain.targets.codegen.norms import (
     add_branch,
@@ -83,7 +82,6 @@ def _group_rows(builder: Builder) -> None:
     builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
     builder.temporary("bounds", experts_of(builder.model) + 1, dtype=Dtype.I32)
     builder.step("group_rows", {"chosen": "chosen", **GROUPS})
-    order_every_row(builder)
 
 
 def _shared_forward(builder: Builder, source: str) -> None:
