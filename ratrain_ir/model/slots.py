@@ -73,7 +73,6 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     """Return the tensors that a forward may save if everything trains, and products of adapters' first matrices."""
     whole, model = model, rank_model(model, plan)
     rows = tokens_per_micro_batch(plan)
-    act = Dtype(plan.view_dtype)
     branch = () if adds_branches_apart(model, plan) else branch_slots(model, plan)
     if block.kind == "attention":
         widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}

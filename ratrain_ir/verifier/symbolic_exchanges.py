@@ -32,19 +32,13 @@ from ratrain.ratrain_ir.model.slots import (
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, WorkGroup, piece_text
-from ratrain.ratrain_ir.ops.compute import (
-    Backward,
-    BackwardWeight,
-    BlockOp,
-    Forward,
-    Project,
-)
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.verifier.slices import seen_keys, sum_steps
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, ReduceSums
+    from ratrain.ratrain_ir.ops.compute import Backward, BackwardWeight, BlockOp, Forward, Project
     from ratrain.ratrain_ir.ops.context_ranks import (
         Attend,
         AttendBackward,

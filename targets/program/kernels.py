@@ -488,8 +488,8 @@ _DECLARED = (
     Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[...] dst:*[...]="),
     Kernel(
         "group_columns",
-        "dst = src with its columns in `groups` runs one below the other: row j * T + t of dst is run j of row t of src. "
-        "`inverse` puts runs that lie so side by side again.",
+        "dst = src with its columns in `groups` runs one below the other: row j * T + t of dst is run j of row t "
+        "of src, which has T rows. `inverse` puts runs that lie so side by side again.",
         "src:s[A,B] dst:s[C,D]=",
         {"groups": COUNT, "inverse": FLAG},
         rule=_columns_rule,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -34,6 +33,8 @@ from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.targets.program.instruction import HEAD_GROUP, Access, Instruction, Operand
 
 if TYPE_CHECKING:
+    from enum import Enum
+
     from ratrain.ratrain_ir.support.diagnostics import Diagnostics
     from ratrain.targets.program.program import Program, ProgramStage
 

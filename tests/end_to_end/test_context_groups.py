@@ -5,17 +5,13 @@ Heads are independent, and the query heads of a key head are in one group, so no
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from attrs import evolve
 
-from ratrain import api
 from ratrain.ratrain_ir.config.training import Training as TrainingKeys
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.verifier.program_verifier import check_program
-from tests.end_to_end.test_context_ranks import SCHEDULES, WHOLE, Training
+from tests.end_to_end.test_context_ranks import SCHEDULES, Training
 from tests.end_to_end.test_slices import POLICIES
 from tests.end_to_end.tiny_runs import make_stream, same_bits, start, train
 
