@@ -10,6 +10,8 @@ Where keys are gathered in groups of heads, each group is gathered before it att
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import define
 
 from ratrain.ratrain_ir.config.types import StateKind
@@ -153,23 +155,15 @@ class AttentionLowering(StageTensors):
 
     def attend_backward_in_groups(self, block: Block, piece: Piece) -> None:
         """Emit attention's backward down to queries, keys and values, one group of heads after the other."""
-        (gradient,) = self.of_heads(block, piece, output_gradient_slots)
-        self.emit(
-            BackwardHeads(
-                block=block, **piece_fields(piece), reads=self.read_by_heads(block, piece), writes=(gradient,)
-            )
-        )
+        fields, of_output = {"block": block, **piece_fields(piece)}, self.of_heads(block, piece, output_gradient_slots)
+        self.emit(BackwardHeads(**fields, reads=self.read_by_heads(block, piece), writes=of_output))
         queries, *keys = self.head_gradients(block, piece)
-        saved = (*self.attended(block, piece), gradient, self.made_by_project(block, piece)[0])
+        saved = (*self.attended(block, piece), *of_output, self.made_by_project(block, piece)[0])
         for group in range(self.plan.context_groups):
-            fields = {"block": block, **piece_fields(piece), "head_group": group}
-            whole, parts = (
-                self.gather_keys(block, piece, Phase.BACKWARD, group),
-                self.key_parts(block, piece, group),
-            )
+            whole, parts = self.gather_keys(block, piece, Phase.BACKWARD, group), self.key_parts(block, piece, group)
             reads = (*saved, *self.documents(block, piece), *whole)
-            self.emit(AttendBackward(**fields, reads=reads, **_joint(group, (queries,), parts)))
-            self.emit(ReduceKeys(**fields, reads=parts, **_joint(group, tuple(keys))))
+            self.emit(AttendBackward(**fields, head_group=group, reads=reads, **_joint(group, (queries,), parts)))
+            self.emit(ReduceKeys(**fields, head_group=group, reads=parts, **_joint(group, tuple(keys))))
 
     def gather_keys(self, block: Block, piece: Piece, phase: Phase, group: int | None = None) -> tuple[Tensor, ...]:
         """Emit the gather of keys and values over context ranks for a pass, of a group of heads; return them."""
@@ -260,6 +254,6 @@ class AttentionLowering(StageTensors):
         return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
 
 
-def _joint(group: int, joint: tuple[Tensor, ...], own: tuple[Tensor, ...] = ()) -> dict[str, tuple[Tensor, ...]]:
+def _joint(group: int, joint: tuple[Tensor, ...], own: tuple[Tensor, ...] = ()) -> dict[str, Any]:
     """Return what an op of a group of heads writes and updates: the first writes what all make jointly."""
     return {"writes": own, "updates": joint} if group else {"writes": (*joint, *own), "updates": ()}

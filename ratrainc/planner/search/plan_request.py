@@ -313,8 +313,8 @@ def without_schedule(plan: Plan) -> Plan:
     Levels of single blocks are left out too.
     """
     # a template with several chunks a stage loses its stages too: their cuts would belong to chunks
-    groups = {"shard_group": None, "view_group": None, "context_groups": 1}
-    whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, **groups)
+    ungrouped = evolve(plan, shard_group=None, view_group=None, context_groups=1)
+    whole = evolve(ungrouped, schedule=None, slices=(), zero_blocks=None)
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 
 

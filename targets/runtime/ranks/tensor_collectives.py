@@ -147,7 +147,8 @@ class TensorCollectives:
 
     def _of_head_group(self, rows: Rows, instruction: Instruction) -> Rows:
         """Return the rows of an exchange's group of heads, flat; all rows without groups."""
-        return tensor_collectives.of_head_group(rows, instruction, self.rank.program.plan).reshape(-1)
+        own: Rows = tensor_collectives.of_head_group(rows, instruction, self.rank.program.plan)
+        return own.reshape(-1)
 
     def gather_heads(self, instruction: Instruction) -> Phases:
         """Exchange this rank's tokens of all heads for all tokens of its share of the heads, in packed parts."""
