@@ -5,17 +5,32 @@ Heads are independent, and the query heads of a key head are in one group, so no
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
+import pytest
+from attrs import evolve
+
+from ratrain import api
 from ratrain.ratrain_ir.config.training import Training as TrainingKeys
+from ratrain.ratrain_ir.model.blocks import block, parameters
+from ratrain.ratrain_ir.model.slots import WHOLE_KEYS
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.targets.codegen.context_routines import Heads
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.verifier.program_verifier import check_program
-from tests.end_to_end.test_context_ranks import SCHEDULES, Training
+from ratrain.targets.verifier.routine_verifier import routine_problem
+from tests.end_to_end.test_context_ranks import MODELS, SCHEDULES, Training
 from tests.end_to_end.test_slices import POLICIES
-from tests.end_to_end.tiny_runs import make_stream, same_bits, start, train
+from tests.end_to_end.tiny_runs import instructions, make_plan, make_stream, same_bits, start, train
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 STEPS = 3
+SIDE_BY_SIDE = MODELS["side-by-side"]
 
 COVERING = [
     (Training(), (2, "zigzag"), 2, "joint"),
@@ -117,3 +132,68 @@ def test_an_evaluation_has_the_loss_of_all_heads_and_changes_no_bit() -> None:
         found.append([held.loss(run.engine) for _ in run.steps()])
         same_bits(run, train(program, STEPS))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("passes", ["recompute{policy=none store=peer}", "recompute{policy=mlp store=peer}"])
+def test_what_another_stage_keeps_changes_no_bit(passes: str) -> None:
+    training, keys = Training("four-layers", "zero-1", pp=2), {"cp": 2, "micro_batches": 3}
+    expected = train(training.program(POLICIES["none"], **keys), STEPS)
+    program = training.program(f"place-1f1b,{passes},allocate-ddr", **keys, context_groups=2)
+    assert any(True for _ in instructions(program, "peer_offload"))
+    same_bits(expected, train(program, STEPS, poison=True))
+
+
+def test_a_call_of_the_routine_of_another_group_is_refused() -> None:
+    """Routines of the groups between the first and the last have the same operands, which are accessed alike."""
+    program = Training("side-by-side").program(POLICIES["none"], cp=2, context_groups=4)
+    for keyword in ("attend", "attend_backward"):
+        calls = {
+            call.head_group: (stage, engine, at, call) for stage, engine, at, call in instructions(program, keyword)
+        }
+        stage, engine, at, call = calls[2]
+        program.stages[stage].streams[engine][at] = evolve(call, routine=calls[1][-1].routine)
+        with pytest.raises(DiagnosticError, match="RT080"):
+            check_program(program)
+        program.stages[stage].streams[engine][at] = call
+    check_program(program)
+
+
+@pytest.mark.parametrize("keyword", ["attend", "attend_backward"])
+@pytest.mark.parametrize("group", [0, 1, 3])
+def test_a_routine_writes_the_rows_of_its_group_alone(keyword: str, group: int) -> None:
+    """Whatever its derivation says: rows of another group, and rows that are left out, are found in its steps."""
+    program = Training("side-by-side").program(POLICIES["none"], cp=2, context_groups=4)
+    call = next(each for *_, each in instructions(program, keyword) if each.head_group == group)
+    assert call.routine is not None
+    routine = program.routines[call.routine]
+    accesses = {each.role: each.access for each in call.operands if each.access is not Access.SCRATCH}
+    own = parameters(program.model, block("attention", 0))
+    for other in range(4):
+        problem = routine_problem(routine, accesses, own, Heads(other, 4))
+        assert (problem is None) is (other == group), problem
+    made = "o" if keyword == "attend" else "dq_out"
+    fewer = [step for step in routine.steps if not any(each.startswith(made) for each in step.operands.values())]
+    problem = routine_problem(evolve(routine, steps=tuple(fewer)), accesses, own, Heads(group, 4))
+    assert problem is not None
+    assert "never writes" in problem
+
+
+@pytest.mark.parametrize("policy", ["none", "attention"])
+@pytest.mark.parametrize("cp", [2, 3])
+def test_keys_and_parts_of_their_gradients_take_the_bytes_of_one_group(policy: str, cp: int) -> None:
+    held = {}
+    for groups in (1, 2, 4):
+        plan = make_plan(SIDE_BY_SIDE, pp=1, dp=1, cp=cp, seq_len=12, context_groups=groups)
+        module = api.compile(SIDE_BY_SIDE, plan, passes=POLICIES[policy])
+        (stage,) = module.stages
+        lives: dict[Tensor, list[int]] = {}
+        for position, op in enumerate(stage.ops):
+            for tensor in () if isinstance(op, Release) else op.operands:
+                if tensor.slot in WHOLE_KEYS or tensor.name.startswith("dkeys"):
+                    lives.setdefault(tensor, []).append(position)
+        at = [
+            sum(tensor.type.nbytes for tensor, uses in lives.items() if uses[0] <= position <= uses[-1])
+            for position in range(len(stage.ops))
+        ]
+        held[groups] = max(at)
+    assert held[1] == 2 * held[2] == 4 * held[4] > 0
