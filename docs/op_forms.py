@@ -34,7 +34,6 @@ from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.model.slots import (
-    KEY_SLOTS,
     attended_slots,
     head_gradient_slots,
     normed_gradient_slots,
@@ -45,7 +44,7 @@ from ratrain.ratrain_ir.model.slots import (
 from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, BlockOp, Forward, Recompute, Release
-from ratrain.ratrain_ir.ops.context_ranks import Attend
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.signatures import bind, signatures
@@ -261,14 +260,9 @@ def _form(module: Module, op: Op) -> tuple[Shape, Form]:
     groups = _slot_groups(module, op.block) if isinstance(op, BlockOp) else {}
     if type(op) is BackwardHeads and module.plan.cp > 1:
         del groups["d"]  # it leaves one of these
+    if isinstance(op, Attend | AttendBackward) and op.head_group is not None:
+        groups = {}  # of each group it touches some: without prefixes lines of the page are short
     slots = {tensor.slot: tensor for group in groups.values() for tensor in group}
-    if type(op) is Attend and op.head_group is not None:
-        # with the rank's own, gathered keys are not all that is declared without a prefix (`%.*`)
-        groups[""] = tuple(
-            Tensor(slot.name, StateKind.SAVED, slot.type)
-            for slot in saved_slots(module.model, module.plan, op.block)
-            if slot.name in KEY_SLOTS
-        )
     named = {
         tensor: (slots.get(role) if tensor.kind is StateKind.SAVED else None)
         or evolve(tensor, name=_name(role, tensor), offset=None, line=0)
