@@ -27,7 +27,7 @@ def sizes_text(of: Any, slices: int, contexts: int = 1, exchange: str = OF_KEYS,
     """Return the summary of a plan, or of a planner's shape, which has the same fields but for those given apart.
 
     `slices` is their number, 0 or 1 for whole sequences; `contexts` that of context ranks, `exchange` what these
-    exchange, in so many `groups` of key heads.
+    exchange; `groups` is the number of groups of key heads that they gather one after the other.
     """
     context = "Ch" if exchange == OF_HEADS else "C"
     several = f"{contexts}g{groups}" if groups > 1 else contexts
