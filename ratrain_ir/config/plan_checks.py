@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems, r
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.support.toml_text import toml_value
 
@@ -241,7 +242,7 @@ def _check_context_groups(reader: FieldReader, plan: Plan, model: ModelConfig | 
     heads = rank_model(model, plan).kv_heads
     if heads % groups:
         fits = [str(number) for number in range(2, heads + 1) if heads % number == 0]
-        text = f"{heads} key heads of a rank cannot be cut into {groups} equal groups"
+        text = f"{number_of(heads, 'key head')} of a rank cannot be cut into {groups} equal groups"
         reader.contradiction(
             "RT064", "context_groups", text, help=f"use {' or '.join(fits)}, or {way_out}" if fits else way_out
         )
