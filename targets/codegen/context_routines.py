@@ -36,7 +36,7 @@ class Heads:
     """their group among the rank's"""
     groups: int = 1
 
-    def of(self, number: int) -> int:
+    def part(self, number: int) -> int:
         """Return how many heads there are of a rank's number of them."""
         return number // self.groups
 
@@ -170,7 +170,7 @@ def _attend(
 
 def context_forward(builder: Builder, attention: Mapping[str, Any], of: Heads = ALL_HEADS) -> None:
     """Add the steps from queries, and keys and values of all ranks, to the output of some heads."""
-    every, heads, head_dim = _gathered_keys(builder), of.of(builder.model.heads), builder.model.head_dim
+    every, heads, head_dim = _gathered_keys(builder), of.part(builder.model.heads), builder.model.head_dim
     o, lse = builder.slot("o"), builder.slot("lse")
     for run in runs_of(builder.plan, builder.rows):
         state = {
@@ -193,7 +193,7 @@ def context_backward(builder: Builder, attention: Mapping[str, Any], do: str, of
     Later runs come first, as later slices do. Where no query of a rank sees some keys, its part of their gradient is 0,
     if this is where the part begins.
     """
-    every, heads, head_dim = _gathered_keys(builder), of.of(builder.model.heads), builder.model.head_dim
+    every, heads, head_dim = _gathered_keys(builder), of.part(builder.model.heads), builder.model.head_dim
     queries = builder.temporary("dq_sum", builder.rows, heads * head_dim, dtype=Dtype.F32)
     builder.step("zero", {"a": queries})
     begun: dict[_Keys, set[int]] = {}

@@ -314,7 +314,7 @@ def _heads_of(builder: Builder) -> Heads:
 def _options_of(builder: Builder, of: Heads) -> dict[str, Any]:
     """Return the options of attention kernels for some heads."""
     options = attention_options(builder)
-    return {**options, "heads": of.of(options["heads"]), "kv_heads": of.of(options["kv_heads"])}
+    return {**options, "heads": of.part(options["heads"]), "kv_heads": of.part(options["kv_heads"])}
 
 
 def _options_of_share(builder: Builder) -> dict[str, Any]:
