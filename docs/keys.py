@@ -54,6 +54,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "parallel.cp": {"value": 2, "given": {"batch.seq_len": 8}},
     "parallel.context_layout": {"value": "contiguous", "given": {"batch.seq_len": 8, "parallel.cp": 2}},
     "parallel.context_exchange": {"value": "heads", "given": {"batch.seq_len": 8, "parallel.cp": 2}},
+    "parallel.context_groups": {"value": 2, "given": {"batch.seq_len": 8, "parallel.cp": 2}},
     "parallel.sequence_sharding": {"value": False, "given": {"parallel.tp": 2}},
     "parallel.mapping": {"value": "chip 2x1", "seen": TIMES},
     "batch.micro_batch_size": {"value": 2},

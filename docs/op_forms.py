@@ -44,6 +44,7 @@ from ratrain.ratrain_ir.model.slots import (
 from ratrain.ratrain_ir.ops.base import Engine, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar, why_never_repeated
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, BlockOp, Forward, Recompute, Release
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.signatures import bind, signatures
@@ -96,6 +97,7 @@ MASKING = {"a causal mask": "causal", "documents kept apart": "document"}
 NORMED = "tensor-parallel ranks, where what blocks add is normed"
 OVER_HEADS = "tensor-parallel ranks, where norms are over all heads"
 CONTEXT = "context ranks"
+IN_GROUPS = "context ranks that gather keys in groups of heads"
 SHARING_HEADS = "context ranks that exchange heads"
 PEERS: dict[str, dict[str, Any]] = {
     "one tensor-parallel rank": {},
@@ -103,10 +105,16 @@ PEERS: dict[str, dict[str, Any]] = {
     NORMED: {"tp": 2},
     OVER_HEADS: {"tp": 2},
     CONTEXT: {"cp": 2},
+    IN_GROUPS: {"cp": 2, "context_groups": 2},
     SHARING_HEADS: {"cp": 2, "context_exchange": "heads"},
 }
-NORMS = {NORMED: {"norm_placement": "both"}, OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"}}
+MODELS = {
+    NORMED: {"norm_placement": "both"},
+    OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"},
+    IN_GROUPS: {"kv_heads": 2},
+}
 
+_EXCHANGES = frozenset({CONTEXT, IN_GROUPS, SHARING_HEADS})
 _TOGETHER = {
     frozenset({"a causal mask"}): "",
     frozenset({"one tensor-parallel rank"}): "",
@@ -119,13 +127,16 @@ _TOGETHER = {
     frozenset({NORMED}): f"with {NORMED}",
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
-    frozenset({CONTEXT}): "with context ranks that gather keys",
+    frozenset({CONTEXT}): "with context ranks that gather keys of all heads",
+    frozenset({IN_GROUPS}): f"with {IN_GROUPS}",
+    frozenset({CONTEXT, IN_GROUPS}): "with context ranks that gather keys",
     frozenset({SHARING_HEADS}): f"with {SHARING_HEADS}",
-    frozenset({CONTEXT, SHARING_HEADS}): "with context ranks",
-    frozenset({"one tensor-parallel rank", CONTEXT, SHARING_HEADS}): "",
-    frozenset({"one tensor-parallel rank", "tensor-parallel ranks", CONTEXT, SHARING_HEADS}): "",
-    frozenset({"one tensor-parallel rank", "tensor-parallel ranks", NORMED, CONTEXT}): "unless heads are exchanged",
-    frozenset({"one tensor-parallel rank", CONTEXT}): "unless heads are exchanged",
+    frozenset({IN_GROUPS, SHARING_HEADS}): "with context ranks that attend with some heads at a time",
+    _EXCHANGES: "with context ranks",
+    _EXCHANGES | {"one tensor-parallel rank"}: "",
+    _EXCHANGES | {"one tensor-parallel rank", "tensor-parallel ranks"}: "",
+    frozenset(PEERS) - {OVER_HEADS, SHARING_HEADS}: "unless heads are exchanged",
+    frozenset({"one tensor-parallel rank", CONTEXT, IN_GROUPS}): "unless heads are exchanged",
     frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "without context ranks",
     frozenset(PEERS) - {OVER_HEADS}: "unless tensor-parallel ranks norm queries and keys over all heads",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
@@ -187,7 +198,7 @@ def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
         if "tp" in ranks and mask != "causal":
             continue
         optimizer = evolve(PLAN.optimizer, clip=clip)
-        model = evolve(MODEL, tied_embeddings=tied, **NORMS.get(peers, {}))
+        model = evolve(MODEL, tied_embeddings=tied, **MODELS.get(peers, {}))
         plan = evolve(PLAN, optimizer=optimizer, attention_mask=mask, **ranks, **keys)
         yield Conditions(sharding, clipping, tying, masking, peers), model, plan
 
@@ -249,6 +260,8 @@ def _form(module: Module, op: Op) -> tuple[Shape, Form]:
     groups = _slot_groups(module, op.block) if isinstance(op, BlockOp) else {}
     if type(op) is BackwardHeads and module.plan.cp > 1:
         del groups["d"]  # it leaves one of these
+    if isinstance(op, Attend | AttendBackward) and op.head_group is not None:
+        groups = {}  # of each group it touches some: without prefixes lines of the page are short
     slots = {tensor.slot: tensor for group in groups.values() for tensor in group}
     named = {
         tensor: (slots.get(role) if tensor.kind is StateKind.SAVED else None)

@@ -4,9 +4,13 @@ Example: an attention whose keys context ranks share, and one for which they exc
 
     project   gather_keys   forward                         backward_heads   reduce_keys   backward
     project   gather_heads  attend   return_heads  forward  backward_heads   gather_heads  attend_backward   ...
+
+Where keys are gathered in groups of heads, each group is gathered before it attends, and again before it goes back.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from attrs import define
 
@@ -14,6 +18,7 @@ from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, next_block, previous_block
 from ratrain.ratrain_ir.model.sharded_blocks import gathers_within_step, parts_view, shares_frozen
 from ratrain.ratrain_ir.model.slots import (
+    ATTENDED,
     HEADS_SLOTS,
     PRODUCTS,
     SQUARES,
@@ -110,6 +115,8 @@ class AttentionLowering(StageTensors):
         self.emit(Project(block=block, **piece_fields(piece), reads=reads, writes=made))
         if self.plan.exchanges_heads:
             self.attend(block, piece, made[:3])
+        elif self.plan.attends_apart:
+            self.attend_in_groups(block, piece, made[0])
         else:
             self.gather_keys(block, piece, Phase.FORWARD)
 
@@ -134,10 +141,36 @@ class AttentionLowering(StageTensors):
         returned = self.head_gradients(block, piece)
         self.emit(ReturnHeads(payload=Payload.GRADIENT, **fields, reads=gradients, writes=returned))
 
-    def gather_keys(self, block: Block, piece: Piece, phase: Phase) -> None:
-        """Emit the gather of keys and values over context ranks for a pass."""
-        reads, writes = self.made_by_project(block, piece)[1:3], self.whole_keys(block, piece, phase)
-        self.emit(GatherKeys(block=block, **piece_fields(piece), phase=phase, reads=reads, writes=writes))
+    def attend_in_groups(self, block: Block, piece: Piece, queries: Tensor) -> None:
+        """Emit for each group of heads the gather of its keys, and its attention."""
+        made = self.attended(block, piece)
+        for group in range(self.plan.context_groups):
+            keys = self.gather_keys(block, piece, Phase.FORWARD, group)
+            reads = (queries, *self.documents(block, piece), *keys)
+            self.emit(Attend(block=block, **piece_fields(piece), head_group=group, reads=reads, **_joint(group, made)))
+
+    def attended(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Return what attention with a group of heads makes: the heads' output, and its log-sum-exp."""
+        return tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in ATTENDED)
+
+    def attend_backward_in_groups(self, block: Block, piece: Piece) -> None:
+        """Emit attention's backward down to queries, keys and values, one group of heads after the other."""
+        fields, of_output = {"block": block, **piece_fields(piece)}, self.of_heads(block, piece, output_gradient_slots)
+        self.emit(BackwardHeads(**fields, reads=self.read_by_heads(block, piece), writes=of_output))
+        queries, *keys = self.head_gradients(block, piece)
+        saved = (*self.attended(block, piece), *of_output, self.made_by_project(block, piece)[0])
+        for group in range(self.plan.context_groups):
+            whole, parts = self.gather_keys(block, piece, Phase.BACKWARD, group), self.key_parts(block, piece, group)
+            reads = (*saved, *self.documents(block, piece), *whole)
+            self.emit(AttendBackward(**fields, head_group=group, reads=reads, **_joint(group, (queries,), parts)))
+            self.emit(ReduceKeys(**fields, head_group=group, reads=parts, **_joint(group, tuple(keys))))
+
+    def gather_keys(self, block: Block, piece: Piece, phase: Phase, group: int | None = None) -> tuple[Tensor, ...]:
+        """Emit the gather of keys and values over context ranks for a pass, of a group of heads; return them."""
+        reads, writes = self.made_by_project(block, piece)[1:3], self.whole_keys(block, piece, phase, group)
+        fields = {"block": block, **piece_fields(piece), "head_group": group, "phase": phase}
+        self.emit(GatherKeys(**fields, reads=reads, writes=writes))
+        return writes
 
     def backward_heads_of_context(self, block: Block, piece: Piece) -> None:
         """Emit attention's backward down to queries and parts of keys and values, and the sum of these parts."""
@@ -182,6 +215,8 @@ class AttentionLowering(StageTensors):
         if self.head_gradients(block, piece):
             if self.plan.exchanges_heads:
                 self.attend_backward(block, piece)
+            elif self.plan.attends_apart:
+                self.attend_backward_in_groups(block, piece)
             else:
                 self.backward_heads_of_context(block, piece)
             return
@@ -210,10 +245,15 @@ class AttentionLowering(StageTensors):
         stream = (source,) if self.plan.tp == 1 else ()
         reads = (*stream, *self.views(block, piece, Phase.FORWARD))
         kept = tuple(tensor for tensor in self.saved(block, piece) if tensor not in made)
-        if self.plan.exchanges_heads:
-            reads += tuple(tensor for tensor in kept if tensor.slot == "o")
-            kept = tuple(tensor for tensor in kept if tensor.slot != "o")
+        if self.plan.attends_apart:
+            reads += tuple(tensor for tensor in kept if tensor.slot in ATTENDED)
+            kept = tuple(tensor for tensor in kept if tensor.slot not in ATTENDED)
         else:
             reads += (*self.documents(block, piece), made[0], *self.seen_whole_keys(block, piece, Phase.FORWARD))
         output = self.written_activation(next_block(self.model, block), piece)
         return Forward(block=block, **piece_fields(piece), reads=reads, writes=(output, *kept))
+
+
+def _joint(group: int, joint: tuple[Tensor, ...], own: tuple[Tensor, ...] = ()) -> dict[str, Any]:
+    """Return what an op of a group of heads writes and updates: the first writes what all make jointly."""
+    return {"writes": own, "updates": joint} if group else {"writes": (*joint, *own), "updates": ()}

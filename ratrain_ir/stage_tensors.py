@@ -220,10 +220,13 @@ class StageTensors:
         """Return queries, keys, values and saved slots before them, which `project` makes for context ranks."""
         return self.slots(block, piece, made_by_project(self.model, self.plan_of(piece), block))
 
-    def whole_keys(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
-        """Return keys and values of all context ranks, as a pass reads them; empty without such ranks."""
+    def whole_keys(self, block: Block, piece: Piece, phase: Phase, group: int | None = None) -> tuple[Tensor, ...]:
+        """Return keys and values of all context ranks, or of a group of heads, as a pass reads them.
+
+        Empty without such ranks.
+        """
         slots = whole_key_slots(self.model, self.plan_of(piece), block)
-        return self.slots(block, piece, slots, f"{phase.value}_keys")
+        return self.slots(block, piece, slots, f"{phase.value}_keys{'' if group is None else group}")
 
     def of_heads(self, block: Block, piece: Piece, of: SlotsOf) -> tuple[Tensor, ...]:
         """Return the tensors of slots that context ranks exchange heads for; `of` lists them; empty if they do not."""
@@ -254,10 +257,11 @@ class StageTensors:
         """Return the gradients of queries, keys and values as they enter the softmax; empty without context ranks."""
         return self.slots(block, piece, head_gradient_slots(self.model, self.plan_of(piece), block), "d")
 
-    def key_parts(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Return a context rank's parts of the gradients of all keys and values."""
+    def key_parts(self, block: Block, piece: Piece, group: int | None = None) -> tuple[Tensor, ...]:
+        """Return a context rank's parts of the gradients of all keys and values, or of those of a group of heads."""
         types = key_part_types(self.model, self.plan_of(piece), block)
-        names = {f"{name}.{block}.{piece_name(piece)}": type_ for name, type_ in types.items()}
+        of = "" if group is None else group
+        names = {f"{name}{of}.{block}.{piece_name(piece)}": type_ for name, type_ in types.items()}
         return tuple(self.tensor(StateKind.PARTIAL, name, type_) for name, type_ in names.items())
 
     def seen(self, block: Block, piece: Piece) -> list[Slice]:

@@ -27,6 +27,7 @@ from ratrain.passes.trial.overlap import Occupancy, occupancy
 from ratrain.passes.trial.trial import Trials, allocation_problem
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
@@ -301,6 +302,21 @@ def _keeps_saved(op: Op) -> bool:
     return type(op) is Forward and op.block.layer is not None and any(t.kind is StateKind.SAVED for t in op.writes)
 
 
+def _more_groups(module: Module) -> int | None:
+    """Return more groups of key heads than context ranks gather one after the other now; None if there are none.
+
+    Without groups they save bytes where attention keeps its output: with groups it always does.
+    """
+    plan, heads = module.plan, rank_model(module.model, module.plan).kv_heads
+    fits = [number for number in range(plan.context_groups + 1, heads + 1) if heads % number == 0]
+    if not (plan.exchanges_keys and fits) or plan.slices or module.model.position == "alibi":
+        return None
+    keeps = any(
+        type(op) is Forward and any(t.slot == "o" for t in op.writes) for stage in module.stages for op in stage.ops
+    )
+    return fits[0] if keeps or plan.context_groups > 1 else None
+
+
 def _way_out(module: Module) -> str:
     """Return a help text with the options that would lower the peak of this plan, cheapest first."""
     plan = module.plan
@@ -313,6 +329,8 @@ def _way_out(module: Module) -> str:
         levers.append('logits = "chunked" in the plan')
     if plan.exchanges_heads:
         levers.append('context_exchange = "keys" in the plan')
+    if more := _more_groups(module):
+        levers.append(f"context_groups = {more} in the plan")
     if plan.zero == 0 and plan.replicas > 1:
         levers.append("zero = 1 in the plan")
     elif plan.replicas > 1 and plan.reduce == "last":

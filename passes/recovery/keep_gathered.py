@@ -106,7 +106,7 @@ def _gathered_twice(stage: Stage) -> list[_GatheredTwice]:
     of_own: dict[Tensor, _Part] = {}
     for position, op in enumerate(stage.ops):
         if type(op) is GatherKeys or (type(op) is GatherRows and op.payload is Payload.ACTIVATION):
-            key = op.keyword, op.block, piece_of(op)
+            key = op.keyword, op.block, piece_of(op), op.head_group if type(op) is GatherKeys else None
             if op.phase is Phase.FORWARD:
                 firsts[key] = position, op
             elif key in firsts and firsts[key][1].reads == op.reads:

@@ -26,12 +26,12 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model import blocks
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.model.slots import KEY_SLOTS, SQUARES, WHOLE_KEYS, place_in_attention
+from ratrain.ratrain_ir.model.slots import ATTENDED, KEY_SLOTS, SQUARES, WHOLE_KEYS, place_in_attention
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceRows
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
-from ratrain.ratrain_ir.ops.context_ranks import GatherKeys
+from ratrain.ratrain_ir.ops.context_ranks import Attend, GatherKeys
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -272,6 +272,9 @@ class Rewriting:
             return _made((self.without_dropped(op, choice),))
         if type(op) is Project:
             return self.passing_on(op, choice)
+        if type(op) is Attend:
+            reads = self.read_in_passing(op, choice)
+            return _made((op if reads == op.reads else attrs.evolve(op, reads=reads),))
         assert isinstance(op, InputGradientOp | BackwardHeads)
         return self.with_recovery(op, choice)
 
@@ -280,16 +283,19 @@ class Rewriting:
         dropped = self.dropped(op.block, piece_of(op), choice)
         if not dropped:
             return op
-        reads = tuple(self.passing[t] if t in dropped and t in self.passing else t for t in op.reads)
+        reads = self.read_in_passing(op, choice)
         return attrs.evolve(op, reads=reads, writes=tuple(t for t in op.writes if t not in dropped))
+
+    def read_in_passing(self, op: Forward | Attend, choice: LayerChoice) -> Tensors:
+        """Return what an op of a forward reads, dropped projections as the short-lived tensors that they are."""
+        dropped = self.dropped(op.block, piece_of(op), choice)
+        return tuple(self.passing[t] if t in dropped and t in self.passing else t for t in op.reads)
 
     def passing_on(self, op: Project, choice: LayerChoice) -> _Made:
         """Return a `project` op whose dropped results end with the forward."""
         piece = piece_of(op)
         dropped = [tensor for tensor in self.dropped(op.block, piece, choice) if tensor in op.writes]
-        if reads_output(self.forwards[op.block, piece]):  # what leaves for the exchange of heads is no saved slot
-            return _made((attrs.evolve(op, writes=tuple(t for t in op.writes if t not in dropped)),))
-        if self.whole_keys:  # context ranks: the forward reads queries alone
+        if self.whole_keys or reads_output(self.forwards[op.block, piece]):  # context ranks attend to queries alone
             writes = tuple(t for t in op.writes if t not in dropped or t.slot == "q")
             op, dropped = attrs.evolve(op, writes=writes), [t for t in dropped if t.slot == "q"]
         for tensor in dropped:
@@ -320,9 +326,9 @@ class Rewriting:
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
         # Keys and values that context ranks gather again are needed whatever is recomputed.
         gathered = KEY_SLOTS if (block, m) in self.whole_keys else ()
-        # The heads' output comes from an exchange.
-        exchanged = ("o",) if reads_output(self.forwards[block, m]) else ()
-        always = (*lean, *gathered, *exchanged)
+        # Other ops have made the heads' output, from keys that context ranks gather again, or by an exchange.
+        attended = (*KEY_SLOTS, *ATTENDED) if reads_output(self.forwards[block, m]) else ()
+        always = (*lean, *gathered, *attended)
         return tuple(t for t in self.saved(block, m) if t.slot not in always and t not in self.seen_later)
 
     def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
@@ -454,7 +460,7 @@ def _without_pulled(ops: list[Op], movable: Container[Tensor], waiting: _Gathers
     return kept
 
 
-_OfLayer = Forward | Project | InputGradientOp | BackwardHeads | GatherRows
+_OfLayer = Forward | Project | Attend | InputGradientOp | BackwardHeads | GatherRows
 
 
 def _depends_on_choice(op: Op) -> TypeGuard[_OfLayer]:
@@ -478,13 +484,15 @@ def made_before(forward: Forward, project: Project | None) -> Tensors:
     """
     if project is None:
         return ()
-    leaving = ("q", *KEY_SLOTS) if reads_output(forward) else ()
+    made = tuple(t for t in forward.reads if t.slot in (SQUARES, *ATTENDED))
+    # What leaves for an exchange of heads is no saved slot; no log-sum-exp of all heads comes back from it.
+    leaving = ("q", *KEY_SLOTS) if [t.slot for t in made] == ["o"] else ()
     projected = tuple(t for t in project.writes if t.kind is StateKind.SAVED and t.slot not in leaving)
-    return (*projected, *(t for t in forward.reads if t.slot in (SQUARES, "o")))
+    return (*projected, *made)
 
 
 def reads_output(forward: Forward) -> bool:
-    """Tell whether an attention's forward reads the heads' output, for which context ranks exchange heads."""
+    """Tell whether an attention's forward reads the heads' output, which ops of their own have made (`Attend`)."""
     return any(tensor.slot == "o" for tensor in forward.reads)
 
 

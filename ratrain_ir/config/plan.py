@@ -32,7 +32,7 @@ from ratrain.ratrain_ir.config.plan_keys import (
     word,
     word_or_none,
 )
-from ratrain.ratrain_ir.config.plan_summary import sizes_text
+from ratrain.ratrain_ir.config.plan_summary import summary_text
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
@@ -182,6 +182,17 @@ class Plan:
         ),
     )
     """Form of attention over context ranks: one of `CONTEXT_EXCHANGES`."""
+    context_groups: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "groups of key heads that context ranks gather one after the other: bytes, where they exchange `keys`",
+            integer(1, MAX_PARALLEL),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.context_groups == 1,
+        ),
+    )
+    """Equal groups of neighbouring key heads of a rank, with their queries; attention works on one at a time."""
     head_chunk: int = field(
         default=DEFAULT_HEAD_CHUNK,
         metadata=key(
@@ -486,6 +497,11 @@ class Plan:
         return self.cp > 1 and self.context_exchange == OF_HEADS
 
     @property
+    def attends_apart(self) -> bool:
+        """Tell whether ops of their own attend, between exchanges, with a part of the heads each."""
+        return self.exchanges_heads or self.context_groups > 1
+
+    @property
     def context_runs(self) -> int:
         """Runs of tokens that a context rank has of each sequence (`model/context_rows.py`)."""
         return runs_of_context(self.cp, self.context_layout) // self.cp
@@ -543,15 +559,7 @@ class Plan:
     @property
     def summary(self) -> str:
         """Sizes, chunks, slices, ZeRO levels and numerics in a few words."""
-        packed = "".join(
-            f" {what} {name}"
-            for what, name in (("gather", self.gather_quantised), ("reduce", self.reduce_quantised))
-            if name is not None
-        )
-        sums = "" if self.accumulate == F32_SUMS else f" sums {self.accumulate}"
-        return (
-            f"{sizes_text(self, len(self.slices), self.cp, self.context_exchange)}{packed}{sums}{self.training.summary}"
-        )
+        return summary_text(self)
 
     @property
     def shape(self) -> PipelineShape:

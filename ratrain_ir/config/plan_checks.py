@@ -13,7 +13,9 @@ from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems, r
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.module_patterns import ModuleNumbers
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrain_ir.support.toml_text import toml_value
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import FieldReader
@@ -176,16 +178,18 @@ def _check_tensor_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | No
 
 def _check_context_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
     """Check that context ranks can share out every sequence."""
-    if not reader.good("cp", "context_layout", "context_exchange", "seq_len", "slices"):
+    if not reader.good("cp", "context_layout", "context_exchange", "context_groups", "seq_len", "slices"):
         return
     if plan.cp == 1:
-        for name, default in (("context_layout", ZIGZAG), ("context_exchange", OF_KEYS)):
-            if getattr(plan, name) != default:
-                text = f'{name} = "{getattr(plan, name)}" changes nothing with one context rank (cp = 1)'
+        for name, default in (("context_layout", ZIGZAG), ("context_exchange", OF_KEYS), ("context_groups", 1)):
+            if (value := getattr(plan, name)) != default:
+                text = f"{name} = {toml_value(value)} changes nothing with one context rank (cp = 1)"
                 reader.contradiction("RT064", name, text, help="leave it out, or use cp = 2 or more")
         return
     if plan.exchanges_heads:
         _check_exchanged_heads(reader, plan, model)
+    if plan.context_groups > 1:
+        _check_context_groups(reader, plan, model)
     runs = runs_of_context(plan.cp, plan.context_layout)
     lengths = [("a slice", "slices", length) for length in plan.slices] or [("a sequence", "seq_len", plan.seq_len)]
     if short := next((each for each in lengths if each[2] % runs), None):
@@ -221,6 +225,30 @@ def _check_exchanged_heads(reader: FieldReader, plan: Plan, model: ModelConfig |
     if model.position == "alibi":
         text = f"{model.name} has a slope of its own for each head (ALiBi), so that ranks would run other kernels"
         reader.contradiction("RT064", "context_exchange", text, help=way_out)
+
+
+def _check_context_groups(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Check that the key heads of a rank can be gathered group by group, and that this saves bytes."""
+    groups, way_out = plan.context_groups, "leave it out"
+    if plan.exchanges_heads:
+        text = 'with context_exchange = "heads" ranks gather no keys, of which context_groups makes groups'
+        reader.contradiction("RT064", "context_groups", text, help='leave it out, or use context_exchange = "keys"')
+        return
+    if plan.slices:
+        text = "context_groups saves nothing with slices: gathered keys of all groups wait for later slices"
+        reader.contradiction("RT064", "context_groups", text, help="leave one of them out")
+    if model is None or not reader.good("tp"):
+        return
+    heads = rank_model(model, plan).kv_heads
+    if heads % groups:
+        fits = [str(number) for number in range(2, heads + 1) if heads % number == 0]
+        text = f"{number_of(heads, 'key head')} of a rank cannot be cut into {groups} equal groups"
+        reader.contradiction(
+            "RT064", "context_groups", text, help=f"use {' or '.join(fits)}, or {way_out}" if fits else way_out
+        )
+    if model.position == "alibi":
+        text = f"{model.name} has a slope of its own for each head (ALiBi), which attention of a group does not take"
+        reader.contradiction("RT064", "context_groups", text, help=way_out)
 
 
 def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:

@@ -10,19 +10,31 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from ratrain.ratrain_ir.config.accumulation import F32_SUMS
 from ratrain.ratrain_ir.config.plan_keys import OF_HEADS, OF_KEYS
 
 
-def sizes_text(of: Any, slices: int, contexts: int = 1, exchange: str = OF_KEYS) -> str:
+def summary_text(plan: Any) -> str:
+    """Return the summary of a plan: its sizes, and numerics that are not usual."""
+    packing = (("gather", plan.gather_quantised), ("reduce", plan.reduce_quantised))
+    packed = "".join(f" {what} {name}" for what, name in packing if name is not None)
+    sums = "" if plan.accumulate == F32_SUMS else f" sums {plan.accumulate}"
+    sizes = sizes_text(plan, len(plan.slices), plan.cp, plan.context_exchange, plan.context_groups)
+    return f"{sizes}{packed}{sums}{plan.training.summary}"
+
+
+def sizes_text(of: Any, slices: int, contexts: int = 1, exchange: str = OF_KEYS, groups: int = 1) -> str:
     """Return the summary of a plan, or of a planner's shape, which has the same fields but for those given apart.
 
     `slices` is their number, 0 or 1 for whole sequences; `contexts` that of context ranks, `exchange` what these
-    exchange.
+    exchange; `groups` is the number of groups of key heads that they gather one after the other.
     """
     context = "Ch" if exchange == OF_HEADS else "C"
+    several = f"{contexts}g{groups}" if groups > 1 else contexts
     chunks = "" if of.chunks == 1 else f" V{of.chunks}"
     cut = "" if slices < 2 else f" k{slices}"
-    ranks = "".join(f" {letter}{size}" for letter, size in ((context, contexts), ("T", of.tp)) if size > 1)
+    sizes = ((context, contexts, several), ("T", of.tp, of.tp))
+    ranks = "".join(f" {letter}{text}" for letter, size, text in sizes if size > 1)
     return f"P{of.pp} D{of.dp}{ranks} b{of.micro_batch_size} M{of.micro_batches}{chunks}{cut} {state_text(of)}"
 
 
@@ -38,6 +50,7 @@ _MEANINGS = {
     r"\bP\d": "P stages",
     r"\bD\d": "D replicas",
     r"\bC\d": "C context ranks",
+    r"\bC\d+g\d": "g groups of key heads",
     r"\bCh\d": "Ch context ranks that exchange heads",
     r"\bT\d": "T tensor-parallel ranks",
     r"\bb\d": "b sequences of a micro-batch",

@@ -73,7 +73,6 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     """Return the tensors that a forward may save if everything trains, and products of adapters' first matrices."""
     whole, model = model, rank_model(model, plan)
     rows = tokens_per_micro_batch(plan)
-    act = Dtype(plan.view_dtype)
     branch = () if adds_branches_apart(model, plan) else branch_slots(model, plan)
     if block.kind == "attention":
         widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}
@@ -85,7 +84,7 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
         return (
             *_normed_slots(model, plan),
             *(first or _projected_slots(model, plan)),
-            *(Slot(name, tensor_type(act, (rows, width))) for name, width in widths.items()),
+            *(Slot(name, heads_type(plan, width)) for name, width in widths.items()),
             *(() if plan.exchanges_heads else _softmax_slots(whole, plan)),
             *_low_slots(model, plan, block),
             *branch,
@@ -178,7 +177,10 @@ KEY_GRADIENTS = ("dk_out", "dv_out")
 WHOLE_KEYS = ("keys", "values")
 """Keys and values of all context ranks, in rank order."""
 
-_BEHIND_KEYS = ("o", "lse", "probs", "o_low", "branch", "branch_mean", "branch_rstd")
+ATTENDED = ("o", "lse")
+"""Saved slots that ops of their own make where they attend (`Plan.attends_apart`); `lse` with groups of heads."""
+
+_BEHIND_KEYS = (*ATTENDED, "probs", "o_low", "branch", "branch_mean", "branch_rstd")
 """Slots of an attention that a forward makes from keys of all context ranks; `project` makes the others before it."""
 
 
@@ -203,19 +205,28 @@ def made_by_project(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot,
     """
     if block.kind != "attention" or plan.cp == 1:
         return ()
-    own, rows = rank_model(model, plan), tokens_per_micro_batch(plan)
+    own = rank_model(model, plan)
     widths = {"q": own.q_size, "k": own.kv_size, "v": own.kv_size}
-    first = [Slot(name, tensor_type(Dtype(plan.view_dtype), (rows, width))) for name, width in widths.items()]
+    first = [Slot(name, heads_type(plan, width)) for name, width in widths.items()]
     saved = [slot for slot in saved_slots(model, plan, block) if slot.name not in (*_BEHIND_KEYS, *widths)]
     return (*first, *saved)
 
 
+def heads_type(plan: Plan, width: int) -> TensorType:
+    """Return the type of what all heads of a rank have of its tokens; groups of heads lie one below the other."""
+    groups = plan.context_groups
+    return tensor_type(Dtype(plan.view_dtype), (groups * tokens_per_micro_batch(plan), width // groups))
+
+
 def whole_key_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return the slots of gathered keys and values, as `held_runs` orders them; nothing unless ranks gather them."""
+    """Return the slots of gathered keys and values, as `held_runs` orders them; nothing unless ranks gather them.
+
+    With groups of heads they are of one group.
+    """
     if block.kind != "attention" or not plan.exchanges_keys:
         return ()
     assert block.layer is not None
-    width = rank_model(model, plan).kv_size
+    width = rank_model(model, plan).kv_size // plan.context_groups
     held = len(held_runs(plan, model.layer_kind(block.layer).window, 0))
     rows = held * tokens_per_micro_batch(plan) // plan.context_runs
     return tuple(Slot(name, tensor_type(Dtype(plan.view_dtype), (rows, width))) for name in WHOLE_KEYS)
@@ -280,11 +291,15 @@ def attended_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, 
 
 
 def output_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return the gradient of the heads' output, of own tokens and all heads, then of all tokens and own heads."""
-    if not (made := attended_slots(model, plan, block)):
+    """Return the gradient of the heads' output, of own tokens and all heads, then of all tokens and own heads.
+
+    The latter where context ranks exchange heads; nothing where `forward` attends.
+    """
+    if block.kind != "attention" or not plan.attends_apart:
         return ()
     (own,) = (slot for slot in forward_slots(model, plan, block) if slot.name == "o")
-    return Slot(OUTPUT_GRADIENT, own.type), Slot("do_heads", made[0].type)
+    shared = [Slot("do_heads", slot.type) for slot in attended_slots(model, plan, block)[:1]]
+    return Slot(OUTPUT_GRADIENT, own.type), *shared
 
 
 def shared_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
@@ -384,9 +399,9 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
 def _half_slots_behind_keys(plan: Plan, names: list[str], read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return a half's slots where `backward_heads` has done the part through the scores, for context ranks.
 
-    That op reads keys and values of all ranks instead of its own; or where ranks exchange heads, nothing of them.
+    That op reads keys and values of all ranks instead of its own; or where others attend, nothing of the heads.
     """
-    without = ("o_low",) if plan.exchanges_keys else ("o_low", "o")
+    without = ("o_low", "q", *ATTENDED) if plan.attends_apart else ("o_low",)
     if read is HEADS_SLOTS:
         return tuple(name for name in names if name in ("q", *_BEHIND_KEYS) and name not in without)
     through = ("q", *KEY_SLOTS, "lse") + (("o",) if read is INPUT_HALF_SLOTS else ())
@@ -515,10 +530,10 @@ def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, 
     """Return the saved slots that a forward must keep, whatever is recomputed.
 
     These are keys and values that later slices see (`plan` is the slice's plan), or that context ranks gather; the
-    heads' output where context ranks exchange heads; and sums over tensor-parallel ranks.
+    heads' output, and what comes with it, where ops of their own attend; and sums over tensor-parallel ranks.
     """
     if block.kind == "attention" and plan.cp > 1:
-        return KEY_SLOTS if plan.exchanges_keys else ("o",)
+        return (*KEY_SLOTS, *ATTENDED * plan.attends_apart) if plan.exchanges_keys else ("o",)
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     return (*KEY_SLOTS, *sums) if block.kind == "attention" and last_viewer(model, plan) is not None else sums
 

@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, next_block
 from ratrain.ratrain_ir.model.sharded_blocks import keeps_view
 from ratrain.ratrain_ir.model.slots import (
+    ATTENDED,
     HEADS_SLOTS,
     INPUT_HALF_SLOTS,
     KEY_SLOTS,
@@ -373,9 +374,9 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if projected := made_by_project(model, plan, block):
         own = tuple(role for role in saved if role.name not in [slot.name for slot in projected])
         reads = (*_stream_roles(model, plan, block), *views)
-        if plan.exchanges_heads:
-            reads += tuple(role._replace(optional=False) for role in own if role.name == "o")
-            own = tuple(role for role in own if role.name != "o")
+        if plan.attends_apart:
+            reads += tuple(role._replace(optional=False) for role in own if role.name in ATTENDED)
+            own = tuple(role for role in own if role.name not in ATTENDED)
         else:
             reads += (*documents, slot_roles(projected)[0])
             reads += (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block))
@@ -400,6 +401,7 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     given = saved_roles(model, plan, block, optional=True, needed=sums)
     saved = tuple(role for role in given if role.name not in sums)
+    attends = attends and not plan.attends_apart
     seen = (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block)) if attends else ()
     documents = document_roles(model, plan, block)
     reads = (input_role(model, plan, block), *given, *view_roles(model, plan, block), *documents, *seen)
@@ -474,7 +476,7 @@ def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     if gradients := head_gradient_slots(model, plan, block):
         saved = half_roles(model, plan, block, HEADS_SLOTS)
         reads = (output_role("dy", model, plan, block), *saved, *view_roles(model, plan, block))
-        if plan.exchanges_heads:
+        if plan.attends_apart:
             return [(False, Signature(reads, slot_roles(output_gradient_slots(model, plan, block)[:1])))]
         reads += (*document_roles(model, plan, block), *seen_key_roles(model, plan, block))
         reads += whole_key_roles(model, plan, block)

@@ -6,6 +6,11 @@ of its share of the heads, attends with these, and gives back its output (`heads
     keys:    project   gather_keys                     forward     backward_heads   reduce_keys               backward
     heads:   project   gather_heads   attend   return_heads   forward
              backward_heads   gather_heads   attend_backward   return_heads   backward
+
+Keys may be gathered in groups of heads (`Plan.context_groups`), of which one at a time is held:
+
+    keys:    project   gather_keys g0   attend g0   gather_keys g1   attend g1   forward
+             backward_heads   gather_keys g0   attend_backward g0   reduce_keys g0   gather_keys g1  ...   backward
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from attrs import define
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
+    ATTENDED,
     attended_slots,
     forward_slots,
     head_gradient_slots,
@@ -28,11 +34,11 @@ from ratrain.ratrain_ir.model.slots import (
     shared_head_slots,
 )
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, WorkGroup
-from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
-from ratrain.ratrain_ir.ops.operands import Candidates, Signature
+from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, head_group_field, micro_batch_field, slice_field
+from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
 from ratrain.ratrain_ir.ops.roles import (
-    check_context_ranks,
     check_exchanged_heads,
+    check_head_group,
     document_roles,
     key_part_roles,
     slot_roles,
@@ -52,6 +58,7 @@ class KeysOp(BlockPieceOp):
     default_members = Group.CONTEXT
     alike_on_all_stages = True
     block_kinds: ClassVar[tuple[str, ...]] = ("attention",)
+    head_group: int | None = head_group_field()
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
         """Explain that the plan has no context ranks that exchange keys; None if it has."""
@@ -116,7 +123,7 @@ class GatherKeys(KeysOp):
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
-        return _gather_keys(model, plan, self.block)
+        return _gather_keys(model, plan, self.block, self.head_group)
 
 
 @final
@@ -132,7 +139,7 @@ class ReduceKeys(KeysOp):
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
-        return _reduce_keys(model, plan, self.block)
+        return _reduce_keys(model, plan, self.block, self.head_group)
 
 
 @final
@@ -171,33 +178,40 @@ class ReturnHeads(HeadsOp):
 class Attend(BlockPieceOp):
     """Computes the output of a context rank's share of the heads, from queries, keys and values of all tokens.
 
-    Only where context ranks exchange heads: `gather_heads` brings what it reads, `return_heads` shares out what it
-    makes.
+    `gather_heads` brings what it reads, `return_heads` shares out what it makes. Where keys are gathered in groups of
+    heads, it computes the output of one group of all heads for the rank's own tokens; the first group writes it,
+    the others add theirs.
     """
 
     keyword = "attend"
     default_engine = Engine.COMPUTE
     default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
+    head_group: int | None = head_group_field()
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
-        return _attend(model, plan, self.block)
+        return _attend(model, plan, self.block, self.head_group)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AttendBackward(BlockPieceOp):
-    """Computes the gradients of queries, keys and values of all tokens, for a context rank's share of the heads."""
+    """Computes the gradients of queries, keys and values of all tokens, for a context rank's share of the heads.
+
+    Where keys are gathered in groups of heads, it computes those of one group: of the rank's queries, of which the
+    first group writes the gradients and the others add theirs, and parts of those of all keys and values.
+    """
 
     keyword = "attend_backward"
     default_engine = Engine.COMPUTE
     default_work_group = WorkGroup.BACKWARD
     alike_on_all_stages = True
+    head_group: int | None = head_group_field()
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
-        return _attend_backward(model, plan, self.block)
+        return _attend_backward(model, plan, self.block, self.head_group)
 
 
 KEY_OPS: tuple[type[Op], ...] = (GatherKeys, ReduceKeys)
@@ -214,17 +228,22 @@ def gathers_again(op: Op) -> TypeGuard[GatherKeys]:
 
 
 @cache
-def _gather_keys(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_context_ranks(plan, block)
+def _gather_keys(model: ModelConfig, plan: Plan, block: Block, group: int | None) -> Candidates:
+    check_head_group(plan, block, group)
     own = slot_roles(made_by_project(model, plan, block)[1:3])
     return [(False, Signature(own, whole_key_roles(model, plan, block)))]
 
 
 @cache
-def _reduce_keys(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_context_ranks(plan, block)
+def _reduce_keys(model: ModelConfig, plan: Plan, block: Block, group: int | None) -> Candidates:
+    check_head_group(plan, block, group)
     own = slot_roles(head_gradient_slots(model, plan, block)[1:])
-    return [(False, Signature(key_part_roles(model, plan, block), own))]
+    return [(False, _of_group(group, key_part_roles(model, plan, block), own))]
+
+
+def _of_group(group: int | None, reads: Roles, joint: Roles, own: Roles = ()) -> Signature:
+    """Return the signature of an op of a group of heads, the first of which writes what all make jointly."""
+    return Signature(reads, own, joint) if group else Signature(reads, (*joint, *own))
 
 
 @cache
@@ -248,15 +267,32 @@ def _return_heads(model: ModelConfig, plan: Plan, block: Block, payload: Payload
 
 
 @cache
-def _attend(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+def _attend(model: ModelConfig, plan: Plan, block: Block, group: int | None) -> Candidates:
+    if group is not None:
+        check_head_group(plan, block, group)
+        made = slot_roles(slot for slot in forward_slots(model, plan, block) if slot.name in ATTENDED)
+        return [(False, _of_group(group, _read_by_group(model, plan, block), made))]
     check_exchanged_heads(plan, block)
     given, made = (slot_roles(of(model, plan, block)) for of in (shared_head_slots, attended_slots))
     return [(False, Signature(given, made))]
 
 
 @cache
-def _attend_backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+def _attend_backward(model: ModelConfig, plan: Plan, block: Block, group: int | None) -> Candidates:
+    if group is not None:
+        check_head_group(plan, block, group)
+        made = slot_roles(slot for slot in forward_slots(model, plan, block) if slot.name in ATTENDED)
+        reads = (*made, *slot_roles(output_gradient_slots(model, plan, block)))
+        reads += _read_by_group(model, plan, block)
+        queries = slot_roles(head_gradient_slots(model, plan, block)[:1])
+        return [(False, _of_group(group, reads, queries, key_part_roles(model, plan, block)))]
     check_exchanged_heads(plan, block)
     reads = (*slot_roles(shared_head_slots(model, plan, block)), *slot_roles(attended_slots(model, plan, block)))
     reads += slot_roles(output_gradient_slots(model, plan, block)[1:])
     return [(False, Signature(reads, slot_roles(shared_gradient_slots(model, plan, block))))]
+
+
+def _read_by_group(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of queries, starts of documents, and gathered keys and values, with which a group attends."""
+    queries = slot_roles(made_by_project(model, plan, block)[:1])
+    return (*queries, *document_roles(model, plan, block), *whole_key_roles(model, plan, block))

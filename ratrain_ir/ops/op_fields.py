@@ -89,6 +89,12 @@ def slice_field() -> Any:
     return field(metadata=codec, default=None)
 
 
+def head_group_field() -> Any:
+    """Declare a field for a group of key heads (`g0`); None where context ranks do not gather group by group."""
+    codec = {"read": _read_number("g", "a group of heads"), "write": "g{}".format, "optional": True}
+    return field(metadata=codec, default=None)
+
+
 def chunk_field() -> Any:
     """Declare a field for the chunk of a message (`c0`); None where each stage holds one chunk.
 

@@ -317,6 +317,16 @@ def check_context_ranks(plan: Plan, block: Block) -> None:
         raise SignatureError(f"{block} has no keys that context ranks share (cp = {plan.cp}): nothing is gathered")
 
 
+def check_head_group(plan: Plan, block: Block, group: int | None) -> None:
+    """Raise `SignatureError` unless context ranks gather keys of this group of heads; None: of all at once."""
+    check_context_ranks(plan, block)
+    groups = plan.context_groups
+    if group is None and groups > 1:
+        raise SignatureError(f"it names no group of heads, of which there are {groups} (context_groups)")
+    if group is not None and not (groups > 1 and group < groups):
+        raise SignatureError(f"there is no group g{group} of heads (context_groups = {groups})")
+
+
 def check_exchanged_heads(plan: Plan, block: Block) -> None:
     """Raise `SignatureError` unless the plan has context ranks that exchange heads, and the block attends."""
     if not plan.exchanges_heads or block.kind != "attention":

@@ -165,9 +165,9 @@ class SymbolicRun(SymbolicExchanges):
                 self.expect_made_forward("RT030", op, roles[name])
         elif self.shares_keys(block):
             self.expect_saved(op, roles, block, m)
-            if self.module.plan.exchanges_keys:
+            if self.reads_whole_keys(block):
                 self.take_whole_keys(op, roles, block, m)
-            self.expect_made_forward("RT030", op, roles["q" if self.module.plan.exchanges_keys else "o"])
+            self.expect_made_forward("RT030", op, roles["q" if self.reads_whole_keys(block) else "o"])
             if "x" in roles:
                 self.block_input(op, roles, block, m)
         else:
@@ -232,7 +232,7 @@ class SymbolicRun(SymbolicExchanges):
         self.view(op, roles, block)
         self.output_gradient(op, roles, block, m)
         self.expect_saved(op, roles, block, m)
-        if self.module.plan.exchanges_heads:
+        if self.module.plan.attends_apart:
             self.set(roles[OUTPUT_GRADIENT], "pending", block, m, OUTPUT_GRADIENT)
             return
         self.documents(op, roles, m)
@@ -319,7 +319,7 @@ class SymbolicRun(SymbolicExchanges):
         self.documents(op, roles, m)
         if attends(op):
             self.see_keys(op, roles, block, m)
-            if self.shares_keys(block) and self.module.plan.exchanges_keys:
+            if self.reads_whole_keys(block):
                 self.take_whole_keys(op, roles, block, m)
         if "y" in roles:
             self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)

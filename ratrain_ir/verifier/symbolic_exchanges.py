@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, previous_block
 from ratrain.ratrain_ir.model.slots import (
+    ATTENDED,
     KEY_GRADIENTS,
     KEY_SLOTS,
     OUTPUT_GRADIENT,
@@ -30,20 +31,14 @@ from ratrain.ratrain_ir.model.slots import (
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_text
-from ratrain.ratrain_ir.ops.compute import (
-    Backward,
-    BackwardWeight,
-    BlockOp,
-    Forward,
-    Project,
-)
+from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, WorkGroup, piece_text
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.verifier.slices import seen_keys, sum_steps
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, ReduceSums
+    from ratrain.ratrain_ir.ops.compute import Backward, BackwardWeight, BlockOp, Forward, Project
     from ratrain.ratrain_ir.ops.context_ranks import (
         Attend,
         AttendBackward,
@@ -61,6 +56,16 @@ _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
 
 PARTS_OF_LOSS = ("lse", "loss")
 """Partial results of a tensor-parallel rank for its part of the vocabulary."""
+
+
+_PART_OF_HEADS = "groups of heads"
+"""Value, with the groups, of a tensor of all heads that some groups of heads have not been added to yet."""
+
+
+def _group_of(op: Op) -> tuple[str, ...]:
+    """Return the group of heads that an op names, as values end in it; nothing where it names none."""
+    group = getattr(op, "head_group", None)
+    return () if group is None else (f"g{group}",)
 
 
 @define(eq=False)
@@ -148,6 +153,10 @@ class SymbolicExchanges(SymbolicUpdates):
         """Tell whether context ranks exchange something for a block's attention."""
         return block.kind == "attention" and self.module.plan.cp > 1
 
+    def reads_whole_keys(self, block: Block) -> bool:
+        """Tell whether a block's own ops attend to gathered keys of all heads."""
+        return self.shares_keys(block) and not self.module.plan.attends_apart
+
     def project_for_context(self, op: Project) -> None:
         """Make queries, keys and values, and the saved slots before them, which are recorded as made."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -194,11 +203,46 @@ class SymbolicExchanges(SymbolicUpdates):
 
     def attend(self, op: Attend | AttendBackward) -> None:
         """Attend with a share of the heads over all tokens, or go back through it."""
+        if op.head_group is not None:
+            self.attend_with_group(op)
+            return
         block, m = op.block, piece_of(op)
         self.once(op, "RT030", op.keyword, block, m)
         for tensor in op.reads:
             self.expect("RT030", op, tensor, "shared", block, m, tensor.slot)
         self.set_shared(op, block, m)
+
+    def attend_with_group(self, op: Attend | AttendBackward) -> None:
+        """Attend with one group of the heads to its gathered keys, or go back through it; groups ascend."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT030", op.keyword, block, m, *_group_of(op))
+        self.expect("RT030", op, roles["q"], "saved", block, m, "q")
+        self.documents(op, roles, m)
+        self.take_whole_keys(op, roles, block, m)
+        if op.work_group is WorkGroup.FORWARD:
+            self.expect_made_forward("RT030", op, roles["q"])
+            for name in ATTENDED:
+                if self.add_group(op, roles[name], "saved", block, m, name):
+                    self.once(op, "RT032", "saved", block, m, name)
+            return
+        for name in ATTENDED:
+            self.expect("RT030", op, roles[name], "saved", block, m, name)
+        self.expect("RT030", op, roles[OUTPUT_GRADIENT], "pending", block, m, OUTPUT_GRADIENT)
+        self.add_group(op, roles["dq_out"], "pending", block, m, "dq_out")
+        for name in WHOLE_KEYS:
+            self.set(roles[f"d{name}"], f"part of d{name}", block, m, *_group_of(op))
+
+    def add_group(self, op: Attend | AttendBackward | ReduceKeys, tensor: Tensor, *value: object) -> bool:
+        """Let a tensor hold a value, or the part of it that groups of heads so far have made; True if that is all.
+
+        Without groups it is. The first group writes the tensor, each other one needs that all before it have added.
+        """
+        groups, group = self.module.plan.context_groups, op.head_group or 0
+        if group:
+            self.expect("RT030", op, tensor, _PART_OF_HEADS, *value, f"g0-g{group - 1}")
+        complete = group == groups - 1
+        self.set(tensor, *(value if complete else (_PART_OF_HEADS, *value, f"g0-g{group}")))
+        return complete
 
     def set_shared(self, op: GatherHeads | Attend | AttendBackward, block: Block, m: Piece) -> None:
         """Set what an op writes of all tokens of a share of the heads."""
@@ -208,19 +252,19 @@ class SymbolicExchanges(SymbolicUpdates):
     def gather_keys(self, op: GatherKeys) -> None:
         """Gather the keys and values of all context ranks, each of which runs this op with its own."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
-        self.once(op, "RT033", "gather_keys", block, m, op.phase)
+        self.once(op, "RT033", "gather_keys", block, m, op.phase, *_group_of(op))
         for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
             self.expect("RT033", op, roles[name], "saved", block, m, name)
-            self.set(roles[whole], whole, block, m)
+            self.set(roles[whole], whole, block, m, *_group_of(op))
             self.key_gathers[roles[whole]] = op
             if op.phase is Phase.BACKWARD:
                 self.recover(roles[whole], op)
 
     def take_whole_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check the keys and values of all context ranks that an op reads."""
-        phase = Phase.FORWARD if isinstance(op, Forward) else Phase.BACKWARD
+        phase = Phase.FORWARD if op.work_group is WorkGroup.FORWARD else Phase.BACKWARD
         for name in WHOLE_KEYS:
-            self.expect("RT030", op, roles[name], name, block, m)
+            self.expect("RT030", op, roles[name], name, block, m, *_group_of(op))
         for tensor in (tensor for tensor in op.reads if tensor.slot in WHOLE_KEYS):
             if phase is Phase.FORWARD:
                 self.expect_made_forward("RT030", op, tensor)
@@ -234,10 +278,10 @@ class SymbolicExchanges(SymbolicUpdates):
     def reduce_keys(self, op: ReduceKeys) -> None:
         """Sum all ranks' parts of the gradients of keys and values; they are pending for the backward."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
-        self.once(op, "RT033", "reduce_keys", block, m)
+        self.once(op, "RT033", "reduce_keys", block, m, *_group_of(op))
         for name, whole in zip(KEY_GRADIENTS, WHOLE_KEYS, strict=True):
-            self.expect("RT033", op, roles[f"d{whole}"], f"part of d{whole}", block, m)
-            self.set(roles[name], "pending", block, m, name)
+            self.expect("RT033", op, roles[f"d{whole}"], f"part of d{whole}", block, m, *_group_of(op))
+            self.add_group(op, roles[name], "pending", block, m, name)
 
     def reduce_sums(self, op: ReduceSums) -> None:
         """Sum row statistics: squares are saved for all later uses, products are pending for the backward."""

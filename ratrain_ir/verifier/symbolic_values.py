@@ -171,6 +171,7 @@ def words_of(value: Value) -> str:
         "part of squares": "one rank's squares of the queries and keys of",
         "part of products": "one rank's products of the gradients of queries and keys of",
         "shared": "what one context rank's heads take, or make, of all tokens of",
+        "groups of heads": "of some groups of heads",
         "keys": "all context ranks' keys of",
         "values": "all context ranks' values of",
         "part of dkeys": "one context rank's part of the gradients of keys of",

@@ -32,6 +32,7 @@ _WHY = {
     "mapping": "the launcher says which ranks are neighbours",
     "context_layout": "a context rank has an early and a late run of tokens there",
     "context_exchange": "the settings that are written say of context ranks how many there are",
+    "context_groups": "keys of all heads are exchanged at a time there",
     "head_chunk": "the head computes as its kernels do there",
     "mlp_chunk": "an mlp computes all rows at a time there",
     "logits": "the head computes as its kernels do there",

@@ -97,6 +97,7 @@ def levers_of(heaviest: int) -> list[Lever]:
         Lever('attention = "fused"', lambda s: _with_attention(s, "fused", "scores-kept", "scores-recomputed")),
         Lever('logits = "chunked"', _with_chunked_logits),
         Lever('context_exchange = "keys"', _with_keys),
+        Lever("twice the context_groups", _more_groups),
         Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
         Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
         Lever("a quarter of the bucket bytes", _smaller_buckets),
@@ -188,6 +189,13 @@ def _with_keys(setting: CompileSetting) -> CompileSetting | None:
     if not setting.plan.exchanges_heads:
         return None
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, context_exchange=OF_KEYS))
+
+
+def _more_groups(setting: CompileSetting) -> CompileSetting | None:
+    """Let context ranks gather the keys of half as many heads at a time; the heads' output is then always kept."""
+    if not setting.plan.exchanges_keys:
+        return None
+    return attrs.evolve(setting, plan=attrs.evolve(setting.plan, context_groups=2 * setting.plan.context_groups))
 
 
 def _move_layer(setting: CompileSetting, stage: int, step: int) -> CompileSetting | None:

@@ -122,6 +122,8 @@ class Builder:
     accumulates: bool
     halves: frozenset[str]
     """the halves of a backward that the op runs"""
+    head_group: int | None = None
+    """the group of heads that the op attends with, where keys are gathered in groups"""
     steps: list[Step] = field(factory=list)
     temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
 

@@ -29,6 +29,22 @@ if TYPE_CHECKING:
 
 
 @frozen
+class Heads:
+    """Heads that attention works on: one group of a rank's, or by default all of them."""
+
+    group: int = 0
+    """their group among the rank's"""
+    groups: int = 1
+
+    def part(self, number: int) -> int:
+        """Return how many heads there are of a rank's number of them."""
+        return number // self.groups
+
+
+ALL_HEADS = Heads()
+
+
+@frozen
 class Run:
     """One run of rows of this rank's tensors; all rows without context ranks."""
 
@@ -39,9 +55,14 @@ class Run:
     rows: int
     """its rows, of all sequences of a micro-batch"""
 
-    def of(self, name: str) -> str:
-        """Return the run's rows of an operand that has the rows of all runs."""
-        return name if self.runs == 1 else f"{name}[{self.number * self.rows}:{(self.number + 1) * self.rows}]"
+    def of(self, name: str, heads: Heads = ALL_HEADS) -> str:
+        """Return the run's rows of an operand that has the rows of all runs, of all groups of heads."""
+        return self.part_of(name, self.rows, heads)
+
+    def part_of(self, name: str, length: int, heads: Heads) -> str:
+        """Return the run's part of an operand that has one of some length for each run, of all groups of heads."""
+        place = heads.group * self.runs + self.number
+        return name if self.runs * heads.groups == 1 else f"{name}[{place * length}:{(place + 1) * length}]"
 
     def of_all(self, operands: Mapping[str, str]) -> dict[str, str]:
         """Return the run's rows of some operands."""
@@ -147,38 +168,33 @@ def _attend(
     begun.update(seeing)
 
 
-def context_forward(builder: Builder, attention: Mapping[str, Any]) -> None:
-    """Add the steps from queries, and keys and values of all ranks, to the output of the heads."""
-    model, every = builder.model, _gathered_keys(builder)
+def context_forward(builder: Builder, attention: Mapping[str, Any], of: Heads = ALL_HEADS) -> None:
+    """Add the steps from queries, and keys and values of all ranks, to the output of some heads."""
+    every, heads, head_dim = _gathered_keys(builder), of.part(builder.model.heads), builder.model.head_dim
     o, lse = builder.slot("o"), builder.slot("lse")
     for run in runs_of(builder.plan, builder.rows):
         state = {
-            "acc": builder.temporary(f"acc_{run.number}", run.rows, model.heads * model.head_dim, dtype=Dtype.F32),
-            "peak": builder.temporary(f"peak_{run.number}", model.heads, run.rows, dtype=Dtype.F32),
-            "total": builder.temporary(f"total_{run.number}", model.heads, run.rows, dtype=Dtype.F32),
+            "acc": builder.temporary(f"acc_{run.number}", run.rows, heads * head_dim, dtype=Dtype.F32),
+            "peak": builder.temporary(f"peak_{run.number}", heads, run.rows, dtype=Dtype.F32),
+            "total": builder.temporary(f"total_{run.number}", heads, run.rows, dtype=Dtype.F32),
         }
         begun: set[int] = set()
-        operands = {"q": run.of("q"), **state, **run.of_all(builder.documents)}
+        operands = {"q": run.of("q", of), **state, **run.of_all(builder.documents)}
         for keys in _keys_of(builder, run, every):
             _attend(builder, "attention_partial_forward", run, keys, operands, begun, attention)
-        outputs = {"o": run.of(o), "lse": _heads_of(builder, run, lse)}
-        builder.step("attention_partial_finish", {**state, **outputs}, heads=model.heads, head_dim=model.head_dim)
+        # of the log-sum-exp a run has a row for each head
+        outputs = {"o": run.of(o, of), "lse": run.part_of(lse, heads, of)}
+        builder.step("attention_partial_finish", {**state, **outputs}, heads=heads, head_dim=head_dim)
 
 
-def _heads_of(builder: Builder, run: Run, lse: str) -> str:
-    """Return a run's part of the log-sum-exp, which has all heads of the first run, then all heads of the second."""
-    heads = builder.model.heads
-    return lse if run.runs == 1 else f"{lse}[{run.number * heads}:{(run.number + 1) * heads}]"
-
-
-def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
+def context_backward(builder: Builder, attention: Mapping[str, Any], do: str, of: Heads = ALL_HEADS) -> None:
     """Add the steps from the gradient `do` of the heads' output to that of queries, and to parts of all keys'.
 
     Later runs come first, as later slices do. Where no query of a rank sees some keys, its part of their gradient is 0,
     if this is where the part begins.
     """
-    model, every = builder.model, _gathered_keys(builder)
-    queries = builder.temporary("dq_sum", builder.rows, model.heads * model.head_dim, dtype=Dtype.F32)
+    every, heads, head_dim = _gathered_keys(builder), of.part(builder.model.heads), builder.model.head_dim
+    queries = builder.temporary("dq_sum", builder.rows, heads * head_dim, dtype=Dtype.F32)
     builder.step("zero", {"a": queries})
     begun: dict[_Keys, set[int]] = {}
     for keys in every:
@@ -186,10 +202,10 @@ def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
         begins = begins_key_gradients(builder.whole, builder.plan, owner)
         begun[keys] = set() if begins else {*range(builder.plan.cp)}
     for run in reversed(runs_of(builder.plan, builder.rows)):
-        delta = builder.temporary(f"delta_{run.number}", model.heads, run.rows, dtype=Dtype.F32)
-        operands = {"o": run.of("o"), "do": run.of("do"), "delta": delta}
-        builder.step("attention_delta", operands, heads=model.heads, head_dim=model.head_dim)
-        common = {"q": run.of("q"), "lse": _heads_of(builder, run, "lse"), "do": run.of("do"), "delta": delta}
+        delta = builder.temporary(f"delta_{run.number}", heads, run.rows, dtype=Dtype.F32)
+        operands = {"o": run.of("o", of), "do": run.of(do, of), "delta": delta}
+        builder.step("attention_delta", operands, heads=heads, head_dim=head_dim)
+        common = {"q": run.of("q", of), "lse": run.part_of("lse", heads, of), "do": run.of(do, of), "delta": delta}
         common |= {"dq": run.of(queries), **run.of_all(builder.documents)}
         for keys in _keys_of(builder, run, every):
             parts = _parts_of(keys)
@@ -199,7 +215,7 @@ def context_backward(builder: Builder, attention: Mapping[str, Any]) -> None:
         if len(known) < builder.plan.cp:
             for name in _parts_of(keys).values():
                 builder.step_by_rank(unseen, "zero", {"a": name})
-    builder.step("cast", {"src": queries, "dst": "dq_out"})
+    builder.step("cast", {"src": queries, "dst": Run(0, 1, builder.rows).of("dq_out", of)})
 
 
 def _parts_of(keys: _Keys) -> dict[str, str]:

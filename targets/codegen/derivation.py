@@ -47,7 +47,13 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: 
     roles = tuple(operand.role for operand in operands)
     accumulates = instruction.accumulates
     return RoutineForm(
-        instruction.keyword, representative(block, model, plan), roles, given, accumulates, instruction.slice
+        instruction.keyword,
+        representative(block, model, plan),
+        roles,
+        given,
+        accumulates,
+        instruction.slice,
+        instruction.head_group,
     )
 
 

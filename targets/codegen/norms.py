@@ -14,6 +14,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.tensor_ranks import copies_of_keys
 from ratrain.ratrain_ir.model.slots import PRODUCTS, SQUARES, exchanged_type, norm_sums
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
+from ratrain.targets.codegen.head_groups import side_by_side
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -238,7 +239,7 @@ def qk_norms(builder: Builder) -> None:
             builder.step("summed_norm_forward", operands, width=of.width, eps=builder.model.norm_eps)
         return
     for name, heads in _normed_projections(builder.model):
-        operands = {"x": f"{name}_in", "gamma": f"w.{name}_norm", "xn": builder.slot(name)}
+        operands = {"x": f"{name}_in", "gamma": f"w.{name}_norm", "xn": side_by_side(builder, name)}
         operands["rstd"] = builder.slot(f"{name}_rstd")
         options = {**_heads(builder.model, name, heads), **unit_offset(builder.model)}
         builder.step("head_norm_forward", operands, **options, eps=builder.model.norm_eps)

@@ -20,11 +20,13 @@ from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.model.slots import HEADS, OUTPUT_GRADIENT, STARTS, made_by_project, saved_slots, scores_type
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
+from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
-from ratrain.targets.codegen.context_routines import context_backward, context_forward, positions, runs_of
+from ratrain.targets.codegen.context_routines import Heads, context_backward, context_forward, positions, runs_of
 from ratrain.targets.codegen.expert_routines import experts_backward, experts_forward
+from ratrain.targets.codegen.head_groups import group_heads, put_side_by_side, side_by_side
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import (
     add_branch,
@@ -63,7 +65,13 @@ def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
     binding = bind(op, model, plan)
     roles = tuple(binding.tensors)
     form = RoutineForm(
-        op.keyword, representative(op.block, model, plan), roles, _given(op, binding), binding.accumulates, op.slice
+        op.keyword,
+        representative(op.block, model, plan),
+        roles,
+        _given(op, binding),
+        binding.accumulates,
+        op.slice,
+        op.head_group if isinstance(op, Attend | AttendBackward) else None,
     )
     return derived_routine(form, model, plan)
 
@@ -82,6 +90,8 @@ class RoutineForm:
     accumulates: bool
     slice: int | None = None
     """which slice, where micro-batches are cut: later slices see more keys"""
+    head_group: int | None = None
+    """which group of heads, where keys are gathered in groups"""
 
 
 def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
@@ -130,6 +140,8 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
         parts.append(f"like{form.block.layer}")
     if form.slice is not None:
         parts.append(f"s{form.slice}")
+    if form.head_group is not None:
+        parts.append(f"g{form.head_group}")
     slots = _may_keep(form, model, plan)
     if slots:
         made = [name for name in slots if name in form.roles and name not in form.given]
@@ -177,7 +189,7 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     """Return the routine of a form; equal arguments give the same object."""
     plan = slice_plan(plan, form.slice)
     halves = _BACKWARDS.get(form.keyword, frozenset())
-    builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves)
+    builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves, form.head_group)
     _recipe(form, model, plan)(builder)
     if form.keyword == "recompute":
         read = (*form.given, "x", "w", FROZEN, PACKED)
@@ -270,19 +282,39 @@ def _embed_backward(builder: Builder) -> None:
             adds = True
 
 
-def _attend_with_share(builder: Builder) -> None:
-    """Add attention over whole sequences with a context rank's share of the heads."""
+def _attend_with_part(builder: Builder) -> None:
+    """Add attention with a part of the heads: a context rank's share, over whole sequences, or a group."""
+    if builder.plan.exchanges_keys:
+        of = _heads_of(builder)
+        context_forward(builder, _options_of(builder, of), of)
+        return
     operands = dict(zip(("q", "k", "v", "o", "lse"), (*HEADS, "o_heads", "lse_heads"), strict=True))
     builder.step("attention_forward", {**operands, **_starts(builder)}, **_options_of_share(builder))
 
 
-def _attend_with_share_backward(builder: Builder) -> None:
+def _attend_with_part_backward(builder: Builder) -> None:
     """Add the steps from the gradient of its output to those of its queries, keys and values."""
+    if builder.plan.exchanges_keys:
+        of = _heads_of(builder)
+        context_backward(builder, _options_of(builder, of), OUTPUT_GRADIENT, of)
+        return
     names = (*HEADS, "o_heads", "lse_heads", "do_heads", *(f"d{name}" for name in HEADS))
     operands = dict(zip(("q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"), names, strict=True))
     options, rows = _options_of_share(builder), builder.plan.cp * builder.rows
     operands["delta"] = builder.temporary("delta", options["heads"], rows, dtype=Dtype.F32)
     builder.step("attention_backward", {**operands, **_starts(builder)}, **options)
+
+
+def _heads_of(builder: Builder) -> Heads:
+    """Return the group of heads that an op works on."""
+    assert builder.head_group is not None  # the signature of such an op has a group
+    return Heads(builder.head_group, builder.plan.context_groups)
+
+
+def _options_of(builder: Builder, of: Heads) -> dict[str, Any]:
+    """Return the options of attention kernels for some heads."""
+    options = attention_options(builder)
+    return {**options, "heads": of.part(options["heads"]), "kv_heads": of.part(options["kv_heads"])}
 
 
 def _options_of_share(builder: Builder) -> dict[str, Any]:
@@ -300,6 +332,7 @@ def _project(builder: Builder) -> None:
     _projections(builder)
     if builder.plan.cp > 1:
         _norms_and_positions(builder)
+        _group_heads(builder)
     else:
         sums_of_squares(builder)
 
@@ -310,7 +343,8 @@ def _projections(builder: Builder) -> None:
     source = norm(builder)
     for name in ("q", "k", "v"):
         normed = name != "v" and model.qk_norm != "none"
-        operands = {"a": source, "b": f"w.{name}_proj", "out": builder.slot(f"{name}_in" if normed else name)}
+        out = builder.slot(f"{name}_in") if normed else side_by_side(builder, name)
+        operands = {"a": source, "b": f"w.{name}_proj", "out": out}
         if model.qkv_bias:
             operands["bias"] = f"w.{name}_bias"
         builder.step("gemm", operands, trans_b=True)
@@ -321,32 +355,41 @@ def _attention_forward(builder: Builder) -> None:
     if builder.has("x"):  # else `_project` has made them
         _projections(builder)
     _norms_and_positions(builder)
+    _group_heads(builder)
     _attend(builder)
 
 
 def _norms_and_positions(builder: Builder) -> None:
     """Add the norms and rotations of queries and keys."""
     qk_norms(builder)
-    _rope(builder, "q", builder.model.heads, inverse=False)
-    _rope(builder, "k", builder.model.kv_heads, inverse=False)
+    _rope(builder, side_by_side(builder, "q"), builder.model.heads, inverse=False)
+    _rope(builder, side_by_side(builder, "k"), builder.model.kv_heads, inverse=False)
+
+
+def _group_heads(builder: Builder) -> None:
+    """Add copies of queries, keys and values with groups of heads below one another, where there are some."""
+    if builder.plan.context_groups > 1:
+        for name in ("q", "k", "v"):
+            group_heads(builder, side_by_side(builder, name), builder.slot(name))
 
 
 def _attend(builder: Builder) -> None:
     """Add the steps from queries, keys and values to the block's output."""
     model = builder.model
     _softmax_forward(builder)
+    o = put_side_by_side(builder, "o")
     if not builder.has("y") and not builder.norms_branch:
-        builder.add_low("o", "o")
+        builder.add_low("o", o)
         return
     bias = {"bias": "w.o_bias"} if model.o_bias else {}
     if has_plain_branch(builder):
-        operands = {"a": "o", "b": "w.o_proj", "out": builder.total, **builder.residual, **bias}
+        operands = {"a": o, "b": "w.o_proj", "out": builder.total, **builder.residual, **bias}
         builder.step("gemm", operands, trans_b=True)
-        builder.add_adapter("o", "o", builder.total)
+        builder.add_adapter("o", o, builder.total)
     else:
         branch = branch_of(builder)
-        builder.step("gemm", {"a": "o", "b": "w.o_proj", "out": branch, **bias}, trans_b=True)
-        builder.add_adapter("o", "o", branch)
+        builder.step("gemm", {"a": o, "b": "w.o_proj", "out": branch, **bias}, trans_b=True)
+        builder.add_adapter("o", o, branch)
         add_branch(builder)
     if builder.has("y"):
         builder.pass_input_on()
@@ -354,7 +397,7 @@ def _attend(builder: Builder) -> None:
 
 def _softmax_forward(builder: Builder) -> None:
     """Add the steps from queries, keys and values to the output of the heads."""
-    if builder.plan.exchanges_heads:
+    if builder.plan.attends_apart:
         return  # `attend` has done it
     options, o = _sequence_options(builder), builder.slot("o")
     if builder.plan.cp > 1:
@@ -383,7 +426,7 @@ def _softmax_backward(builder: Builder) -> None:
     """Add the steps from the gradient `do` of the heads' output to the gradients of queries, keys and values."""
     options = _sequence_options(builder)
     if builder.plan.cp > 1:
-        context_backward(builder, attention_options(builder))
+        context_backward(builder, attention_options(builder), "do")
         return
     gradients = {name: builder.slot(name) for name in ("dq", "dk", "dv")}
     if isinstance(builder.plan, SlicePlan):
@@ -408,7 +451,9 @@ def _softmax_backward(builder: Builder) -> None:
 def _attention_backward(builder: Builder) -> None:
     model = builder.model
     above = branch_gradient(builder)
-    builder.linear_gradients(above, "o", "o_proj")
+    trains = "o_proj" not in builder.frozen or "o" in builder.firsts
+    o = put_side_by_side(builder, "o") if WEIGHT in builder.halves and trains else "o"
+    builder.linear_gradients(above, o, "o_proj")
     if model.o_bias:
         builder.bias_gradient(above, "o_bias")
     if INPUT in builder.halves and builder.norms_over_ranks:
@@ -448,6 +493,9 @@ def _output_gradient(builder: Builder, above: str, do: str) -> None:
 def _take_head_gradients(builder: Builder) -> None:
     """Add copies of the gradients that context ranks have summed, which are then rotated and normed in place."""
     for name in ("dq", "dk", "dv"):
+        if builder.plan.context_groups > 1:
+            group_heads(builder, f"{name}_out", builder.slot(name), inverse=True)
+            continue
         builder.step("cast", {"src": f"{name}_out", "dst": builder.slot(name)})
 
 
@@ -455,8 +503,12 @@ def _backward_heads(builder: Builder) -> None:
     """Add `_heads_backward`; where norms over tensor-parallel ranks follow, the rotation and the sums they need."""
     above = branch_gradient(builder)
     builder.gradient_through_adapter(above, "o")
-    if builder.plan.exchanges_heads:
-        _output_gradient(builder, above, OUTPUT_GRADIENT)
+    if builder.plan.attends_apart:
+        grouped = builder.plan.context_groups > 1
+        do = side_by_side(builder, OUTPUT_GRADIENT) if grouped else OUTPUT_GRADIENT
+        _output_gradient(builder, above, do)
+        if grouped:
+            group_heads(builder, do, OUTPUT_GRADIENT)
         return
     _heads_backward(builder, above)
     if builder.plan.cp == 1:
@@ -468,8 +520,8 @@ def _backward_heads(builder: Builder) -> None:
 _AROUND_SUMS = {
     "project": _project,
     "backward_heads": _backward_heads,
-    "attend": _attend_with_share,
-    "attend_backward": _attend_with_share_backward,
+    "attend": _attend_with_part,
+    "attend_backward": _attend_with_part_backward,
 }
 """Ops around exchanges of tensor-parallel or context ranks that attention waits for."""
 

@@ -214,6 +214,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "sigmoid_backward": _BOUND_BY_DDR,
         "zero": _BOUND_BY_DDR,
         "cast": _BOUND_BY_DDR,
+        "group_columns": _BOUND_BY_DDR,
         "add": _BOUND_BY_DDR,
         "scale": _BOUND_BY_DDR,
     },

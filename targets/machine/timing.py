@@ -128,6 +128,7 @@ def timed_op(
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
     operands = list(operands)
     carries, parts_alone = _CARRIED[keyword], keyword in _OF_PARTS
+    groups = plan.context_groups if keyword in _OF_KEYS else 1
     nbytes = elements = own = rest = 0
     for tensor, access in operands:
         if tensor.kind is StateKind.SCALAR:
@@ -135,6 +136,10 @@ def timed_op(
         if access in carries and (tensor.kind is StateKind.PARTIAL or not parts_alone):
             nbytes += tensor.type.nbytes
             elements += tensor.type.elements
+        elif groups > 1:  # of a rank's own keys, or their gradients, the rows of one group alone
+            rest += tensor.type.elements // groups
+            own += tensor.type.nbytes // groups
+            continue
         else:
             rest += tensor.type.elements
         own += tensor.type.nbytes * _PASSES[access]

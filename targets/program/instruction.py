@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Topology
 
 
+HEAD_GROUP = "g{}"
+"""Word of a group of heads in a variant."""
+
+_LONGEST_GROUP = 10
+
+
 class Access(Enum):
     """Access of an instruction to an operand's bytes."""
 
@@ -81,7 +87,7 @@ class Instruction:
     micro_batch: int | None
     peer: int | None
     variant: str
-    """payload, part, quantity or phase of the op, joined by dots; empty where it has none"""
+    """payload, part, quantity or phase of the op, and its group of heads, joined by dots; empty where it has none"""
     group: str
     """group of a collective; empty elsewhere"""
     blocks: tuple[str, ...]
@@ -100,6 +106,13 @@ class Instruction:
         """Micro-batch, or slice of one, that an instruction of the pipeline works on."""
         assert self.micro_batch is not None
         return self.micro_batch if self.slice is None else Slice(self.micro_batch, self.slice)
+
+    @property
+    def head_group(self) -> int | None:
+        """Group of heads that an exchange of keys, or attention to them, is of; None where it names none."""
+        word = self.variant.rpartition(".")[2]
+        of_group = word[:1] == HEAD_GROUP[0] and word[1:].isdecimal() and len(word) < _LONGEST_GROUP
+        return int(word[1:]) if of_group else None
 
     @property
     def title_without_blocks(self) -> str:

@@ -135,6 +135,15 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
     return None
 
 
+def _columns_rule(options: Mapping[str, Any], types: Types) -> str | None:
+    """Return an error unless runs of columns of one operand are the rows of the other, else None."""
+    wide, tall = (types[name][1] for name in (("dst", "src") if options["inverse"] else ("src", "dst")))
+    groups = options["groups"]
+    if (wide[0] * groups, wide[1]) == (tall[0], tall[1] * groups):
+        return None
+    return f"{groups} runs of the columns of {list(wide)} are not the rows of {list(tall)}"
+
+
 def _head_rule(options: Mapping[str, Any], types: Types) -> str | None:
     """Return an error if logits of a normalised table are scaled or capped, else None.
 
@@ -477,6 +486,14 @@ _DECLARED = (
     ),
     Kernel("zero", "a = 0.", "a:*[...]="),
     Kernel("cast", "dst = src, rounded to nearest even; overflow gives infinity.", "src:*[...] dst:*[...]="),
+    Kernel(
+        "group_columns",
+        "dst = src with its columns in `groups` runs one below the other: row j * T + t of dst is run j of row t "
+        "of src, which has T rows. `inverse` puts runs that lie so side by side again.",
+        "src:s[A,B] dst:s[C,D]=",
+        {"groups": COUNT, "inverse": FLAG},
+        rule=_columns_rule,
+    ),
     Kernel(
         "add",
         "out = a + scale * b.",

@@ -30,9 +30,11 @@ from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.ratrain_ir.ops.tensor import Tensor
-from ratrain.targets.program.instruction import Access, Instruction, Operand
+from ratrain.targets.program.instruction import HEAD_GROUP, Access, Instruction, Operand
 
 if TYPE_CHECKING:
+    from enum import Enum
+
     from ratrain.ratrain_ir.support.diagnostics import Diagnostics
     from ratrain.targets.program.program import Program, ProgramStage
 
@@ -57,7 +59,7 @@ def stored_fields(op: Op) -> StoredFields:
     return StoredFields(
         getattr(op, "micro_batch", None),
         getattr(op, "peer", None),
-        ".".join(word.value for name in _VARIANTS[type(op)] if (word := getattr(op, name)) is not None),
+        ".".join(_variant_word(word) for name in _VARIANTS[type(op)] if (word := getattr(op, name)) is not None),
         group_name(op),
         tuple(map(str, getattr(op, "blocks", ()) if block is None else (block,))),
         is_blocking(op),
@@ -66,7 +68,12 @@ def stored_fields(op: Op) -> StoredFields:
     )
 
 
-_IN_VARIANT = ("part", "payload", "quantity", "phase")
+def _variant_word(value: Enum | int) -> str:
+    """Return the word of a field in a variant: a number is that of a group of heads."""
+    return HEAD_GROUP.format(value) if isinstance(value, int) else str(value.value)
+
+
+_IN_VARIANT = ("part", "payload", "quantity", "phase", "head_group")
 _VARIANTS = {
     kind: [name for name in _IN_VARIANT if any(name == attribute.name for attribute in attributes)]
     for kind, attributes in FIELDS.items()
@@ -116,6 +123,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "payload": lambda instruction, _engine: Payload(_word(instruction, "payload")),
     "part": lambda instruction, _engine: Part(_word(instruction, "part")),
     "phase": lambda instruction, _engine: _phase(instruction),
+    "head_group": lambda instruction, _engine: instruction.head_group,
     "quantity": lambda instruction, _engine: Quantity(_word(instruction, "quantity")),
     "group": lambda instruction, _engine: Group(instruction.group),
     "blocking": lambda instruction, _engine: instruction.blocking,

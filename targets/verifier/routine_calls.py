@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.blocks import parameters, parse_block
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.targets.codegen.context_routines import ALL_HEADS, Heads
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.codegen.routines import representative
 from ratrain.targets.program.instruction import Access
@@ -57,7 +58,8 @@ class RoutineCalls:
         types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
         model = self.program.model
         layer = representative(block, model, self.program.plan)
-        key = (number, instruction.keyword, instruction.accumulates, layer, *accesses.items(), *types.items())
+        group = instruction.head_group
+        key = (number, instruction.keyword, group, instruction.accumulates, layer, *accesses.items(), *types.items())
         if key in self._known:
             return None
         self._known.add(key)
@@ -70,7 +72,8 @@ class RoutineCalls:
             if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
                 return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
         roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
-        problem = routine_problem(routine, roles, parameters(rank_model(model, self.program.plan), layer))
+        heads = ALL_HEADS if group is None else Heads(group, self.program.plan.context_groups)
+        problem = routine_problem(routine, roles, parameters(rank_model(model, self.program.plan), layer), heads)
         if problem is None:
             form = form_of(block, instruction, stage, model, self.program.plan)
             problem = derivation_problem(routine, form, model, self.program.plan)

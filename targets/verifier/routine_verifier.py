@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
+from ratrain.ratrain_ir.model.slots import ATTENDED
+from ratrain.targets.codegen.context_routines import ALL_HEADS, Heads
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS
@@ -32,10 +34,16 @@ FLAT = (TRAINED, "g", FROZEN, PACKED)
 """Formals whose parts are the parameters of a block."""
 
 
-def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters: Iterable[Parameter]) -> str | None:
+JOINT = (*ATTENDED, "dq_out")
+"""Formals that calls for groups of heads make jointly, each the rows of its group; the first is said to write them."""
+
+
+def routine_problem(
+    routine: Routine, accesses: Mapping[str, Access], parameters: Iterable[Parameter], heads: Heads = ALL_HEADS
+) -> str | None:
     """Explain why a routine cannot serve calls with these accesses of its formals; None if it can.
 
-    `parameters` belong to the blocks that it is called for.
+    `parameters` belong to the blocks that it is called for; `heads` are those that the call attends with.
     """
     problems = chain(_name_problems(routine, accesses), _bound_problems(routine), _layout_problems(routine, parameters))
     problem = next(problems, None)
@@ -44,18 +52,29 @@ def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters
     ranks = routine.context_ranks
     if any(step.by_rank and len(step.by_rank) != ranks for step in routine.steps):
         return f"routine {routine.key}: its steps are for different numbers of context ranks"
+    own = _rows_of_heads(routine, accesses, heads)
+    accesses = {**accesses, **dict.fromkeys(own, Access.WRITE)}
     for rank in range(ranks):
-        run = _SymbolicRoutine(routine, accesses)
+        run = _SymbolicRoutine(routine, accesses, own)
         on = f" on context rank {rank}" if ranks > 1 else ""
         for number, step in enumerate(routine.steps, 1):
-            own = step.on_rank(rank)
-            problem = None if own is None else run.step(own)
+            on_rank = step.on_rank(rank)
+            problem = None if on_rank is None else run.step(on_rank)
             if problem is not None:
                 return f"routine {routine.key}, step {number}{on}: {problem}"
         left = run.unwritten()
         if left:
             return f"routine {routine.key} never writes {left}{on}"
     return None
+
+
+def _rows_of_heads(routine: Routine, accesses: Mapping[str, Access], heads: Heads) -> dict[str, Rows]:
+    """Return the rows that a call for one group of heads writes of what all groups make jointly."""
+    if heads.groups == 1:
+        return {}
+    made = [each for each in routine.formals if each.name in JOINT and accesses.get(each.name) is not Access.READ]
+    lengths = {each.name: each.shape[0] // heads.groups for each in made}
+    return {name: (heads.group * length, (heads.group + 1) * length) for name, length in lengths.items()}
 
 
 def _name_problems(routine: Routine, accesses: Mapping[str, Access]) -> Iterator[str]:
@@ -110,6 +129,8 @@ class _SymbolicRoutine:
 
     routine: Routine
     accesses: Mapping[str, Access]
+    own: Mapping[str, Rows]
+    """rows that are the call's own, of formals that it makes jointly with others"""
     written: dict[str, list[Rows]] = field(factory=dict)
     """rows that steps have written, by name: disjoint ranges, ascending"""
 
@@ -157,6 +178,9 @@ class _SymbolicRoutine:
             return f"'{step.kernel}' writes '{reference}', which the call only reads"
         if access is Access.UPDATE and not reads:
             return f"'{step.kernel}' overwrites '{reference}', to which the call adds"
+        rows, own = self.rows(reference), self.own.get(named.whole)
+        if own is not None and not (own[0] <= rows[0] and rows[1] <= own[1]):
+            return f"'{step.kernel}' writes '{reference}', of which rows {own[0]} to {own[1]} are of its group of heads"
         for other, target in step.operands.items():
             if other != name and self.share(reference, target):
                 same = reference == target and (name, other) in KERNELS[step.kernel].in_place
@@ -165,7 +189,7 @@ class _SymbolicRoutine:
         # Values that shared these bytes are overwritten: their names hold nothing any more.
         for held in [name for name in self.written if name != named.whole and self.share(reference, name)]:
             del self.written[held]
-        self.written[named.whole] = _joined([*self.written.get(named.whole, ()), self.rows(reference)])
+        self.written[named.whole] = _joined([*self.written.get(named.whole, ()), rows])
         return None
 
     def share(self, one: str, other: str) -> bool:
@@ -193,8 +217,8 @@ class _SymbolicRoutine:
         return None
 
     def is_whole(self, name: str) -> bool:
-        """Tell whether steps have written every row of a name."""
-        return self.written.get(name) == [self.rows(name)]
+        """Tell whether steps have written every row of a name, or every row that is the call's own."""
+        return self.written.get(name) == [self.own.get(name) or self.rows(name)]
 
 
 def _meet(one: Rows, other: Rows) -> bool:

@@ -81,6 +81,34 @@ def _same_but_micro_batch(op: Op, other: Op) -> bool:
     return all(getattr(op, name, None) == getattr(other, name, None) for name in names)
 
 
+@operator("RT025", VALUES)
+def change_head_group(module: Module, random: Random) -> str | None:
+    """Another group of heads, one that there is not, or none."""
+    place = pick(module, random, _is_of_heads)
+    if place is None:
+        return None
+    groups = (*range(module.plan.context_groups + 1), None)
+    return put(place, head_group=other_of(random, groups, place[0].ops[place[1]].head_group))
+
+
+@operator("RT025", VALUES)
+def exchange_head_groups(module: Module, random: Random) -> str | None:
+    """Two ops of one kind and block exchange their groups of heads, and keep their operands."""
+    place = pick(module, random, _is_of_heads)
+    if place is None:
+        return None
+    stage, at = place
+    op = stage.ops[at]
+    alike = [i for i, other in enumerate(stage.ops) if type(other) is type(op) and other.block == op.block]
+    other = random.choice([i for i in alike if stage.ops[i].head_group != op.head_group])
+    mine, theirs = op.head_group, stage.ops[other].head_group
+    return f"{put((stage, other), head_group=mine)}; {put(place, head_group=theirs)}"
+
+
+def _is_of_heads(op: Op) -> bool:
+    return getattr(op, "head_group", None) is not None
+
+
 @operator("RT025 RT026 RT027 RT040", VALUES)
 def change_block(module: Module, random: Random) -> str | None:
     place = pick(module, random, is_kind(Forward, Recompute, Backward, Update))

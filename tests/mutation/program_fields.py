@@ -206,6 +206,16 @@ def change_variant(program: Program, random: Random) -> str | None:
     )
 
 
+@operator(NO_OP, VALUES)
+def change_head_group(program: Program, random: Random) -> str | None:
+    def others(item: Instruction) -> list[str]:
+        said = item.variant.rpartition(".")[0]
+        groups = [f"g{each}" for each in range(program.plan.context_groups + 1)]
+        return [said, *(f"{said}.{each}" if said else each for each in groups)]
+
+    return _change(program, random, "variant", others, lambda item: item.head_group is not None)
+
+
 @operator(NO_OP, "RT026 RT043 RT031 RT033 RT034")
 def change_group(program: Program, random: Random) -> str | None:
     words = ("", "replicas", "ends", "all")

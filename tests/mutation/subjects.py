@@ -391,6 +391,12 @@ SUBJECTS: dict[str, Subject] = {
             },
             "place-zb-h1,recompute{policy=attention},allocate-ddr",
         ),
+        Subject(
+            "p2-d1-c2-groups-recover-all",
+            {"dp": 1, "cp": 2, "micro_batches": 2, "context_groups": 2},
+            "place-1f1b,recompute{policy=full},allocate-ddr",
+        ),
+        Subject("p2-d1-c2-groups-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2, "context_groups": 4}, "", NEOX),
         Subject("p2-d1-c2-heads-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2, "context_exchange": "heads"}, ""),
         Subject("p2-d1-c2-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2}, ""),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),

@@ -86,8 +86,10 @@ def every_op():
     for slices in ((), (4, 4)):
         for stage in lower(model, Plan(2, 2, (1,), 1, 2, 8, cp=2, slices=slices)).stages:
             yield from stage.ops
-    for stage in lower(model, Plan(2, 2, (1,), 1, 2, 8, cp=2, context_exchange="heads")).stages:
-        yield from stage.ops
+    of_context = ((model, {"context_exchange": "heads"}), (attrs.evolve(model, kv_heads=2), {"context_groups": 2}))
+    for shown, keys in of_context:
+        for stage in lower(shown, Plan(2, 2, (1,), 1, 2, 8, cp=2, **keys)).stages:
+            yield from stage.ops
 
 
 # -- equality: what the round trips rely on ------------------------------------------------------------------------------

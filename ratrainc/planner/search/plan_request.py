@@ -308,12 +308,13 @@ def _without_schedule(plan: Plan, chosen: Strategy, like: str | Plan, searched: 
 
 
 def without_schedule(plan: Plan) -> Plan:
-    """Return a plan as a template: without schedule, chunks and slices, and without groups of its state.
+    """Return a plan as a template: without schedule, chunks and slices, without groups of its state and of key heads.
 
     Levels of single blocks are left out too.
     """
     # a template with several chunks a stage loses its stages too: their cuts would belong to chunks
-    whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, shard_group=None, view_group=None)
+    ungrouped = evolve(plan, shard_group=None, view_group=None, context_groups=1)
+    whole = evolve(ungrouped, schedule=None, slices=(), zero_blocks=None)
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 
 
@@ -336,6 +337,11 @@ def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, like: str | Plan)
 
 def _refuse_not_chosen(plan: Plan, by: str, like: str | Plan) -> None:
     """Raise `DiagnosticError` RT064 if a plan has keys that no search chooses."""
+    if plan.context_groups > 1:
+        at = _place_in(like, "context_groups")
+        text = f"{by} has plans that gather keys of all heads at once: it cannot keep context_groups of this plan"
+        help_text = "leave context_groups out here, and write it into the plan that is found"
+        fail("RT064", text, at.location, source=at.source, help=help_text)
     for key in _NOT_CHOSEN:
         if getattr(plan, key) is not None:
             at = _place_in(like, key)

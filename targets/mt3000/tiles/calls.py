@@ -45,7 +45,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *("adamw", "mean_of_replicas", "all_finite", "quantise", "dequantise", "mean_of_quantised"),
         "dequantise_nf4",
         *("attention_softmax_forward", "attention_softmax_backward", "head_backward_from_logits"),
-        *("attention_partial_finish", "attention_delta"),
+        *("attention_partial_finish", "attention_delta", "group_columns"),
         *UNTILED_SCORES,
         *UNTILED_BLOCKS,
         *UNTILED_EXPERTS,

@@ -53,6 +53,14 @@ class DeviceFlat:
     def cast(self, src, dst, *, scratch):
         dst.copy_(src)
 
+    def group_columns(self, src, dst, *, scratch, groups, inverse):
+        wide, tall = (dst, src) if inverse else (src, dst)
+        of_wide, of_tall = wide.view(len(wide), groups, -1).transpose(0, 1), tall.view(groups, len(wide), -1)
+        if inverse:
+            of_wide.copy_(of_tall)
+        else:
+            of_tall.copy_(of_wide)
+
     def add(self, a, b, out, *, scratch, scale=1.0):
         left, right = scratch.take_all(add_plan(out))
         for of_a, of_b, of_out in flat_chunks(a, b, out):

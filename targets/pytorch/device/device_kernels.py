@@ -122,7 +122,9 @@ class TorchDevice(
     name = "torch-device"
     on_devices = True
     scalar_bytes = plan_bytes(SCALARS_PLAN)
-    plans = PerKernel("scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast", "sigmoid_forward"))
+    plans = PerKernel(
+        "scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast", "group_columns", "sigmoid_forward")
+    )
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         """Make the set for a device. Raises `DiagnosticError` RT093 if PyTorch finds no such device."""

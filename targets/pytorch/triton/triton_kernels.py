@@ -95,7 +95,7 @@ class TorchTriton(
             "attention_partial_forward": fused_partial_forward_plan,
             "attention_partial_backward": fused_partial_backward_plan,
         },
-        never=("zero", "cast", "sigmoid_forward"),
+        never=("zero", "cast", "group_columns", "sigmoid_forward"),
     )
 
     def __init__(self, device: str | torch.device = "cpu") -> None:

@@ -56,7 +56,7 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
         Fetch: lambda item: item.variant == Phase.FORWARD.value,  # of frozen parameters; of activations it is empty
         **dict.fromkeys((Send, Recv, *HEAD_OPS), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
-        GatherKeys: lambda item: item.variant == Phase.FORWARD.value,
+        GatherKeys: lambda item: item.variant.partition(".")[0] == Phase.FORWARD.value,
         # A sum that is repeated for a recovery has the variant `activation.backward`.
         **dict.fromkeys((ReduceRows, ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
         AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,

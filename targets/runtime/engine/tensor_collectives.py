@@ -24,6 +24,7 @@ from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine.rank import shape_only
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.arena.scalars import Flags, Scalars
@@ -65,12 +66,18 @@ def window_of(rank: RankExecutor, instruction: Instruction) -> int | None:
     return rank.program.model.layer_kind(layer).window
 
 
+def of_head_group(rows: Any, instruction: Instruction, plan: Plan) -> Any:
+    """Return the rows of an exchange's group of heads, in a tensor of all of them; all rows without groups."""
+    return rows.reshape(plan.context_groups, -1)[instruction.head_group or 0]
+
+
 def gather_keys(members: Sequence[Member], kernels: KernelSet) -> None:
     """Copy the keys and values of context ranks to every rank that gathers them."""
     plan, window = members[0][0].program.plan, window_of(*members[0])
     views = [rank.by_role(instruction) for rank, instruction in members]
+    instruction = members[0][1]
     for name, whole in zip(KEY_SLOTS, WHOLE_KEYS, strict=True):
-        given = [each[name].reshape(plan.context_runs, -1) for each in views]
+        given = [of_head_group(each[name], instruction, plan).reshape(plan.context_runs, -1) for each in views]
         gathered = [each[whole].reshape(len(held_runs(plan, window, 0)), -1) for each in views]
         for each in runs_by_holder(plan, window):
             kernels.memory.copy(gathered[each.rank][each.place], given[each.holder][each.number])
@@ -80,8 +87,9 @@ def reduce_keys(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -
     """Sum context ranks' parts of the gradients of keys and values, the last viewer's first; each rank gets its own."""
     plan, window = members[0][0].program.plan, window_of(*members[0])
     views = [rank.by_role(instruction) for rank, instruction in members]
+    instruction = members[0][1]
     for name, whole in zip(KEY_GRADIENTS, WHOLE_KEYS, strict=True):
-        own = [each[name].reshape(plan.context_runs, -1) for each in views]
+        own = [of_head_group(each[name], instruction, plan).reshape(plan.context_runs, -1) for each in views]
         parts = [each[f"d{whole}"].reshape(len(held_runs(plan, window, 0)), -1) for each in views]
         for (holder, number), found in groupby(runs_by_holder(plan, window), key=lambda each: each[:2]):
             of_run = [parts[each.rank][each.place] for each in found]
@@ -161,8 +169,9 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
                 most = max(most, needed + kernels.scalar_bytes)
             of_keys = [types[role] for role in types if role in KEY_GRADIENTS]
             for type_ in of_keys:
-                out = shape_only(type_.dtype, (type_.elements,))
-                parts = [shape_only(Dtype.F32, (type_.elements,))] * program.plan.cp
+                elements = type_.elements // program.plan.context_groups
+                out = shape_only(type_.dtype, (elements,))
+                parts = [shape_only(Dtype.F32, (elements,))] * program.plan.cp
                 needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
                 most = max(most, needed + kernels.scalar_bytes)
             if "dk_heads" in types:

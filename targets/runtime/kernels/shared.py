@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.model.rotary import rope_frequencies
 from ratrain.ratrain_ir.support.diagnostics import fail
@@ -39,6 +40,14 @@ def rope_table(seq_len: int, width: int, theta: float, scaling: str = "") -> tup
     frequency, growth = rope_frequencies(theta, width, scaling)
     angle = (np.arange(seq_len, dtype=np.float32)[:, None] * frequency).astype(np.float64)
     return (np.cos(angle) * growth).astype(np.float32), (np.sin(angle) * growth).astype(np.float32)
+
+
+def put_columns(src: NDArray[Any], dst: NDArray[Any], groups: int, *, inverse: bool) -> None:
+    """Copy runs of columns below one another, or side by side again: the kernel `group_columns`."""
+    wide, tall = (dst, src) if inverse else (src, dst)
+    of_wide = wide.reshape(len(wide), groups, -1).transpose(1, 0, 2)
+    of_tall = tall.reshape(groups, len(wide), -1)
+    np.copyto(*((of_wide, of_tall) if inverse else (of_tall, of_wide)))
 
 
 def decay_segments(length: int, decay: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:

@@ -107,11 +107,12 @@ class TensorCollectives:
         """Gather keys and values of context ranks: of all, straight from arena to arena, or those that it sees."""
         views = self.rank.by_role(instruction)
         seen = _SeenRuns.of(self.rank, instruction)
+        own = [self._of_head_group(views[name], instruction) for name in KEY_SLOTS]
         if seen is None:
-            keys = zip(KEY_SLOTS, WHOLE_KEYS, strict=True)
-            yield [self.contexts.iallgather(views[whole], views[name]) for name, whole in keys]
+            keys = zip(WHOLE_KEYS, own, strict=True)
+            yield [self.contexts.iallgather(views[whole], mine) for whole, mine in keys]
             return
-        given = [views[name].reshape(seen.own, -1) for name in KEY_SLOTS]
+        given = [mine.reshape(seen.own, -1) for mine in own]
         gathered = [views[whole].reshape(seen.places, -1) for whole in WHOLE_KEYS]
         copy = self.kernels.memory.copy
         for rows, places in zip(given, gathered, strict=True):
@@ -132,7 +133,7 @@ class TensorCollectives:
             given = [views[f"d{whole}"].reshape(-1) for whole in WHOLE_KEYS]
             yield [self.contexts.ialltoall(parts, mine) for parts, mine in zip(arrived, given, strict=True)]
             for name, parts in zip(KEY_GRADIENTS, arrived, strict=True):
-                out = views[name].reshape(-1)
+                out = self._of_head_group(views[name], instruction)
                 tensor_collectives.summed(list(parts)[::-1], out, (), self.scalars, self.scratch)
             return
         places = [views[f"d{whole}"].reshape(seen.places, -1) for whole in WHOLE_KEYS]
@@ -140,9 +141,14 @@ class TensorCollectives:
         arrived = yield from self._exchange(instruction, packed, seen.met_counts, seen.shown_counts)
         for name, rows, theirs in zip(KEY_GRADIENTS, places, arrived, strict=True):
             found = {each: rows[each.place] for each in seen.kept} | dict(zip(seen.shown, theirs, strict=True))
-            for number, out in enumerate(views[name].reshape(seen.own, -1)):
+            for number, out in enumerate(self._of_head_group(views[name], instruction).reshape(seen.own, -1)):
                 of_run = [found[each] for each in seen.viewers if each.number == number]
                 tensor_collectives.summed(of_run, out, (), self.scalars, self.scratch)
+
+    def _of_head_group(self, rows: Rows, instruction: Instruction) -> Rows:
+        """Return the rows of an exchange's group of heads, flat; all rows without groups."""
+        own: Rows = tensor_collectives.of_head_group(rows, instruction, self.rank.program.plan)
+        return own.reshape(-1)
 
     def gather_heads(self, instruction: Instruction) -> Phases:
         """Exchange this rank's tokens of all heads for all tokens of its share of the heads, in packed parts."""

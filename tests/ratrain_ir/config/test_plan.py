@@ -140,6 +140,7 @@ def test_every_key():
         1,
         "zigzag",
         "keys",
+        1,
         8,
         6,
         2,

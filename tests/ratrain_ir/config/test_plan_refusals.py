@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
@@ -12,6 +14,9 @@ from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields, pl
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.plan_file import load_plan, parse_plan
 from tests.ratrain_ir.config.base_plan import BASE, MODEL, changed, parse, refusal
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 REFUSED = [
     # RT063: syntax, keys, types
@@ -439,3 +444,36 @@ def test_score_matrices_do_not_go_with_capped_scores(attention: str) -> None:
     assert error.code == "RT064"
     assert f'attention = "{attention}" does not cap scores, as test does at 50' in error.message
     assert error.help == 'use attention = "fused"'
+
+
+GROUPS = 'cp = 2\ncontext_groups = {groups}\ncontext_exchange = "{exchange}"'
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "said", "way_out"),
+    [
+        ("context_groups = 2", MODEL, "changes nothing with one context rank (cp = 1)", "use cp = 2 or more"),
+        (GROUPS.format(groups=2, exchange="heads"), MODEL, "ranks gather no keys", 'context_exchange = "keys"'),
+        ("cp = 2\ncontext_groups = 3", MODEL, "2 key heads of a rank cannot be cut into 3 equal groups", "use 2"),
+        ("cp = 2\ntp = 2\ncontext_groups = 2", MODEL, "1 key head of a rank", "leave it out"),
+        ("cp = 2\ncontext_groups = 2", evolve(MODEL, position="alibi", rope_theta=0.0), "a slope", "leave it out"),
+        (
+            "cp = 2\ncontext_groups = 2\n[batch]\nslices = 2",
+            MODEL,
+            "saves nothing with slices: gathered keys of all groups wait for later slices",
+            "leave one of them out",
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_groups_of_heads_that_change_nothing_or_do_not_go_are_refused(
+    text: str, model: ModelConfig, said: str, way_out: str
+) -> None:
+    head, _, batch = text.partition("\n[batch]\n")
+    plan = BASE.replace("dp = 2", f"dp = 2\n{head}").replace("seq_len = 32", f"seq_len = 32\n{batch}")
+    (error,) = [
+        each for each in refusal(parse, plan, model) if "context_groups" in plan.split("\n")[each.location.line - 1]
+    ]
+    assert error.code == "RT064"
+    assert said in error.message
+    assert way_out in error.help

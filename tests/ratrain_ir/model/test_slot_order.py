@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.config.plan_keys import CONTEXT_EXCHANGES
+from ratrain.ratrain_ir.config.plan_keys import CONTEXT_EXCHANGES, OF_KEYS
+from ratrain.ratrain_ir.config.tensor_ranks import shares_heads
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.model.slots import forward_slots, made_by_project, place_in_attention
@@ -14,9 +15,14 @@ from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import GEMMA3, OLMO2, UNEVEN
 
 
-@given(models(), st.sampled_from(CONTEXT_EXCHANGES))
-def test_slots_stand_in_the_order_of_their_places(model, exchange) -> None:
-    plan = make_plan(model, pp=1, cuts=(), dp=1, seq_len=4, cp=2, context_exchange=exchange, head_chunk=4)
+@given(models(), st.sampled_from([*((exchange, False) for exchange in CONTEXT_EXCHANGES), (OF_KEYS, True)]))
+def test_slots_stand_in_the_order_of_their_places(model, form) -> None:
+    exchange, in_groups = form
+    assume(exchange == OF_KEYS or shares_heads(model, 2))
+    assume(not in_groups or model.position != "alibi")
+    groups = model.kv_heads if in_groups else 1
+    keys = {"cp": 2, "context_exchange": exchange, "context_groups": groups}
+    plan = make_plan(model, pp=1, cuts=(), dp=1, seq_len=4, head_chunk=4, **keys)
     slots = [slot.name for slot in forward_slots(model, plan, block("attention", 0))]
     places = [place_in_attention(name) for name in slots]
     assert places == sorted(places)

@@ -186,6 +186,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "cp",
         "context_layout",
         "context_exchange",
+        "context_groups",
         "sequence_sharding",
         "zero_blocks",
         "shard_group",

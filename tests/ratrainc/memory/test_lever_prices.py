@@ -91,6 +91,26 @@ def test_keys_instead_of_heads_are_tried_and_free_bytes() -> None:
     assert f"{name} in the plan" in (refused.value.diagnostics[0].help or "")
 
 
+def test_more_groups_of_heads_are_tried_and_free_bytes_where_the_output_is_kept() -> None:
+    model, plan = api.resolved(MODEL, PLAN)
+    passes = "place-1f1b,recompute{policy=none},allocate-ddr"
+    model = evolve(model, kv_heads=4)
+    plan = evolve(plan, pp=1, cuts=(), dp=1, cp=4, seq_len=8192, micro_batches=1, micro_batch_size=1)
+    plan = evolve(plan, mlp_chunk=128, head_chunk=64)
+    setting, name = CompileSetting(model, plan, passes, load_machine(None)), "twice the context_groups"
+    peaks = [max(outcome_of(setting).peak_bytes)]
+    for groups in (2, 4):
+        setting = dict(changes(setting, 0))[name]
+        assert setting.plan.context_groups == groups
+        peaks.append(max(outcome_of(setting).peak_bytes))
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert try_setting(dict(changes(setting, 0))[name], name) is None  # there are four heads of keys
+    little = with_constants(load_machine(None), {"ddr_capacity": peaks[0] / 2})
+    with pytest.raises(DiagnosticError, match="RT053") as refused:
+        api.compile(model, plan, passes=passes, machine=little)
+    assert "context_groups = 2 in the plan" in (refused.value.diagnostics[0].help or "")
+
+
 def outcome_of(setting: CompileSetting) -> LeverOutcome:
     """Compile, place and simulate a setting, which must be allowed."""
     outcome = try_setting(setting, "x")

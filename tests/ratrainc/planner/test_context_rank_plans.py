@@ -244,6 +244,14 @@ def test_a_plan_to_be_like_keeps_its_context_ranks(
         assert chosen <= numbers
 
 
+def test_no_search_has_groups_of_heads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    like = folder / "groups.toml"
+    like.write_text((folder / f"{ZIGZAG}.toml").read_text().replace("cp = 2", "cp = 2\ncontext_groups = 2"))
+    said = printed(capsys, "plan", "--model", folder / "m.json", *SIZE, "--quick", "--like", like, code=1)
+    assert "it cannot keep context_groups of this plan" in said
+    assert "groups.toml:6" in said
+
+
 def test_other_questions_are_answered_for_context_ranks_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, like = folder / "m.json", ("--like", folder / f"{ZIGZAG}.toml")
     search = ("plan", "--model", model, "--seq-len", 16)

@@ -208,6 +208,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "cp": 2,
     "context_layout": "contiguous",
     "context_exchange": "heads",
+    "context_groups": 2,
     "sequence_sharding": False,
     "zero_blocks": ZeroLevels.parse("mlp.* 0"),
     "shard_group": 3,

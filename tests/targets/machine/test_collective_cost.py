@@ -110,6 +110,24 @@ def test_keys_under_a_window_are_priced_as_exchanges_of_neighbours() -> None:
         assert op_key(near, plan) != op_key(every, plan)
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_groups_of_heads_move_the_bytes_of_all_in_as_many_exchanges(window: int | None) -> None:
+    model = evolve(MODEL, kv_heads=4, family="mistral" if window else "llama", sliding_window=window)
+    plan = make_plan(model, pp=1, dp=1, cp=8, seq_len=64)
+    totals = {}
+    for groups in (1, 2, 4):
+        module = lower(model, own := evolve(plan, context_groups=groups))
+        of_keys = [op for op in module.stages[0].ops if isinstance(op, GatherKeys | ReduceKeys)]
+        timed = [target_of(ALONE).timed(module, module.stages[0], op) for op in of_keys]
+        assert {each.gathered_runs for each in timed} == {2 if window else 8}
+        ways = [collective_way(each, own, ALONE) for each in timed]
+        moved = sum(rounds.nbytes for way in ways for rounds in way.rounds)
+        assert len(ways) == groups * len(totals.setdefault(1, (ways, 0, 0))[0])
+        totals[groups] = ways, moved, sum(each.own_bytes for each in timed)
+    for number in (1, 2):
+        assert totals[1][number] == totals[2][number] == totals[4][number] > 0
+
+
 def test_hosts_and_skew_add_to_every_round() -> None:
     group = members_of(16, ALONE)
     for ways in (reduce_scatters(8 * MIB, 2, group, ALONE), all_gathers(8 * MIB, group, ALONE)):

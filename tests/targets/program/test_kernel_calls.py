@@ -58,6 +58,7 @@ CALLS: dict[str, tuple[Types, dict[str, Any]]] = {
     ),
     "zero": ({"a": (F32, Q)}, {}),
     "cast": ({"src": (F32, Q), "dst": (F16, Q)}, {}),
+    "group_columns": ({"src": (F16, (10, 12)), "dst": (F16, (30, 4))}, {"groups": 3, "inverse": False}),
     "add": ({"a": (F32, (7,)), "b": (F16, (7,)), "out": (F32, (7,))}, {}),
 }
 
@@ -111,6 +112,8 @@ def test_positions_start_at_0_where_nothing_is_said(kernel: str) -> None:
         ("position_backward", {}, {"first_position": 15}, "6 tokens from position 15 on need .* a table as long"),
         ("position_forward", {}, {"seq_len": 5}, "need whole sequences"),
         ("cast", {"dst": (F16, (24, 10))}, {}, "'dst' of .* does not have the shape of the other operands"),
+        ("group_columns", {}, {"groups": 2}, "2 runs of the columns of .* are not the rows of"),
+        ("group_columns", {}, {"inverse": True}, "3 runs of the columns of .* are not the rows of"),
         ("add", {"b": (F32, (1,))}, {}, "'b' of .* does not have the shape of the other operands"),
         ("attention_delta", {"do": (BF16, Q)}, {}, "'do' of .* is bf16.*it does not go with the other operands"),
         ("zero", {"a": (Dtype.I32, (3,))}, {}, "'a' of .* is i32"),

@@ -66,6 +66,7 @@ from ratrain.targets.runtime.kernels.shared import (
     check_tokens,
     decay_segments,
     held_keys,
+    put_columns,
     token_keys,
 )
 
@@ -160,7 +161,7 @@ class Fast(
             *("head_norm_forward", "geglu_forward", "relu2_forward", "relu2_backward", "scale"),
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
             *("attention_partial_finish", "attention_delta"),
-            *("zero", "cast", "add", "adamw", "all_finite"),
+            *("zero", "cast", "group_columns", "add", "adamw", "all_finite"),
             *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
             *("weighted_swiglu_forward", "dequantise_nf4"),
         ),
@@ -303,6 +304,9 @@ class Fast(
 
     def cast(self, src, dst, *, scratch):
         self._cast(src, dst)
+
+    def group_columns(self, src, dst, *, scratch, groups, inverse):
+        put_columns(src, dst, groups, inverse=inverse)
 
     def zero(self, a, *, scratch):
         a.fill(0)

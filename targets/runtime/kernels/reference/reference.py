@@ -53,6 +53,7 @@ from ratrain.targets.runtime.kernels.shared import (
     check_tokens,
     decay_segments,
     held_keys,
+    put_columns,
     token_keys,
 )
 
@@ -125,7 +126,7 @@ class ReferenceKernels(
             *("attention_scores_forward", "attention_softmax_forward", "attention_values_forward"),
             *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
             *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
-            *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
+            *("embedding_forward", "zero", "cast", "group_columns", "add", "adamw", "mean_of_replicas", "all_finite"),
             *("quantise", "dequantise", "dequantise_nf4", "mean_of_quantised"),
             *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
             *("choice_sums", "weighted_swiglu_forward", "weighted_swiglu_backward"),
@@ -285,6 +286,9 @@ class ReferenceKernels(
     @quiet
     def cast(self, src, dst, *, scratch):
         put(dst, src)
+
+    def group_columns(self, src, dst, *, scratch, groups, inverse):
+        put_columns(src, dst, groups, inverse=inverse)
 
     def zero(self, a, *, scratch):
         a.fill(0)

@@ -87,6 +87,18 @@ def test_cast_to_bfloat_takes_the_nearest(name, bits):
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
+@given(rows=st.integers(1, 5), width=st.integers(1, 4), groups=st.integers(1, 4))
+def test_runs_of_columns_lie_below_one_another_and_come_back(name, dtype, rows, width, groups):
+    src = np.arange(rows * groups * width).reshape(rows, -1).astype(dtype)
+    below, back = np.empty((groups * rows, width), dtype), np.empty_like(src)
+    call(name, "group_columns", src=src, dst=below, groups=groups, inverse=False)
+    np.testing.assert_array_equal(below, np.concatenate(np.hsplit(src, groups)))
+    call(name, "group_columns", src=below, dst=back, groups=groups, inverse=True)
+    np.testing.assert_array_equal(back, src)
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_a_signalling_nan_is_not_finite(name):
     a = np.full(5, 0x7F81, np.uint16).view(BFLOAT16)
     assert call(name, "all_finite", a=a) is False

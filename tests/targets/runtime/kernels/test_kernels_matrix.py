@@ -485,6 +485,7 @@ def big_calls() -> dict[str, dict]:
         "mean_of_quantised": {"parts": [packed] * 2, "out": z, "accumulate": True, "divisor": 2.0, "bits": 4},
         "all_finite": {"a": x},
         "cast": {"src": x.reshape(-1), "dst": flat[0]},
+        "group_columns": {"src": x, "dst": y.reshape(4 * len(x), -1), "groups": 4, "inverse": False},
         "add": {"a": x, "b": y, "out": z},
         "scale": {"a": x, "out": y, "scale": 0.5},
         "zero": {"a": x},

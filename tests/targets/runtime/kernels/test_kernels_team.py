@@ -202,6 +202,7 @@ def cases():
         },
         "mean_of_replicas": {"parts": wide, "out": random(24, 70_000), "accumulate": True, "divisor": 2.0},
         "cast": {"src": random(25, ROWS, WIDTH, dtype=np.float32), "dst": x},
+        "group_columns": {"src": x, "dst": random(32, 2 * ROWS, WIDTH // 2), "groups": 2, "inverse": False},
         **expert_calls(300, 5, 2, hidden=600, width=260),
     }  # fmt: skip
 

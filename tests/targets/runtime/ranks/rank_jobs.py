@@ -87,6 +87,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     "1x2c2-each-micro-batch": {"pp": 1, "dp": 2, "cp": 2, "seq_len": 12, "zero": 2, "reduce": "each-micro-batch"},
     "1x1c2x2-documents": {"pp": 1, "dp": 1, "cp": 2, "tp": 2, "seq_len": 12, "attention_mask": "document"},
     "1x1c4-window": {"model": WINDOW, "pp": 1, "dp": 1, "cp": 4, "seq_len": 16},
+    "1x1c4-groups": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "context_groups": 2},
     "1x1c4-heads": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "context_exchange": "heads"},
     "1x1c2x2-heads-of-documents": {
         "pp": 1,

@@ -79,6 +79,18 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "1x1c4-window": {"model": WINDOW, "pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "loss_scale": 256.0},
     "1x2c4-window-of-some-layers": {"model": GEMMA3, "pp": 1, "cp": 4, "seq_len": 8, "context_layout": "contiguous"},
     "1x1c4-window-of-one-token": {"model": evolve(WINDOW, sliding_window=1), "pp": 1, "dp": 1, "cp": 4, "seq_len": 8},
+    "1x2c2-groups": {"model": evolve(MODEL, kv_heads=4), "pp": 1, "cp": 2, "seq_len": 12, "context_groups": 4},
+    "1x1c2x2-groups-of-documents": {
+        "model": evolve(MODEL, kv_heads=4),
+        "pp": 1,
+        "dp": 1,
+        "cp": 2,
+        "tp": 2,
+        "seq_len": 12,
+        "attention_mask": "document",
+        "context_groups": 2,
+    },
+    "1x1c4-groups-window": {"model": WINDOW, "pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "context_groups": 2},
     "1x2c2-heads": {"pp": 1, "cp": 2, "seq_len": 12, "context_exchange": "heads"},
     "1x1c4-heads-of-documents": {
         "pp": 1,
@@ -96,6 +108,8 @@ IN_THE_GATE = (
     "1x2c2",
     "1x1c4-heads-of-documents",
     "1x1c4-window",
+    "1x1c4-groups-window",
+    "1x2c2-groups",
     "1x2x2-each-micro-batch",
     "1x1x2-rows-not-shared-evenly",
 )
@@ -152,8 +166,10 @@ def test_what_arrives_from_peers_has_bytes_of_its_own_that_are_said() -> None:
     assert engine.peak_transport_bytes == exchanges.capacity + gradients
 
 
-@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
-def test_context_ranks_receive_the_bytes_of_the_formula(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layout", "groups"), [("zigzag", 1), ("contiguous", 1), ("zigzag", 2)])
+def test_context_ranks_receive_the_bytes_of_the_formula(
+    layout: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each layer and micro-batch: keys and values forward and back, parts of their gradients in f32."""
     received: Counter[tuple[int, str]] = Counter()
 
@@ -168,7 +184,7 @@ def test_context_ranks_receive_the_bytes_of_the_formula(layout: str, monkeypatch
 
     count("iallgather")
     count("ialltoall")
-    plan = make_plan(pp=1, dp=1, cp=3, context_layout=layout, seq_len=12)
+    plan = make_plan(pp=1, dp=1, cp=3, context_layout=layout, seq_len=12, context_groups=groups)
     module = api.compile(MODEL, plan, passes="place-1f1b,recompute{policy=full},allocate-ddr")
     steps = 2
     for run in trained_by_threads(api.emit(module), steps):
