@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from ratrain.ratrain_ir.attention_lowering import AttentionLowering
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.expert_lowering import ExpertLowering
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     has_backward,
@@ -40,6 +40,7 @@ from ratrain.ratrain_ir.model.blocks import (
     trains,
 )
 from ratrain.ratrain_ir.model.checked_training import check_training
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     is_sharded,
@@ -70,6 +71,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     CombineLoss,
     ReduceRows,
     ReduceScatter,
+    mean_group,
 )
 from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
@@ -102,7 +104,7 @@ def lower(model: ModelConfig, plan: Plan) -> Module:
 
 
 @define
-class _StageLowering(AttentionLowering):
+class _StageLowering(ExpertLowering):
     """Builder of one stage's ops.
 
     Methods that return a tensor may first emit the op that makes it, such as a gather. So call them before the op that
@@ -205,6 +207,7 @@ class _StageLowering(AttentionLowering):
             if block.kind == "head":
                 self.load(Part.LABELS, piece)
             self.project(block, piece)
+            self.send_to_experts(block, piece)
             self.emit(self.forward(block, piece))
             # Three ways to the stream behind a block: the loss of the head; a norm and a sum by an op of its own; a
             # sum over tensor-parallel ranks. Parallel attention is not summed: its mlp adds to the same partial sum.
@@ -229,6 +232,8 @@ class _StageLowering(AttentionLowering):
             return self.forward_of_heads(block, piece, projected)
         if made := self.made_by_project(block, piece):
             return self.forward_of_context(block, piece, made)
+        if self.routed(block, piece):
+            return self.forward_of_experts(block, piece)
         if block.kind == "embed":
             source = self.input(Part.TOKENS, piece)
         else:
@@ -342,6 +347,7 @@ class _StageLowering(AttentionLowering):
                 views = self.views(block, piece, Phase.BACKWARD)
                 source_of = source_block(self.model, self.plan, block)
                 source = self.read_activation(source_of, piece, phase=Phase.BACKWARD)
+                others += self.send_gradients_to_experts(block, piece, dy, first=self.is_first_share(block, piece))
                 inputs = (dy, source, *saved, *views, *others)
         begun: tuple[Tensor, ...] = ()
         added: tuple[Tensor, ...] = ()
@@ -349,7 +355,7 @@ class _StageLowering(AttentionLowering):
             begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
         fields = piece_fields(piece)
         # The first contribution writes the gradient instead of adding, so no op has to zero it.
-        if self.is_first_share(block, piece):
+        if self.is_first_share(block, piece) and not self.routed(block, piece):
             return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, *gradient), updates=added)
         return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(*gradient, *added))
 
@@ -357,9 +363,10 @@ class _StageLowering(AttentionLowering):
         """Build a block's reduction into shards: of micro-batch `m` alone, or of the whole step if `m` is None."""
         results = (self.shard(block), self.scalar(f"flag.{block}", Dtype.U32))
         source = (self.gradient(block, m or 0),)
+        fields: dict[str, Any] = {"blocks": (block,), "group": mean_group(self.plan, block), "micro_batch": m}
         if m:  # micro-batch 0 and the reduction of a whole step (None) begin the shard, later ones add to it
-            return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, updates=results)
-        return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, writes=results)
+            return ReduceScatter(**fields, reads=source, updates=results)
+        return ReduceScatter(**fields, reads=source, writes=results)
 
     def step_end(self, blocks: tuple[Block, ...]) -> None:
         """Emit the end of the step: reductions, scalars, updates, gathers of views, the next loss scale."""
@@ -381,7 +388,9 @@ class _StageLowering(AttentionLowering):
         for block in blocks:
             if gathers_at_step_end(self.plan, block):
                 view = self.named(f"{'v' if parts_view(self.plan, block) else 'w'}.{block}")
-                self.emit(AllGather(blocks=(block,), reads=(self.named(f"p.{block}"),), writes=(view,)))
+                source = (self.named(f"p.{block}"),)
+                group = self.gather_group(block)
+                self.emit(AllGather(blocks=(block,), group=group, reads=source, writes=(view,)))
         if self.plan.has_dynamic_scale:
             self.emit(ScaleUpdate(reads=(self.named("overflow"),), updates=(self.named("scale"),)))
 
@@ -389,13 +398,18 @@ class _StageLowering(AttentionLowering):
         if is_sharded(self.plan, block):
             return self.reduce_scatter(block, None)
         flag = self.scalar(f"flag.{block}", Dtype.U32)
-        return AllReduce(blocks=(block,), updates=(self.gradient(block, 0),), writes=(flag,))
+        group = mean_group(self.plan, block)
+        return AllReduce(blocks=(block,), group=group, updates=(self.gradient(block, 0),), writes=(flag,))
 
     def sum_shared(self, blocks: tuple[Block, ...]) -> None:
         """Emit the sums over tensor-parallel ranks of each block's gradients of replicated parameters, and of its flag.
 
-        The flags are summed so that all ranks skip the same updates.
+        The flags are summed so that all ranks skip the same updates. Expert ranks do so for the mlps.
         """
+        for block in reversed(blocks):
+            if shares_experts(self.plan, block):
+                updates = (self.reduced(block), self.named(f"flag.{block}"))
+                self.emit(AllReduce(blocks=(block,), group=Group.EXPERTS, updates=updates))
         if self.plan.tp > 1:
             for block in reversed(blocks):
                 updates = (self.reduced(block), self.named(f"flag.{block}"))

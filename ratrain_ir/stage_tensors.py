@@ -48,6 +48,7 @@ from ratrain.ratrain_ir.model.slots import (
     normed_gradient_slots,
     projected_slots,
     reads_documents,
+    routed_slots,
     row_sum_slots,
     row_sums_type,
     saved_slots,
@@ -219,6 +220,10 @@ class StageTensors:
     def made_by_project(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
         """Return queries, keys, values and saved slots before them, which `project` makes for context ranks."""
         return self.slots(block, piece, made_by_project(self.model, self.plan_of(piece), block))
+
+    def routed(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
+        """Return the saved slots that `route` makes before expert ranks exchange rows; empty for other blocks."""
+        return self.slots(block, piece, routed_slots(self.model, self.plan_of(piece), block))
 
     def whole_keys(self, block: Block, piece: Piece, phase: Phase, group: int | None = None) -> tuple[Tensor, ...]:
         """Return keys and values of all context ranks, or of a group of heads, as a pass reads them.

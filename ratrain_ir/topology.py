@@ -22,7 +22,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.model.blocks import Block, block, has_backward
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, holders
 from ratrain.ratrain_ir.model.sharded_blocks import (
     frozen_parts,
     parts_view,
@@ -88,6 +88,8 @@ class Mesh:
     view_group: int | None = field(default=None, kw_only=True)
     contexts: int = field(default=1, kw_only=True)
     """context ranks: as many neighbouring replicas share sequences"""
+    expert_ranks: int = field(default=1, kw_only=True)
+    """expert ranks: as many neighbouring replicas share out the experts of each layer"""
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
@@ -261,8 +263,8 @@ class Mesh:
         """Return the members of a rank's group of a kind, in rank order.
 
         `REPLICAS`: the replicas of its stage and peer. `SHARDS`, `VIEWS`, `PARTS`: some of these, see `replicas_of`.
-        `CONTEXT` also. `ENDS`: first and last stage of its replica and peer. `TENSOR`: the tensor-parallel ranks of its
-        stage and replica. `ALL`: all ranks.
+        `CONTEXT`, `EXPERTS` and `COPIES` also. `ENDS`: first and last stage of its replica and peer. `TENSOR`: the
+        tensor-parallel ranks of its stage and replica. `ALL`: all ranks.
         """
         if group is Group.ALL:
             return self.ranks
@@ -276,10 +278,15 @@ class Mesh:
         """Return the replicas of a stage that meet one of them in a group of a kind.
 
         `SHARDS` share out all shards; `VIEWS` share out a view; `PARTS`, within a shard group, hold the same part of a
-        view. `CONTEXT` share sequences. Other groups are all replicas.
+        view. `CONTEXT` share sequences, `EXPERTS` the experts of each layer; `COPIES` hold the same of these. Other
+        groups are all replicas.
         """
         if group is Group.CONTEXT:
             return _neighbours(replica, self.contexts)
+        if group is Group.EXPERTS:
+            return _neighbours(replica, self.expert_ranks)
+        if group is Group.COPIES:
+            return range(replica % self.expert_ranks, self.replicas, self.expert_ranks)
         if group is Group.SHARDS:
             return _neighbours(replica, self.shards)
         if group is Group.VIEWS:
@@ -308,12 +315,12 @@ class Mesh:
 
         Counted are: all ranks; its replicas; two for shard groups (its own, and the replicas with the same shards); two
         for view groups (its own, and the replicas with the same part); the ends if they share a matrix (`tied`); one
-        for its context ranks; and two for its tensor-parallel ranks, as activations and gradients are under way at the
-        same time.
+        for its context ranks; three for its expert ranks (rows, gradients, and the replicas with the same experts); and
+        two for its tensor-parallel ranks, as activations and gradients are under way at the same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
         peers, shards = 2 * (self.peers > 1), 2 * ((self.shard_group is not None) + (self.view_group is not None))
-        of_replicas = (self.replicas > 1) + (self.contexts > 1)
+        of_replicas = (self.replicas > 1) + (self.contexts > 1) + 3 * (self.expert_ranks > 1)
         groups = (self.size > 1) + of_replicas + shards + peers + (tied and len(ends) > 1 and stage in ends)
         return groups + len(self._partners.get(stage, ()))
 
@@ -386,6 +393,10 @@ class Topology(Mesh):
         """Return the block whose input, or gradient of the input, a channel carries: the first one behind the cut."""
         return self.chunk_blocks[channel.target if _goes_forward(channel) else channel.source][0]
 
+    def among_holders(self, block: Block, replica: int) -> int:
+        """Return the number of a replica among those with the same parameters of a block, ascending."""
+        return replica // self.expert_ranks if block.kind == "mlp" else replica
+
     def shard_index(self, block: Block, replica: int) -> int:
         """Return the shard of a block's flat tensors that a replica owns, as an index in the order of addresses.
 
@@ -394,6 +405,7 @@ class Topology(Mesh):
         replicas 0 1 2 3 own shards 0 2 1 3.
         """
         count = shard_count(self.plan, block)
+        replica = self.among_holders(block, replica)
         copies = count // self.viewers if parts_view(self.plan, block) else 1
         # `across`: which view group of the shard group; `part`: which part of a view. The shards of a part are the
         # `copies` shards at the same `part`, one from each view group.
@@ -406,8 +418,8 @@ class Topology(Mesh):
         The gradient has as many parts as there are replicas. The part lies in the replica's own shard; replicas with
         copies of a shard reduce different parts of it.
         """
-        count = shard_count(self.plan, block)
-        return self.shard_index(block, replica) * (self.replicas // count) + replica // count
+        count, number = shard_count(self.plan, block), self.among_holders(block, replica)
+        return self.shard_index(block, replica) * (holders(self.plan, block) // count) + number // count
 
     def is_rearranged(self, block: Block) -> bool:
         """Tell whether `reduced_part` of a sharded block can differ from the replica's number."""
@@ -437,8 +449,8 @@ class Topology(Mesh):
         return range(index * count // parts, (index + 1) * count // parts)
 
     def is_first_holder(self, block: Block, replica: int) -> bool:
-        """Tell whether no replica with a lower number has the same optimizer state of a block."""
-        return replica < shard_count(self.plan, block)
+        """Tell whether no replica with a lower number has the same optimizer state of a block, and the same experts."""
+        return self.among_holders(block, replica) < shard_count(self.plan, block)
 
 
 _TRANSFERS = tuple(PeerTransfer)
@@ -468,6 +480,7 @@ def mesh_of_shape(
     shard_group: int | None = None,
     view_group: int | None = None,
     contexts: int = 1,
+    expert_ranks: int = 1,
 ) -> Mesh:
     """Return the mesh of a pipeline's shape with its replicas (context ranks included) and tensor-parallel ranks."""
     return Mesh(
@@ -478,12 +491,13 @@ def mesh_of_shape(
         shard_group=shard_group,
         view_group=view_group,
         contexts=contexts,
+        expert_ranks=expert_ranks,
     )
 
 
 def mesh_of(plan: Plan) -> Mesh:
     """Return the mesh of a plan."""
-    return mesh_of_shape(plan.shape, plan.replicas, plan.tp, plan.shard_group, plan.view_group, plan.cp)
+    return mesh_of_shape(plan.shape, plan.replicas, plan.tp, plan.shard_group, plan.view_group, plan.cp, plan.ep)
 
 
 @cache
@@ -502,4 +516,5 @@ def topology_of(model: ModelConfig, plan: Plan) -> Topology:
         shard_group=mesh.shard_group,
         view_group=mesh.view_group,
         contexts=mesh.contexts,
+        expert_ranks=mesh.expert_ranks,
     )

@@ -162,7 +162,7 @@ class OverlapTensorPass(Pass):
             fail("RT073", text, help="leave it out, or use a schedule with whole backwards, as 1f1b")
         before = _Way(_seconds(module, context), module, context)
         # halves of what trains less than the whole model are not built: only a plan that asks for them is refused
-        halves = _open(self.halves, ("whole",) if module.plan.training else ("whole", "split"))
+        halves = _open(self.halves, ("whole",) if module.plan.training or module.plan.ep > 1 else ("whole", "split"))
         tried = [self.rewritten(module, context, each, "none") for each in halves]
         if self.pieces != "apart":
             apart = _first_that_fits(_by_seconds(tried))

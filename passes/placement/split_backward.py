@@ -52,7 +52,16 @@ def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], b
 
 
 def refuse_halves(plan: Plan) -> None:
-    """Raise RT064 if a plan trains less than the whole model: the halves of its backwards are not built."""
+    """Raise RT064 if a plan trains less than the whole model, or replicas share out experts.
+
+    The halves of their backwards are not built.
+    """
+    if plan.ep > 1:
+        fail(
+            "RT064",
+            "backwards in halves, of a model whose experts replicas share out (ep), are not built",
+            help="use a strategy and a schedule with whole backwards, as ratrain and 1f1b, or ep = 1",
+        )
     if plan.training:
         fail(
             "RT064",

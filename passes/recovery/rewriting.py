@@ -32,6 +32,7 @@ from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields,
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceRows
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
 from ratrain.ratrain_ir.ops.context_ranks import Attend, GatherKeys
+from ratrain.ratrain_ir.ops.expert_ranks import Route
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
@@ -184,6 +185,8 @@ class Rewriting:
     """Gathers of keys and values of context ranks for backwards, by the first tensor that they write."""
     whole_keys: dict[tuple[Block, Piece], Tensors] = field(factory=dict, init=False)
     """Keys and values of context ranks that each backward reads, which its recomputation reads too."""
+    routed: set[Block] = field(factory=set, init=False)
+    """Blocks whose experts replicas share out: making any of it again would take an exchange, so all is kept."""
     sums: dict[Tensor, ReduceRows] = field(factory=dict, init=False)
     """By partial activation: the sum over tensor-parallel ranks that it goes into."""
     seen_later: set[Tensor] = field(factory=set, init=False)
@@ -212,6 +215,8 @@ class Rewriting:
     def _note(self, op: Op) -> None:
         if type(op) is Project:
             self.projects[op.block, piece_of(op)] = op
+        if type(op) is Route:
+            self.routed.add(op.block)
         if type(op) is Forward and op.block.layer is not None:
             self.forwards[op.block, piece_of(op)] = op
         if type(op) is Forward and op.slice:
@@ -320,7 +325,9 @@ class Rewriting:
     def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
         """Return the saved slots of a block that a choice does not keep."""
         kept = choice.kept(block.kind)
-        if kept == "all" or (block, m) not in self.views:  # without a backward nothing is there to be recomputed for
+        if (
+            kept == "all" or block in self.routed or (block, m) not in self.views
+        ):  # without a backward nothing is there to be recomputed for
             return ()
         # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
@@ -365,17 +372,21 @@ class Rewriting:
         keys = self.whole_keys.get((attention_block, m), ())
         project = self.projects.get((attention_block, m))
         attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m], project, keys)
+        reads = tuple(again if t is source else t for t in op.reads)
+        # The attention's view must be gathered now, ahead of the attention's own backward.
+        gathered = (*self.views[attention_block, m], *keys)
+        start = attention.reads[0]
+        if op.block in self.routed:
+            ops = (attention, attrs.evolve(op, reads=reads))
+            return _made(ops, added=(again,), gathered=gathered, start=start, recovered=1)
         mlp = self.recompute(op.block, m, choice)
         mlp.reads = (again, *mlp.reads[1:])
-        reads = tuple(again if t is source else t for t in op.reads)
         added: Tensors = (again,)
         if choice.repeat == ALL:
             output = self.again(f"r_output.{op.block}", m, self.forwards[op.block, m].writes[0])
             mlp.writes, added = (*mlp.writes, output), (again, output)
-        ops = (attention, mlp, attrs.evolve(op, reads=reads))
-        # The attention's view must be gathered now, ahead of the attention's own backward.
-        gathered = (*self.views[attention_block, m], *keys)
-        return _made(ops, added=added, gathered=gathered, start=attention.reads[0], recovered=2)
+        backward = attrs.evolve(op, reads=reads)
+        return _made((attention, mlp, backward), added=added, gathered=gathered, start=start, recovered=2)
 
     def repeats_sum(self, block: Block, m: Piece, choice: LayerChoice) -> bool:
         """Tell whether the recovery of a layer sums the output of its attention over tensor-parallel ranks again.

@@ -28,7 +28,7 @@ from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.base import Group, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduce, ReduceScatter, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import InputGradientOp, WeightGradientOp
 
@@ -125,29 +125,32 @@ class _Bucketing:
     """Positions of the reductions that went into buckets."""
 
     def run(self) -> None:
-        open_ops: list[GradSync] = []
-        size = 0
+        # A bucket is of one group of replicas; where expert ranks make two of them, a bucket of each may be open.
+        open_of: dict[Group, list[GradSync]] = {}
+        sizes: dict[Group, int] = {}
         last_writer: dict[Tensor, int] = {}
-        key: object = None
-        work_since = False
-        """whether gradients were made since the reduction before"""
+        work_since: set[Group] = set()
+        """groups for which gradients were made since the reduction before"""
         for position, op in enumerate(self.stage.ops):
             if reduces_over_replicas(op):
                 self.joined.add(position)
-                apart = work_since and self.ends_chunk(open_ops[-1:], op)
-                work_since = False
-                if open_ops and (apart or self.key(op) != key or self.is_full(size, open_ops[-1], op)):
+                open_ops = open_of.setdefault(op.group, [])
+                apart = op.group in work_since and self.ends_chunk(open_ops[-1:], op)
+                work_since.discard(op.group)
+                if open_ops and (
+                    apart or self.key(op) != self.key(open_ops[-1]) or self.is_full(sizes[op.group], open_ops[-1], op)
+                ):
                     self.close(open_ops, last_writer)
-                    open_ops, size = [], 0
-                key = self.key(op)
+                    open_ops.clear()
+                sizes[op.group] = sum(t.type.nbytes for t in _gradients(op)) + (sizes[op.group] if open_ops else 0)
                 open_ops.append(op)
-                size += sum(t.type.nbytes for t in _gradients(op))
                 continue
-            work_since |= isinstance(op, WeightGradientOp)
             if isinstance(op, WeightGradientOp):  # `all_reduce ends` writes gradients too, but only reduced ones
+                work_since.update(open_of)
                 last_writer.update((t, position) for t in op.writes + op.updates if t.kind is StateKind.GRAD)
-        if open_ops:
-            self.close(open_ops, last_writer)
+        for open_ops in open_of.values():
+            if open_ops:
+                self.close(open_ops, last_writer)
 
     def ops(self) -> list[Op]:
         """Return the stage's ops with buckets in place of the reductions."""

@@ -32,6 +32,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import any_gathered_within_step
 from ratrain.ratrain_ir.ops.base import Engine, Op, Quantity
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter, is_blocking
 from ratrain.ratrain_ir.ops.compute import BackwardWeight, BlockOp, InputGradientOp, Update
+from ratrain.ratrain_ir.ops.expert_ranks import Dispatch
 from ratrain.ratrain_ir.ops.kinds import brings_parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 
@@ -216,7 +217,8 @@ def _prefetch_within_step(stage: Stage, depth: int, limit: int | None) -> int:
     compute: list[int] = []
     uses: dict[Tensor, int] = {}
     for position, op in enumerate(stage.ops):
-        if op.engine is Engine.COMPUTE:
+        # experts are copied from the view by an exchange, before the products that read it
+        if op.engine is Engine.COMPUTE or type(op) is Dispatch:
             compute.append(position)
             for tensor in op.reads:
                 if tensor.kind in (StateKind.VIEW, StateKind.FROZEN):

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 CONFIG_PREFIX = "config."
 """Prefix of inert `config.json` keys among the fields of a text's header."""
 _NO_MATHEMATICS = frozenset(
-    {"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert", "training", "layer_numbers"}
+    {
+        "name",
+        "family",
+        "packed_qkv",
+        "initializer_range",
+        "padding_token",
+        "inert",
+        "training",
+        "layer_numbers",
+        "expert_ranks",
+    }
 )
 """Fields that do not change a model's results with given weights: its name, and how weights are stored, drawn or
 trained."""
@@ -144,6 +154,8 @@ class ModelConfig:
     """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
     training: Training = WHOLE
     """Parameters that train, from a plan: `rank_model` sets it. It is in no text of a model."""
+    expert_ranks: int = 1
+    """Ranks that share out the experts of every layer, from a plan: `rank_model` sets it. In no text of a model."""
     layer_numbers: tuple[int, ...] = ()
     """Numbers that its layers have in a larger model, which `of_layers` takes them of; empty: their own. In no text."""
 
@@ -285,7 +297,7 @@ class ModelConfig:
     def to_fields(self) -> dict[str, Value]:
         """Return the configuration as flat `field = value`, as in the header of the IR text."""
         values: dict[str, Value] = asdict(self, recurse=False)
-        del values["inert"], values["training"], values["layer_numbers"]
+        del values["inert"], values["training"], values["layer_numbers"], values["expert_ranks"]
         for name in values.keys() - set(_ALWAYS):
             if values[name] == usual_value(self.family, name):
                 del values[name]

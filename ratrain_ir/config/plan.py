@@ -193,6 +193,17 @@ class Plan:
         ),
     )
     """Equal groups of neighbouring key heads of a rank, with their queries; attention works on one at a time."""
+    ep: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "expert ranks: as many neighbouring replicas share out the experts of every layer, and exchange tokens",
+            integer(1, MAX_PARALLEL),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.ep == 1,
+        ),
+    )
+    """Expert ranks: each holds E / ep experts of every layer (`model/expert_ranks.py`)."""
     head_chunk: int = field(
         default=DEFAULT_HEAD_CHUNK,
         metadata=key(

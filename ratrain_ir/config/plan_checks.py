@@ -18,6 +18,8 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.support.toml_text import toml_value
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ratrain.ratrain_ir.config.fields import FieldReader
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Optimizer, Plan
@@ -50,6 +52,8 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
         _check_softcap(reader, plan, model)
     _check_tensor_ranks(reader, plan, model)
     _check_context_ranks(reader, plan, model)
+    if plan.ep > 1 and reader.good("ep"):
+        _check_expert_ranks(reader, plan, model)
     if (
         plan.mapping is not None
         and reader.good("pp", "dp", "cp", "tp")
@@ -249,6 +253,41 @@ def _check_context_groups(reader: FieldReader, plan: Plan, model: ModelConfig | 
     if model.position == "alibi":
         text = f"{model.name} has a slope of its own for each head (ALiBi), which attention of a group does not take"
         reader.contradiction("RT064", "context_groups", text, help=way_out)
+
+
+def _check_expert_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Check that expert ranks can share out the experts, and that nothing asks for what is not built with them."""
+    if model is not None and model.experts is None:
+        text = f"ep = {plan.ep} shares out experts, which {model.name} has not"
+        reader.contradiction("RT064", "ep", text, help="leave it out")
+    elif model is not None and model.experts is not None and model.experts % plan.ep:
+        text = f"{plan.ep} expert ranks do not share out {model.experts} experts evenly"
+        reader.contradiction("RT064", "ep", text, help=f"use an ep that divides {model.experts}")
+    elif model is not None and (model.has_post_norm or not model.has_pre_norm):
+        text = f"{model.name} does not norm the input of its mlps alone, and expert ranks are not built for that"
+        reader.contradiction("RT064", "ep", text, help="use ep = 1")
+    if reader.good("dp") and plan.dp % plan.ep:
+        text = f"groups of {plan.ep} replicas that share out experts do not make up dp = {plan.dp}"
+        reader.contradiction("RT064", "ep", text, help="use an ep that divides dp")
+    for name, default in _WITHOUT_EXPERT_RANKS.items():
+        if reader.good(name) and getattr(plan, name) != default:
+            text = f"{name} = {shown(getattr(plan, name))} is not built for replicas that share out experts (ep)"
+            reader.contradiction("RT064", name, text, help=f"leave {name} out, or use ep = 1")
+    if plan.training and reader.good("method", "freeze"):
+        text = "frozen parameters and adapters are not built for replicas that share out experts (ep)"
+        reader.contradiction("RT064", "ep", text, help="use ep = 1")
+
+
+_WITHOUT_EXPERT_RANKS: Mapping[str, object] = {
+    "tp": 1,
+    "cp": 1,
+    "slices": (),
+    "shard_group": None,
+    "view_group": None,
+    "gather_quantised": None,
+    "reduce_quantised": None,
+}
+"""Keys that are not built for expert ranks, with the values that leave them out."""
 
 
 def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:

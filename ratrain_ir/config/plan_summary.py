@@ -19,21 +19,24 @@ def summary_text(plan: Any) -> str:
     packing = (("gather", plan.gather_quantised), ("reduce", plan.reduce_quantised))
     packed = "".join(f" {what} {name}" for what, name in packing if name is not None)
     sums = "" if plan.accumulate == F32_SUMS else f" sums {plan.accumulate}"
-    sizes = sizes_text(plan, len(plan.slices), plan.cp, plan.context_exchange, plan.context_groups)
+    sizes = sizes_text(plan, len(plan.slices), plan.cp, plan.context_exchange, plan.context_groups, plan.ep)
     return f"{sizes}{packed}{sums}{plan.training.summary}"
 
 
-def sizes_text(of: Any, slices: int, contexts: int = 1, exchange: str = OF_KEYS, groups: int = 1) -> str:
+def sizes_text(
+    of: Any, slices: int, contexts: int = 1, exchange: str = OF_KEYS, groups: int = 1, expert_ranks: int = 1
+) -> str:
     """Return the summary of a plan, or of a planner's shape, which has the same fields but for those given apart.
 
     `slices` is their number, 0 or 1 for whole sequences; `contexts` that of context ranks, `exchange` what these
-    exchange; `groups` is the number of groups of key heads that they gather one after the other.
+    exchange; `groups` is the number of groups of key heads that they gather one after the other; `expert_ranks` that of
+    replicas that share out experts.
     """
     context = "Ch" if exchange == OF_HEADS else "C"
     several = f"{contexts}g{groups}" if groups > 1 else contexts
     chunks = "" if of.chunks == 1 else f" V{of.chunks}"
     cut = "" if slices < 2 else f" k{slices}"
-    sizes = ((context, contexts, several), ("T", of.tp, of.tp))
+    sizes = ((context, contexts, several), ("T", of.tp, of.tp), ("E", expert_ranks, expert_ranks))
     ranks = "".join(f" {letter}{text}" for letter, size, text in sizes if size > 1)
     return f"P{of.pp} D{of.dp}{ranks} b{of.micro_batch_size} M{of.micro_batches}{chunks}{cut} {state_text(of)}"
 
@@ -53,6 +56,7 @@ _MEANINGS = {
     r"\bC\d+g\d": "g groups of key heads",
     r"\bCh\d": "Ch context ranks that exchange heads",
     r"\bT\d": "T tensor-parallel ranks",
+    r"\bE\d": "E replicas that share out experts",
     r"\bb\d": "b sequences of a micro-batch",
     r"\bM\d": "M micro-batches",
     r"\bV\d": "V chunks of a stage",

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 
 def rank_model(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """Return the part of a model that one of the plan's tensor-parallel ranks computes, and what trains of it.
+    """Return the part of a model that one of the plan's ranks computes, and what trains of it.
 
-    With tp 1 it is the whole model.
+    With one tensor-parallel rank and one expert rank it is the whole model.
     """
-    return model_of_rank(trained_model(model, plan), plan.tp)
+    own = model_of_rank(trained_model(model, plan), plan.tp)
+    return own if plan.ep == 1 else evolve(own, expert_ranks=plan.ep)
 
 
 def trained_model(model: ModelConfig, plan: Plan) -> ModelConfig:

@@ -278,9 +278,17 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     model = rank_model(model, plan)
     owners = (block("embed"), block("head")) if tied else (owner,)
     # a group of replicas divides their number, so its larger shards are aligned too
-    quantum = PARAMETER_ALIGNMENT * plan.replicas
+    quantum = PARAMETER_ALIGNMENT * holders(plan, owner)
     ends = [last.offset + last.elements for each in owners for last in trained_parameters(model, each)]
     return -(-max(ends, default=0) // quantum) * quantum
+
+
+def holders(plan: Plan, owner: Block) -> int:
+    """Return the number of a stage's replicas with the same parameters of a block: all of them, or a share.
+
+    Where neighbouring replicas share out experts, the mlps of one in `ep` are alike.
+    """
+    return plan.replicas // plan.ep if owner.kind == "mlp" else plan.replicas
 
 
 def trains(model: ModelConfig, plan: Plan, owner: Block) -> bool:

@@ -28,9 +28,10 @@ def mlp_shapes(model: ModelConfig, width: int) -> list[tuple[str, tuple[int, int
 
 
 def expert_shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Return (short name, shape) of the router's matrix, of all experts, and of the shared expert with its gate."""
+    """Return (short name, shape) of the router's matrix, of a rank's experts, and of the shared one with its gate."""
     experts, hidden = experts_of(model), model.hidden_size
-    stacks = [(f"{name}_experts", (experts, *shape)) for name, shape in mlp_shapes(model, model.expert_width)]
+    own = experts // model.expert_ranks
+    stacks = [(f"{name}_experts", (own, *shape)) for name, shape in mlp_shapes(model, model.expert_width)]
     shapes: list[tuple[str, tuple[int, ...]]] = [("router_proj", (experts, hidden)), *stacks]
     if model.shared_expert_size is not None:
         shapes += [(f"shared_{name}_proj", shape) for name, shape in mlp_shapes(model, model.shared_expert_size)]
@@ -56,7 +57,8 @@ def expert_slots(model: ModelConfig, plan: Plan) -> list[tuple[str, TensorType]]
     choices = (tokens, expert_rows(model, plan) // tokens)
     slots = [("chosen", tensor_type(Dtype.I32, choices)), ("weights", tensor_type(Dtype.F32, choices))]
     own = tensor_type(act, (expert_rows(model, plan), model.expert_width))
-    slots += [(name, own) for name in ("gate", "up", "prod")]
+    if plan.ep == 1:  # rows that ranks exchange are not saved, nor what is made of them
+        slots += [(name, own) for name in ("gate", "up", "prod")]
     if model.shared_expert_size is not None:
         shared = tensor_type(act, (tokens, model.shared_expert_size))
         slots += [(f"shared_{name}", shared) for name in ("gate", "up", "prod")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import PARAMETER_ALIGNMENT, Held, flat_elements, parameters
+from ratrain.ratrain_ir.model.blocks import PARAMETER_ALIGNMENT, Held, flat_elements, holders, parameters
 from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def zero_level(plan: Plan, block: Block) -> int:
 
 def is_sharded(plan: Plan, block: Block) -> bool:
     """Tell whether a block's optimizer state is sharded over replicas: ZeRO level 1 or more, and several replicas."""
-    return plan.replicas > 1 and zero_level(plan, block) >= 1
+    return holders(plan, block) > 1 and zero_level(plan, block) >= 1
 
 
 def shard_count(plan: Plan, block: Block) -> int:
     """Return the number of shards of a block's optimizer state; 1 if every replica has all of it."""
-    return (plan.shard_group or plan.replicas) if is_sharded(plan, block) else 1
+    return (plan.shard_group or holders(plan, block)) if is_sharded(plan, block) else 1
 
 
 def gathered_bits(plan: Plan, block: Block) -> int | None:
@@ -95,7 +95,7 @@ def _frozen_end(model: ModelConfig, plan: Plan, owner: Block, held: Held) -> int
     """Return the length of a block's frozen tensor, padded to equal parts where replicas share it."""
     frozen = [each for each in parameters(rank_model(model, plan), owner) if each.held is held]
     ends = [each.offset + prod(each.stored_shape) for each in frozen]
-    quantum = PARAMETER_ALIGNMENT * (plan.replicas if shares_frozen(plan, owner) else 1)
+    quantum = PARAMETER_ALIGNMENT * (holders(plan, owner) if shares_frozen(plan, owner) else 1)
     return -(-max(ends, default=0) // quantum) * quantum
 
 
@@ -133,7 +133,7 @@ def keeps_view(plan: Plan, block: Block) -> bool:
 
 def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
     """Tell whether a block's gradient is reduced into shards after every micro-batch. No full gradient is then kept."""
-    return plan.reduce == "each-micro-batch" and plan.replicas > 1 and zero_level(plan, block) >= 2
+    return plan.reduce == "each-micro-batch" and holders(plan, block) > 1 and zero_level(plan, block) >= 2
 
 
 def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:

@@ -115,6 +115,10 @@ class Group(Enum):
     """the tensor-parallel ranks of one replica that share this stage's blocks"""
     CONTEXT = "context"
     """the context ranks of one replica that share its sequences"""
+    EXPERTS = "experts"
+    """neighbouring replicas of this stage that share out the experts of each layer"""
+    COPIES = "copies"
+    """the replicas of this stage that hold the same experts, one from each such run of neighbours"""
     ALL = "all"
     """all ranks of all stages"""
 

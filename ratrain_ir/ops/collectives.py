@@ -10,6 +10,7 @@ from attrs import define
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block, trains
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shares_frozen
 from ratrain.ratrain_ir.model.slots import (
     PRODUCTS,
@@ -33,6 +34,7 @@ from ratrain.ratrain_ir.ops.base import (
     phase_field,
 )
 from ratrain.ratrain_ir.ops.context_ranks import GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
+from ratrain.ratrain_ir.ops.expert_ranks import Combine, Dispatch
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
     blocking_field,
@@ -115,10 +117,15 @@ class ReduceScatter(BlocksOp):
 
     keyword = "reduce_scatter"
     default_engine = Engine.COLLECTIVE
-    default_members = Group.REPLICAS
     alike_on_all_stages = True
+    group: Group = enum_field(Group, Group.REPLICAS, among=(Group.REPLICAS, Group.COPIES))
     micro_batch: int | None = micro_batch_field(optional=True)
     blocking: bool = blocking_field()
+
+    @property
+    def members(self) -> Group:
+        """The group that the op's text names: all replicas, or those with the same experts."""
+        return self.group
 
     @property
     def work_group(self) -> WorkGroup:
@@ -137,7 +144,8 @@ class AllReduce(BlocksOp):
 
     The overflow flags are combined too. Tied gradients, of the embedding and the head, are summed over `ends`.
     Gradients of parameters that several tensor-parallel ranks hold are summed over `tensor`, after the mean over
-    replicas. Compute waits for it if it is blocking.
+    replicas; of an mlp whose experts replicas share out, the mean is over `copies`, and the gradients of what all have
+    are summed over `experts`. Compute waits for it if it is blocking.
     """
 
     keyword = "all_reduce"
@@ -343,6 +351,7 @@ class AllGather(BlocksOp):
     keyword = "all_gather"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
+    group: Group = enum_field(Group, Group.SHARDS, among=(Group.SHARDS, Group.COPIES))
     micro_batch: int | None = micro_batch_field(optional=True)
     slice: int | None = slice_field()
     phase: Phase | None = phase_field()
@@ -352,11 +361,12 @@ class AllGather(BlocksOp):
     def members(self) -> Group:
         """The ranks that exchange data, by what the op reads and writes.
 
-        `VIEWS` if it reads parts of a view, `PARTS` if it makes a part of a view from masters, else `SHARDS`.
+        `VIEWS` if it reads parts of a view, `PARTS` if it makes a part of a view from masters, else the group of its
+        text: `SHARDS`, or the replicas with the same experts.
         """
         if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.reads):
             return Group.VIEWS
-        return Group.PARTS if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.writes) else Group.SHARDS
+        return Group.PARTS if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.writes) else self.group
 
     @property
     def work_group(self) -> WorkGroup:
@@ -379,9 +389,20 @@ def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
     return None
 
 
-TensorOp = GatherRows | ReduceRows | ReduceSums | CombineLoss | GatherKeys | ReduceKeys | GatherHeads | ReturnHeads
+TensorOp = (
+    GatherRows
+    | ReduceRows
+    | ReduceSums
+    | CombineLoss
+    | GatherKeys
+    | ReduceKeys
+    | GatherHeads
+    | ReturnHeads
+    | Dispatch
+    | Combine
+)
 TENSOR_OPS: tuple[type[Op], ...] = get_args(TensorOp)
-"""Kinds of collectives of tensor-parallel or context ranks within the passes of a micro-batch"""
+"""Kinds of collectives of tensor-parallel, context or expert ranks within the passes of a micro-batch"""
 
 
 STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
@@ -405,6 +426,11 @@ def why_never_repeated(model: ModelConfig, plan: Plan) -> str:
     return ""
 
 
+def mean_group(plan: Plan, block: Block) -> Group:
+    """Return the replicas over which a block's gradient is averaged: all, or those with the same experts."""
+    return Group.COPIES if shares_experts(plan, block) else Group.REPLICAS
+
+
 def repeats_sum(op: Op) -> TypeGuard[ReduceRows]:
     """Tell whether an op repeats, for a recovery, the sum of an activation over tensor-parallel ranks."""
     return type(op) is ReduceRows and op.phase is Phase.BACKWARD
@@ -412,7 +438,7 @@ def repeats_sum(op: Op) -> TypeGuard[ReduceRows]:
 
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
     """Tell whether an op sums gradients over the replicas of its stage."""
-    return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)
+    return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group in (Group.REPLICAS, Group.COPIES))
 
 
 def is_blocking(op: Op) -> bool:
@@ -474,7 +500,7 @@ def _combine_loss(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 @cache
 def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
-    if group in (Group.ENDS, Group.TENSOR):
+    if group in (Group.ENDS, Group.TENSOR, Group.EXPERTS):
         shards = tuple(reduced_role(model, plan, block, f"gs.{block}") for block in blocks)
         return [(True, Signature(updates=(*shards, *flag_roles(blocks))))]
     gradients = tuple(gradient_role(model, plan, block, f"g.{block}") for block in blocks)

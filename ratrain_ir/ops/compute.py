@@ -9,6 +9,7 @@ from attrs import define
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, next_block
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import keeps_view
 from ratrain.ratrain_ir.model.slots import (
     ATTENDED,
@@ -24,19 +25,23 @@ from ratrain.ratrain_ir.model.slots import (
     normed_gradient_slots,
     output_gradient_slots,
     projected_slots,
+    routed_slots,
     row_sum_slots,
     slots_behind_heads,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
 from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
+from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, ForwardExperts, Route
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
-from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
+from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature, SignatureError
 from ratrain.ratrain_ir.ops.roles import (
     branch_part_roles,
     branch_roles,
     branch_sum_roles,
     check_row_sums,
+    check_whole_backward,
+    combined_roles,
     document_roles,
     exchanged_role,
     gradient_role,
@@ -342,6 +347,9 @@ BlockOp = (
     | BackwardHeads
     | Attend
     | AttendBackward
+    | Route
+    | ForwardExperts
+    | BackwardExperts
 )
 
 
@@ -386,6 +394,11 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         own = tuple(role for role in saved if role.name not in names)
         reads = (*views, *documents, *made, *seen_key_roles(model, plan, block))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
+    if routed := routed_slots(model, plan, block):
+        given = slot_roles(routed[:1]) if model.shared_expert_size is not None else ()
+        reads = (source, *views, *given, *combined_roles(model, plan, gradient=False))
+        own = tuple(role for role in saved if role.name.startswith("shared_"))
+        return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     branch = branch_part_roles(model, plan, is_parallel_mlp(model, plan, block))
     reads = (source, *views, *documents, *seen_key_roles(model, plan, block), *branch)
     return [(False, Signature(reads, (output_role("y", model, plan, block), *saved)))]
@@ -398,6 +411,8 @@ def _stream_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 @cache
 def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
+    if shares_experts(plan, block):
+        raise SignatureError(f"replicas share out the experts of {block}: nothing of it is recomputed")
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     given = saved_roles(model, plan, block, optional=True, needed=sums)
     saved = tuple(role for role in given if role.name not in sums)
@@ -429,6 +444,9 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         others += (*branch_sum_roles(model, plan, block), *router_scale_roles(plan, block))
         reads = (output_role("dy", model, plan, block), source, *saved, *views, *others)
     gradient = gradient_roles(model, plan, block)
+    if shares_experts(plan, block):  # `backward_experts` has begun the gradient of this piece
+        reads += combined_roles(model, plan, gradient=True)
+        return [(True, Signature(reads, outputs, gradient))]
     # Key and value gradients of earlier slices: this slice writes the sums that it is the first to add to (`begun`),
     # and updates the others (`added`).
     begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
@@ -517,6 +535,7 @@ def _add_branch_backward(model: ModelConfig, plan: Plan, block: Block) -> Candid
 
 @cache
 def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    check_whole_backward(plan, block)
     saved = half_roles(model, plan, block, INPUT_HALF_SLOTS)
     others = (
         *document_roles(model, plan, block),
@@ -541,6 +560,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 @cache
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    check_whole_backward(plan, block)
     saved = half_roles(model, plan, block, WEIGHT_HALF_SLOTS)
     source = () if model.has_pre_norm else (input_role(model, plan, block),)
     values = tuple(role for role in gradients_before_norms(model, plan, block) if role.name == "dv")

@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.model.blocks import (
     passes_gradient_on,
     trains,
 )
+from ratrain.ratrain_ir.model.expert_ranks import combined_types, shares_experts
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import (
     frozen_elements,
@@ -37,6 +38,7 @@ from ratrain.ratrain_ir.model.slots import (
     branch_slots,
     branch_sums,
     computed_type,
+    exchanged_slots,
     half_slots,
     key_part_types,
     normed_gradient_slots,
@@ -332,6 +334,17 @@ def check_exchanged_heads(plan: Plan, block: Block) -> None:
     if not plan.exchanges_heads or block.kind != "attention":
         text = f'{block} has no heads that context ranks share (cp = {plan.cp}, context_exchange = "heads" needed)'
         raise SignatureError(text)
+
+
+def check_whole_backward(plan: Plan, block: Block) -> None:
+    """Raise `SignatureError` if replicas share out the experts of a block, whose backward then is not split."""
+    if shares_experts(plan, block):
+        raise SignatureError(f"replicas share out the experts of {block}: halves of its backward are not built")
+
+
+def combined_roles(model: ModelConfig, plan: Plan, *, gradient: bool) -> Roles:
+    """Return the roles of rows that `combine` sends back to their tokens; with `gradient`, of gradients."""
+    return slot_roles(exchanged_slots(combined_types(model, plan, gradient=gradient)))
 
 
 def part_of_sums(plan: Plan, name: str) -> Role:

@@ -21,7 +21,7 @@ required work must be done, and carried tensors must hold the next step's values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,9 @@ from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.model.blocks import Block, has_backward, next_block
-from ratrain.ratrain_ir.model.sharded_blocks import is_sharded, reduces_each_micro_batch
+from ratrain.ratrain_ir.model.blocks import Block, next_block
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.sharded_blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     OUTPUT_GRADIENT,
@@ -49,7 +50,7 @@ from ratrain.ratrain_ir.model.slots import (
 )
 from ratrain.ratrain_ir.model.tensor_blocks import source_block, sum_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, WorkGroup, piece_text
+from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, Slice, WorkGroup, piece_text
 from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
@@ -85,26 +86,26 @@ from ratrain.ratrain_ir.ops.context_ranks import (
     ReduceKeys,
     ReturnHeads,
 )
+from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, Combine, Dispatch, ForwardExperts, Route
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import COPY_SIDES, Fetch, Store, fetches_parameters
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
-from ratrain.ratrain_ir.verifier.reporter import MAX_REPORTS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.columns import Alike
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.ops.tensor import Tensor
-    from ratrain.ratrain_ir.verifier.slices import Value
+    from ratrain.ratrain_ir.verifier.slices import Shares
 
-
-from ratrain.ratrain_ir.verifier.symbolic_exchanges import PARTS_OF_LOSS, SymbolicExchanges
-from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, FROZEN_PARTS, word_of, words_of
+from ratrain.ratrain_ir.verifier.symbolic_completion import SymbolicCompletion
+from ratrain.ratrain_ir.verifier.symbolic_exchanges import PARTS_OF_LOSS
+from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, word_of, words_of
 
 
 @define(eq=False)
-class SymbolicRun(SymbolicExchanges):
+class SymbolicRun(SymbolicCompletion):
     """Symbolic run of one stage: the meaning of each kind of op, and the check that the step is complete."""
 
     def run(self) -> None:
@@ -120,7 +121,7 @@ class SymbolicRun(SymbolicExchanges):
         self.op, self.alike = op, alike
         _VISITS.by_kind[type(op)](self, op)
 
-    def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
+    def view(self, op: BlockOp | Dispatch, roles: dict[str, Tensor], block: Block) -> None:
         """Check the parameters that an op computes with: the block's view, and its frozen ones."""
         for name, value in {"w": "view", **FROZEN}.items():
             if name in roles:
@@ -129,7 +130,7 @@ class SymbolicRun(SymbolicExchanges):
                     self.expect_made_forward("RT030", op, roles[name])
                 self.own_gather(op, roles[name])
 
-    def own_gather(self, op: BlockOp, view: Tensor) -> None:
+    def own_gather(self, op: BlockOp | Dispatch, view: Tensor) -> None:
         """Check at level dataflow that a view was gathered for the op's own piece and phase.
 
         A placed module may gather once for several uses. At level dataflow no order is claimed, so that is not sound.
@@ -137,7 +138,7 @@ class SymbolicRun(SymbolicExchanges):
         gather = self.gathers.get(view)
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
-        phase = Phase.FORWARD if isinstance(op, Forward | AddBranch | Project) else Phase.BACKWARD
+        phase = Phase.FORWARD if op.work_group is WorkGroup.FORWARD else Phase.BACKWARD
         assert gather.micro_batch is not None  # the structure of a sound module
         served = gather.micro_batch if gather.slice is None else Slice(gather.micro_batch, gather.slice)
         if (served, gather.phase) != (piece_of(op), phase):
@@ -188,7 +189,81 @@ class SymbolicRun(SymbolicExchanges):
                 self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
         self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
+        if shares_experts(self.module.plan, block):
+            self.expect_saved(op, roles, block, m)
+            self.take_back(op, roles, "returned")
         self.set_saved(op, roles, block, m)
+
+    # experts that replicas share out
+
+    def route(self, op: Route) -> None:
+        """Choose the experts of a block's own tokens."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT030", "route", block, m)
+        self.view(op, roles, block)
+        self.block_input(op, roles, block, m)
+        self.expect_made_forward("RT030", op, roles["x"])
+        self.set_saved(op, roles, block, m)
+
+    def dispatch(self, op: Dispatch) -> None:
+        """Bring rows of all ranks to the ranks that compute them; each rank runs this op with its own tokens."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT033", "dispatch", op.payload, block, m)
+        self.view(op, roles, block)
+        self.expect_saved(op, roles, block, m)
+        if op.payload is Payload.GRADIENT:
+            self.output_gradient(op, roles, block, m)
+        self.set_exchanged(op, block, m, "sent")
+
+    def work_on_rows(self, op: ForwardExperts | BackwardExperts) -> None:
+        """Compute the rows that came, or go back through them and begin the block's gradient of this piece."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT030", op.keyword, block, m)
+        self.view(op, roles, block)
+        for tensor in op.reads:
+            if tensor.kind is StateKind.SAVED:
+                self.expect("RT030", op, tensor, "sent", block, m, tensor.slot, op.work_group)
+        self.set_exchanged(op, block, m, "computed")
+        if type(op) is BackwardExperts:
+            self.contribute(op, roles["g"], block, m)
+            self.set(roles["g"], "begun g", block, self.contributed(block, m))
+
+    def combine(self, op: Combine) -> None:
+        """Bring computed rows back to their tokens, and add the gradients of copied experts at home."""
+        block, m, roles = op.block, piece_of(op), self.roles(op)
+        self.once(op, "RT033", "combine", op.payload, block, m)
+        for tensor in op.reads:
+            source = ("sent",) if tensor.slot == "counts" else ("computed",)
+            if tensor.slot == "chosen":
+                self.expect("RT032", op, tensor, "saved", block, m, "chosen")
+            else:
+                self.expect("RT033", op, tensor, *source, block, m, tensor.slot, op.work_group)
+        self.set_exchanged(op, block, m, "returned")
+        if op.payload is Payload.GRADIENT:
+            self.expect("RT031", op, roles["g"], "begun g", block, self.contributed(block, m))
+            self.set(roles["g"], "g with copies", block, self.contributed(block, m))
+
+    def set_exchanged(self, op: ExpertRankOp, block: Block, m: Piece, what: str) -> None:
+        """Set what an op of expert ranks leaves for the next one in its pass."""
+        for tensor in op.writes:
+            if tensor.kind is StateKind.SAVED:
+                self.set(tensor, what, block, m, tensor.slot, op.work_group)
+
+    def take_back(self, op: Forward | Backward, roles: dict[str, Tensor], *names: str) -> None:
+        """Check the rows that `combine` has brought back to this op's tokens."""
+        for name in names:
+            self.expect("RT030", op, roles[name], "returned", op.block, piece_of(op), name, op.work_group)
+
+    def contributed(self, block: Block, m: Piece) -> range | Shares:
+        """Return the contributions that a gradient has once a piece's is whole."""
+        share = self.sums.share(m, descending=True)
+        alone = reduces_each_micro_batch(self.module.plan, block)
+        return self.sums.shares(share + 1, share - share % self.sums.slices if alone else 0)
+
+    def end_contribution(self, op: Backward, gradient: Tensor, block: Block, m: Piece) -> None:
+        """Add what a block's backward gives to the contribution that its experts and their copies have made."""
+        self.expect("RT031", op, gradient, "g with copies", block, self.contributed(block, m))
+        self.set(gradient, "g", block, self.contributed(block, m))
 
     def add_branch(self, op: AddBranch) -> None:
         block, m, roles = op.block, piece_of(op), self.roles(op)
@@ -275,7 +350,7 @@ class SymbolicRun(SymbolicExchanges):
         No order is claimed there, so that one gather cannot serve several uses.
         """
         gather = self.row_gathers.get(tensor)
-        phase = Phase.FORWARD if isinstance(op, Forward | Project) else Phase.BACKWARD
+        phase = Phase.FORWARD if op.work_group is WorkGroup.FORWARD else Phase.BACKWARD
         if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
             note = self.report.note("gathered here", gather)
             text = (
@@ -349,10 +424,13 @@ class SymbolicRun(SymbolicExchanges):
         self.take_branch_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], self.written("dx"), block, m)
-        if "g" in roles:
+        if shares_experts(self.module.plan, block):
+            self.take_back(op, roles, "dreturned", "dweights")
+            self.end_contribution(op, roles["g"], block, m)
+        elif "g" in roles:
             self.contribute(op, roles["g"], block, m)
 
-    def output_gradient(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+    def output_gradient(self, op: BlockOp | Dispatch, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
         """Check the gradient of a block's output, which comes from the block after it."""
         model = self.module.model
         if self.adds_apart(block):
@@ -393,7 +471,9 @@ class SymbolicRun(SymbolicExchanges):
         self.take_branch_sums(op, roles, block, m)
         self.contribute(op, roles["g"], block, m)
 
-    def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
+    def contribute(
+        self, op: Backward | BackwardWeight | BackwardExperts, gradient: Tensor, block: Block, m: Piece
+    ) -> None:
         """Add to a gradient: micro-batches in ascending order, the slices of each in descending order."""
         share = self.sums.share(m, descending=True)
         # `begin` is the first contribution: the micro-batch's own if gradients are reduced after each micro-batch.
@@ -460,87 +540,9 @@ class SymbolicRun(SymbolicExchanges):
         what = "x" if op.payload is Payload.ACTIVATION else "dx"
         return what, self.module.topology.crossing_block(hop.channel)
 
-    # the step's end
 
-    def check_complete(self) -> None:
-        """Report required work that is not done, and carried tensors that do not hold the next step's value."""
-        for what in self.required():
-            if len(self.report.diagnostics.items) >= MAX_REPORTS:
-                break  # a plan can promise millions of micro-batches that a text does not have
-            if what not in self.done:
-                text = f"stage @{self.stage.index} never does '{' '.join(word_of(w) for w in what if w is not None)}'"
-                code = "RT031" if what[0] in ("reduce", "update", "all_reduce") else "RT030"
-                if Group.TENSOR in what:
-                    code = "RT033"
-                self.report.at_stage(code, text, self.stage)
-        for tensor in self.stage.tensors.values():
-            if tensor.carried and not self.report.diagnostics.errors:
-                self.check_carried(tensor)
-
-    def required(self) -> Iterator[Value]:
-        """Yield everything that must be done in a step, as keys of `done`."""
-        plan = self.module.plan
-        for share in range(plan.micro_batches * self.sums.slices):
-            yield from self.passes(self.sums.piece(share, descending=False))
-        yield from (("backward_weight", block, m) for block, m in self.split)
-        for block in self.trained:
-            for m in range(plan.micro_batches) if reduces_each_micro_batch(plan, block) else ():
-                yield "reduce", block, m
-            yield from self.required_of(block)
-        yield from self.required_at_end()
-
-    def passes(self, m: Piece) -> Iterator[Value]:
-        """Yield the forward of each block for a piece, and the backward of each that has one."""
-        model, plan = self.module.model, self.module.plan
-        for block in self.blocks:
-            yield "forward", block, m
-            if has_backward(model, plan, block):
-                yield "backward", block, m
-
-    def required_of(self, block: Block) -> Iterator[Value]:
-        """Yield what must be done for a block once a step: reductions and the update."""
-        plan = self.module.plan
-        if not is_sharded(plan, block):
-            yield ("all_reduce", Group.REPLICAS, block)
-        elif not reduces_each_micro_batch(plan, block):
-            yield ("reduce", block, None)
-        if plan.tp > 1:
-            yield ("all_reduce", Group.TENSOR, block)
-        yield ("update", block)
-
-    def required_at_end(self) -> Iterator[Value]:
-        """Yield what must be done on the stage once a step: scalars."""
-        plan = self.module.plan
-        if self.stage.index == self.module.topology.last_stage:
-            yield ("all_reduce_scalar", Quantity.LOSS)
-        if plan.optimizer.clip == "global":
-            yield ("all_reduce_scalar", Quantity.NORM)
-        if plan.has_dynamic_scale:
-            yield from (("all_reduce_scalar", Quantity.FLAGS), ("scale_update",))
-
-    def check_carried(self, tensor: Tensor) -> None:
-        """Report RT024 unless a carried tensor ends with the next step's value of what it began with."""
-        before, after = self.carried_in.get(tensor), self.values.get(tensor)
-        if before is None or after is None:
-            self.report.at_tensor("RT024", f"%{tensor.name} is carried, but nothing uses what it carries", tensor)
-            return
-        expected = self.next_value(before)
-        if after != expected:
-            text = (
-                f"%{tensor.name} is carried: the step must leave {words_of(expected)} in it, but leaves "
-                f"{words_of(after)}"
-            )
-            self.report.at_tensor("RT024", text, tensor)
-
-    def next_value(self, before: Value) -> Value:
-        """Return the value with which a carried tensor must end, given the one with which it began."""
-        # A static loss scale and frozen parameters are never written, so they stay the values of this step.
-        static = before[0] in _STATIC or (before[0] == "scale" and not self.module.plan.has_dynamic_scale)
-        return before if static else (*before[:-1], "next step")
-
-
-_STATIC = frozenset({*FROZEN.values(), *FROZEN_PARTS.values()})
-"""Values that no step changes."""
+ExpertRankOp = Dispatch | ForwardExperts | BackwardExperts | Combine
+"""Ops of expert ranks that leave rows, or gradients of rows, for each other"""
 
 
 _ROLES_OF_PROJECT = ("q_in", "k_in", "v")
@@ -576,6 +578,10 @@ _VISITS: PerOp[Callable[[SymbolicRun, Any], None]] = PerOp(
         GatherHeads: SymbolicRun.gather_heads,
         ReturnHeads: SymbolicRun.return_heads,
         **dict.fromkeys((Attend, AttendBackward), SymbolicRun.attend),
+        Route: SymbolicRun.route,
+        Dispatch: SymbolicRun.dispatch,
+        **dict.fromkeys((ForwardExperts, BackwardExperts), SymbolicRun.work_on_rows),
+        Combine: SymbolicRun.combine,
         GatherKeys: SymbolicRun.gather_keys,
         ReduceKeys: SymbolicRun.reduce_keys,
         CombineLoss: SymbolicRun.combine_loss,

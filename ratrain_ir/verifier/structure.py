@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, ties_gradients, trains
 from ratrain.ratrain_ir.model.checked_training import check_training
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     gathers_within_step,
@@ -30,6 +31,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     AllReduceScalar,
     ReduceScatter,
     TensorOp,
+    mean_group,
 )
 from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,
@@ -157,13 +159,20 @@ def check_sharding(
         report.at_op("RT026", text, stage, op)
     if type(op) is AllGather:
         check_gather(module, stage, op, block, report)
-    if type(op) is AllReduce and op.group is Group.REPLICAS and not kept:
+    averages = type(op) is ReduceScatter or op.group in (Group.REPLICAS, Group.COPIES)
+    if type(op) is not AllGather and averages and op.group is not mean_group(plan, block):
+        wanted = mean_group(plan, block).value
+        report.at_op("RT026", f"'{op!r}': the gradient of {block} is averaged over '{wanted}'", stage, op)
+    if type(op) is AllReduce and averages and not kept:
         report.at_op("RT026", f"{block} has sharded state, whose gradients 'reduce_scatter' reduces", stage, op)
 
 
 def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, report: Reporter) -> None:
     """Report RT026 unless a view is gathered when its ZeRO level requires, by the replicas that share it."""
     plan = module.plan
+    if op.group is not (Group.COPIES if shares_experts(plan, block) else Group.SHARDS):
+        whose = "the replicas with its experts have" if shares_experts(plan, block) else "all replicas have"
+        report.at_op("RT026", f"'{op!r}': {whose} the shards of {block} between them", stage, op)
     within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(plan, block)
     said = {op.phase is not None, op.micro_batch is not None}
     if said not in [{True}] * within_step + [{False}] * (at_end or not within_step):
@@ -196,6 +205,7 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
         report.at_op("RT026", "'all_reduce tensor' needs tensor-parallel ranks: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
         op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS, Group.CONTEXT)
+        or (op.group is Group.EXPERTS and not all(shares_experts(module.plan, block) for block in op.blocks))
         or (op.group is Group.ENDS and not ties_gradients(module.model, module.plan))
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)

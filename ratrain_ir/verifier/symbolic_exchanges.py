@@ -80,7 +80,7 @@ class SymbolicExchanges(SymbolicUpdates):
         """Return the value that a block reads of an activation or gradient: all rows, gathered if ranks share rows."""
         return f"whole {what}" if shares_rows(self.module.plan) else what
 
-    def check_branch_part(self, op: BlockOp, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
+    def check_branch_part(self, op: Op, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
         """Check the partial sum of the parallel branch, which an op adds to, if it has one.
 
         In the forward the attention makes it for its mlp. In the backward the mlp makes it, of the gradient of their

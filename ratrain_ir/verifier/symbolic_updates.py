@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from ratrain.ratrain_ir.model.blocks import ties_gradients
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
@@ -58,13 +59,13 @@ class SymbolicUpdates(SymbolicOffload):
         for block in op.blocks:
             self.once(op, "RT031", "all_reduce", op.group, block)
             # The three reductions follow each other; each expects the values that the one before left.
-            if op.group is Group.TENSOR:
+            if op.group in (Group.TENSOR, Group.EXPERTS):
                 gradient, flag = self.reduced_values(block)
                 self.expect("RT033", op, roles[f"gs.{block}"], *gradient)
                 self.expect("RT033", op, roles[f"flag.{block}"], *flag)
                 self.set(roles[f"gs.{block}"], "summed", block)
                 self.set(roles[f"flag.{block}"], *flag, "of peers")
-            elif op.group is Group.REPLICAS:
+            elif op.group in (Group.REPLICAS, Group.COPIES):
                 self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(len(everything)))
                 self.set(roles[f"g.{block}"], "reduced", block, everything)
                 self.set(roles[f"flag.{block}"], "flag", block, everything)
@@ -160,9 +161,10 @@ class SymbolicUpdates(SymbolicOffload):
         return ("reduced", block, everything), ("flag", block, everything)
 
     def peer_values(self, block: Block) -> tuple[Value, Value]:
-        """Return the values of a gradient and its flag after tensor-parallel ranks have summed shared parameters."""
+        """Return the values of a gradient and its flag after tensor-parallel or expert ranks have summed shared."""
         gradient, flag = self.reduced_values(block)
-        return (gradient, flag) if self.module.plan.tp == 1 else (("summed", block), (*flag, "of peers"))
+        shared = self.module.plan.tp > 1 or shares_experts(self.module.plan, block)
+        return (("summed", block), (*flag, "of peers")) if shared else (gradient, flag)
 
     def final_values(self, block: Block) -> tuple[Value, Value]:
         """Return the values of a gradient and its flag that the update reads.

@@ -9,6 +9,7 @@ const OP_COLOURS = {
   add_branch: "blue", add_branch_backward: "teal", gather_rows: "olive", reduce_rows: "moss", combine_loss: "moss",
   project: "blue", backward_heads: "teal", reduce_sums: "moss", gather_keys: "olive", reduce_keys: "moss",
   attend: "blue", attend_backward: "teal", gather_heads: "olive", return_heads: "moss",
+  route: "blue", forward_experts: "blue", backward_experts: "teal", dispatch: "olive", combine: "moss",
 };
 const opColour = (keyword) => OP_COLOURS[keyword] ?? "grey";
 const opColours = () => FACTS.keywords.map((keyword) => colour(opColour(keyword)));

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     trained_parameters,
 )
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows
+from ratrain.ratrain_ir.model.expert_ranks import copied_stacks, exchanged_types
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, packed_frozen_bytes
@@ -53,6 +54,7 @@ from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice, of_slice
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import (
+    COPIES,
     FROZEN,
     PACKED,
     Formal,
@@ -484,7 +486,10 @@ class Builder:
         intermediates, workspace = self.placed()
         own = parameters(self.model, self.block)
         views = [ParameterView(p.weight, p.stored_shape, p.offset, p.held.value) for p in own]
-        return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
+        copied = copied_stacks(self.model, self.block) if self.has(COPIES) else ()
+        copies = [ParameterView(*each, COPIES) for each in copied]
+        everything = (*views, *self.gaps(), *copies)
+        return Routine(key, self.formals(), everything, intermediates, workspace, tuple(self.steps))
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
         """Return the intermediates with their offsets, and the bytes of the workspace.
@@ -519,6 +524,8 @@ class Builder:
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
         if self.block.kind != "head":
             known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
+        types = exchanged_types(self.whole, self.plan, self.block)
+        known |= {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
         known["branch_part"] = (self.act, (self.rows, self.model.hidden_size))
         known |= dict.fromkeys(("tokens", "labels", "documents"), (Dtype.I32, (self.rows,)))
         known |= {

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 def experts_forward(builder: Builder) -> None:
     """Add the steps of the forward, with all slots that it saves."""
     model, source = builder.model, norm(builder)
-    _logits(builder, source, again=False)
+    router_logits(builder, source, again=False)
     operands = {"logits": "logits", "chosen": builder.slot("chosen"), "weights": builder.slot("weights")}
     builder.step("route_forward", operands, normalise=model.router_normalised)
-    _group_rows(builder)
+    group_rows(builder)
     for name in ("gate", "up"):
         operands = {"a": source, "b": f"w.{name}_experts", **GROUPS, "out": builder.slot(name)}
         builder.step("expert_rows", operands, trans_b=True)
@@ -52,7 +52,7 @@ def experts_forward(builder: Builder) -> None:
     builder.step("weighted_swiglu_forward", operands)
     add_down_low(builder)
     if model.shared_expert_size is not None:
-        _shared_forward(builder, source)
+        shared_forward(builder, source)
     if not builder.has("y") and not builder.norms_branch:
         builder.add_low("shared_down", "shared_prod")
         return
@@ -62,29 +62,34 @@ def experts_forward(builder: Builder) -> None:
     operands = {"a": "prod", "b": "w.down_experts", **GROUPS, "sums": sums, "out": branch}
     builder.step("expert_sums", operands | (builder.residual if plain else {}), trans_b=True)
     add_down_adapter(builder, sums, branch)
-    if model.shared_expert_size is not None:
-        operands = {"a": "shared_prod", "b": "w.shared_down_proj", "out": branch}
-        builder.step("gemm", operands, trans_b=True, accumulate=True)
-        builder.add_adapter("shared_down", "shared_prod", branch)
+    add_shared(builder, branch)
     if not plain:
         add_branch(builder)
 
 
-def _logits(builder: Builder, source: str, *, again: bool) -> None:
+def add_shared(builder: Builder, branch: str) -> None:
+    """Add the last product of the shared expert to a block's branch, if the model has such an expert."""
+    if builder.model.shared_expert_size is not None:
+        operands = {"a": "shared_prod", "b": "w.shared_down_proj", "out": branch}
+        builder.step("gemm", operands, trans_b=True, accumulate=True)
+        builder.add_adapter("shared_down", "shared_prod", branch)
+
+
+def router_logits(builder: Builder, source: str, *, again: bool) -> None:
     """Add the router's logits, in float32; the forward does so first, the backward `again`."""
     out = builder.temporary("logits", builder.rows, experts_of(builder.model), dtype=Dtype.F32)
     builder.step("gemm", {"a": source, "b": "w.router_proj", "out": out}, trans_b=True)
     builder.add_adapter("router", source, out, again=again)
 
 
-def _group_rows(builder: Builder) -> None:
+def group_rows(builder: Builder) -> None:
     """Add the order of rows by expert, which is made anew from the choice where it is needed."""
     builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
     builder.temporary("bounds", experts_of(builder.model) + 1, dtype=Dtype.I32)
     builder.step("group_rows", {"chosen": "chosen", **GROUPS})
 
 
-def _shared_forward(builder: Builder, source: str) -> None:
+def shared_forward(builder: Builder, source: str) -> None:
     """Add the shared expert up to its last product, and the sigmoid that weights it."""
     logits = builder.temporary("shared_logits", builder.rows, 1, dtype=Dtype.F32)
     builder.step("gemm", {"a": source, "b": "w.shared_router_proj", "out": logits}, trans_b=True)
@@ -102,7 +107,7 @@ def experts_backward(builder: Builder) -> None:
     """Add the steps of the backward, or of the half of it that the builder is for."""
     dxn = source_gradient(builder)
     above, source = branch_gradient(builder), block_source(builder)
-    _group_rows(builder)
+    group_rows(builder)
     _expert_gradients(builder, above, "prod", "down", gathers_a=True)
     down_adapter_gradients(builder, above)
     gradients = {name: builder.slot(f"d{name}") for name in ("gate", "up")}
@@ -115,14 +120,19 @@ def experts_backward(builder: Builder) -> None:
         builder.step_of(INPUT, "expert_sums", operands, accumulate=index > 0)
         input_adapter_gradients(builder, name, gradient, source, sums, dxn)
     if builder.model.shared_expert_size is not None:
-        _shared_backward(builder, above, source, dxn)
+        shared_backward(builder, above, source, dxn)
+    router_backward(builder, source, dxn)
+    finish_backward(builder)
+
+
+def router_backward(builder: Builder, source: str, dxn: str) -> None:
+    """Add the gradients of the router and, through it, of the block's normed input."""
     logits = builder.slot("dlogits")
     if INPUT in builder.halves:
         _router_gradient(builder, source)
     builder.linear_gradients(logits, source, "router_proj")
     builder.step_of(INPUT, "gemm", {"a": logits, "b": "w.router_proj", "out": dxn}, accumulate=True)
     builder.add_adapter_gradient("router", dxn)
-    finish_backward(builder)
 
 
 def _expert_gradients(builder: Builder, a: str, b: str, name: str, *, gathers_a: bool) -> None:
@@ -144,7 +154,7 @@ def _input_gradients(builder: Builder, above: str) -> None:
 
 def _router_gradient(builder: Builder, source: str) -> None:
     """Add the gradient of the router's logits, which are computed again."""
-    _logits(builder, source, again=True)
+    router_logits(builder, source, again=True)
     operands = {name: name for name in ("logits", "chosen", "weights", "dweights", "bounds", "dlogits")}
     plan = builder.plan.whole
     losses = {"balance": plan.router.balance_loss, "z": plan.router.z_loss}
@@ -157,7 +167,7 @@ def _router_gradient(builder: Builder, source: str) -> None:
     builder.step("route_backward", operands, normalise=builder.model.router_normalised, **shares)
 
 
-def _shared_backward(builder: Builder, above: str, source: str, dxn: str) -> None:
+def shared_backward(builder: Builder, above: str, source: str, dxn: str) -> None:
     """Add the gradients of the shared expert and of its gate."""
     width = builder.model.shared_expert_size or 0
     builder.linear_gradients(above, "shared_prod", "shared_down_proj")

@@ -16,15 +16,31 @@ from ratrain.ratrain_ir.config.tensor_ranks import rank_model, trained_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
-from ratrain.ratrain_ir.model.slots import HEADS, OUTPUT_GRADIENT, STARTS, made_by_project, saved_slots, scores_type
+from ratrain.ratrain_ir.model.slots import (
+    HEADS,
+    OUTPUT_GRADIENT,
+    STARTS,
+    made_by_project,
+    routed_slots,
+    saved_slots,
+    scores_type,
+)
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.context_routines import Heads, context_backward, context_forward, positions, runs_of
+from ratrain.targets.codegen.expert_rank_routines import (
+    backward_of_returned,
+    backward_of_rows,
+    forward_of_returned,
+    forward_of_rows,
+    route,
+)
 from ratrain.targets.codegen.expert_routines import experts_backward, experts_forward
 from ratrain.targets.codegen.head_groups import group_heads, put_side_by_side, side_by_side
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
@@ -160,6 +176,7 @@ def _may_keep(form: RoutineForm, model: ModelConfig, plan: Plan) -> list[str]:
     """Return the saved slots that an op may keep or leave out."""
     slots = [slot.name for slot in saved_slots(model, plan, form.block)]
     projected = [slot.name for slot in made_by_project(model, plan, form.block)]
+    projected += [slot.name for slot in routed_slots(model, plan, form.block)]
     if form.keyword == "project":
         return [name for name in slots if name in projected]
     if form.keyword == "forward":
@@ -172,6 +189,8 @@ def _recipe(form: RoutineForm, model: ModelConfig, plan: Plan) -> Callable[[Buil
     kind, backward = form.block.kind, form.keyword in _BACKWARDS
     if plan.cp > 1 and (kind, form.keyword) == ("attention", "forward"):
         return _attend
+    if shares_experts(plan, form.block):
+        return _OF_EXPERT_RANKS[form.keyword]
     return (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
@@ -207,8 +226,19 @@ _BACKWARDS = {
     "backward_weight": frozenset({WEIGHT}),
     "add_branch_backward": frozenset({INPUT}),
     "backward_heads": frozenset({INPUT}),
+    "backward_experts": frozenset({INPUT, WEIGHT}),
 }
 """Halves of a backward that each op runs."""
+
+
+_OF_EXPERT_RANKS = {
+    "route": route,
+    "forward_experts": forward_of_rows,
+    "forward": forward_of_returned,
+    "backward_experts": backward_of_rows,
+    "backward": backward_of_returned,
+}
+"""Ops of an mlp whose experts replicas share out."""
 
 
 OF_BRANCHES = {"add_branch": add_branch_forward, "add_branch_backward": add_branch_backward}

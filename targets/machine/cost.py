@@ -19,7 +19,7 @@ from ratrain.targets.machine.machine import KERNEL_COSTS, Machine
 from ratrain.targets.machine.resource_work import Flow, ResourceWork
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import PerKernel
-from ratrain.targets.program.routine import Routine, Step
+from ratrain.targets.program.routine import COPIES, Routine, Step, parse_reference
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.link_groups import Link
@@ -224,6 +224,9 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Return the work of one kernel call that has the cluster and its DDR to itself: seconds with launch, DDR bytes."""
+    if works_on_copies(step):  # balanced routers send these no row; gradients are zeroed
+        ddr = _bytes(routine, step.operands["out"]) if step.kernel == "expert_gradients" else 0
+        return ResourceWork(machine["launch"] + copy_seconds(ddr, machine), ddr)
     return _kernel_cost(machine.cost)(routine, step, machine)
 
 
@@ -242,6 +245,11 @@ def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWor
     return ResourceWork(machine["launch"] + max(seconds, copy_seconds(ddr, machine)), ddr)
 
 
+def works_on_copies(step: Step) -> bool:
+    """Return whether a kernel call is of copies of another rank's experts, which only unbalanced routers need."""
+    return any(parse_reference(each).base in (COPIES, f"d{COPIES}") for each in step.operands.values())
+
+
 def sums_halves(step: Step) -> bool:
     """Return whether a kernel call sums products in float16."""
     return step.options.get("half_run") is not None
@@ -249,7 +257,7 @@ def sums_halves(step: Step) -> bool:
 
 def kernel_flops(routine: Routine, step: Step) -> float:
     """Return the operations of a kernel call by the roofline; 0 for kernels bound by DDR."""
-    return _ARITHMETIC[step.kernel].flops(routine, step)
+    return 0.0 if works_on_copies(step) else _ARITHMETIC[step.kernel].flops(routine, step)
 
 
 def routine_flops(routine: Routine) -> float:

@@ -81,11 +81,13 @@ class Placement:
         """Return the members of a collective by the name of its group (the values of `Group`).
 
         `replicas`, `shards` and `views` are replicas of a stage that share state, `parts` is one of each view group in
-        a shard group; `context` those that share sequences. `tensor` is the peers of a stage, `ends` both ends of a
-        replica, `all` all ranks.
+        a shard group; `context` those that share sequences, `experts` those that share out experts, `copies` one of
+        each group of these. `tensor` is the peers of a stage, `ends` both ends of a replica, `all` all ranks.
         """
         if group == Group.PARTS.value:
             return self._one_of_each(Group.VIEWS, Group.SHARDS)
+        if group == Group.COPIES.value:
+            return self._one_of_each(Group.EXPERTS, Group.REPLICAS)
         if group == "ends":
             ends = self.mesh.stages_of(Group.ENDS, self.mesh.first_stage)
             level = self.level_between(ends[0], ends[-1])
@@ -122,10 +124,10 @@ class Placement:
         """
         if self.tiles is not None:
             parts = {Group.ALL: "clusters", Group.TENSOR: "peers"}
-            if of in (Group.CONTEXT, Group.SHARDS, Group.VIEWS):
+            if of in (Group.CONTEXT, Group.EXPERTS, Group.SHARDS, Group.VIEWS):
                 return (*(math.gcd(tile.replicas, count) for tile in self.tiles), count)
             return (*(getattr(tile, parts.get(of, "replicas")) for tile in self.tiles), count)
-        of_replicas = (Group.REPLICAS, Group.CONTEXT, Group.SHARDS, Group.VIEWS)
+        of_replicas = (Group.REPLICAS, Group.CONTEXT, Group.EXPERTS, Group.SHARDS, Group.VIEWS)
         apart = self.mesh.peers if of in of_replicas else 1
         counts = [1]
         # Replicas are `peers` ranks apart. A level counts only if members fill its groups evenly; else they gain

@@ -16,7 +16,9 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import block, flat_elements, trained_parameters
+from ratrain.ratrain_ir.model.expert_ranks import is_stack
 from ratrain.ratrain_ir.model.sharded_blocks import shard_count
+from ratrain.ratrain_ir.ops.base import Group
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -41,11 +43,14 @@ class SharedElements:
 NONE_SHARED = SharedElements(0, 0)
 
 
-def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> SharedElements:
-    """Return the most elements that the peers of any replica give for some blocks, and the most that they add."""
+def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block], group: str) -> SharedElements:
+    """Return the most elements that the ranks of any group give for some blocks, and the most that they add.
+
+    They are tensor-parallel ranks, or expert ranks.
+    """
     total: dict[int, SharedElements] = {}
     for (kind, shards), count in Counter((each.kind, shard_count(plan, each)) for each in blocks).items():
-        for replica, shared in _shared_of_kind(model, plan, kind, shards).items():
+        for replica, shared in _shared_of_kind(model, plan, kind, shards, group).items():
             before = total.get(replica, NONE_SHARED)
             total[replica] = SharedElements(before.given + count * shared.given, before.added + count * shared.added)
     given = max((shared.given for shared in total.values()), default=0)
@@ -53,13 +58,16 @@ def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> Shar
 
 
 @cache
-def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int) -> Mapping[int, SharedElements]:
+def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int, group: str) -> Mapping[int, SharedElements]:
     """Return the exchanged elements of the gradient of a block of a kind, by shard that exchanges any."""
     owner = block(kind, 0 if kind in ("attention", "mlp") else None)
     shard = flat_elements(model, plan, owner) // shards
     found: dict[int, SharedElements] = {}
     for parameter in trained_parameters(rank_model(model, plan), owner):
-        copies = share_of(model, plan.tp, parameter.weight).copies
+        if group == Group.EXPERTS.value:
+            copies = 1 if is_stack(parameter.weight) else plan.ep
+        else:
+            copies = share_of(model, plan.tp, parameter.weight).copies
         if copies == 1:
             continue
         low, high = parameter.offset, parameter.offset + parameter.elements

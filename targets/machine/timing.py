@@ -24,6 +24,7 @@ from ratrain.ratrain_ir.ops.collectives import (
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.context_ranks import HEAD_OPS, KEY_OPS, GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
+from ratrain.ratrain_ir.ops.expert_ranks import EXPERT_OPS, Combine, Dispatch
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS, DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send
@@ -68,7 +69,19 @@ _CARRIED: PerOp[tuple[Access, ...]] = PerOp(
     "payload",
     {
         **dict.fromkeys(
-            (LoadInput, Recv, DonorAccept, PeerReload, AllGather, GatherRows, GatherKeys, GatherHeads), (Access.WRITE,)
+            (
+                LoadInput,
+                Recv,
+                DonorAccept,
+                PeerReload,
+                AllGather,
+                GatherRows,
+                GatherKeys,
+                GatherHeads,
+                Dispatch,
+                Combine,
+            ),
+            (Access.WRITE,),
         ),
         **dict.fromkeys((Send, PeerOffload, DonorReturn, *MEMORY_OPS, Update, ScaleUpdate), _CHANGED),
         **dict.fromkeys((AllReduce, AllReduceScalar, ReduceRows, ReduceSums, CombineLoss), _CHANGED),
@@ -84,6 +97,8 @@ _OF_KEYS = frozenset(kind.keyword for kind in KEY_OPS)
 """Exchanges of keys and values, or of parts of their gradients, between context ranks."""
 _OF_HEADS = frozenset(kind.keyword for kind in HEAD_OPS)
 """Exchanges of tokens for heads between context ranks."""
+_OF_EXPERTS = frozenset(kind.keyword for kind in EXPERT_OPS)
+"""Exchanges of rows between expert ranks."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """Number of times an access moves a tensor to or from DDR."""
 
@@ -127,11 +142,11 @@ def timed_op(
     if routine is not None:
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
     operands = list(operands)
-    carries, parts_alone = _CARRIED[keyword], keyword in _OF_PARTS
+    carries, parts_alone, of_experts = _CARRIED[keyword], keyword in _OF_PARTS, keyword in _OF_EXPERTS
     groups = plan.context_groups if keyword in _OF_KEYS else 1
     nbytes = elements = own = rest = 0
     for tensor, access in operands:
-        if tensor.kind is StateKind.SCALAR:
+        if tensor.kind is StateKind.SCALAR or (of_experts and not _travels_to_experts(tensor)):
             continue
         if access in carries and (tensor.kind is StateKind.PARTIAL or not parts_alone):
             nbytes += tensor.type.nbytes
@@ -144,7 +159,7 @@ def timed_op(
             rest += tensor.type.elements
         own += tensor.type.nbytes * _PASSES[access]
     if sums_shared(keyword, group):
-        shared = most_shared(model, plan, blocks)
+        shared = most_shared(model, plan, blocks, group)
         itemsize = nbytes // max(1, elements)
         nbytes, elements = shared.given * itemsize, shared.given
         own = (shared.added + shared.given) * itemsize
@@ -154,9 +169,17 @@ def timed_op(
     return TimedOp(keyword, group, engine, None, nbytes, elements, own, hop, elsewhere, runs)
 
 
+def _travels_to_experts(tensor: Tensor | ProgramTensor | TensorForm) -> bool:
+    """Return whether a tensor of an exchange of rows has a line for each of them, or for each token.
+
+    Experts are copied only where routers are not balanced, and time is that of balanced ones.
+    """
+    return tensor.kind not in (StateKind.VIEW, StateKind.GRAD) and len(tensor.type.shape) > 1
+
+
 def sums_shared(keyword: str, group: str) -> bool:
-    """Return whether an op sums the gradients that tensor-parallel ranks share, so that only those elements move."""
-    return keyword == AllReduce.keyword and group == Group.TENSOR.value
+    """Return whether an op sums gradients that tensor-parallel or expert ranks share, so that only those move."""
+    return keyword == AllReduce.keyword and group in (Group.TENSOR.value, Group.EXPERTS.value)
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -239,7 +262,7 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         return copy_work(op.own_bytes, machine)
     if (bits := _packed_bits(op, plan)) is not None:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
-    if op.keyword in _OF_HEADS:  # parts are packed to be sent, and unpacked
+    if op.keyword in _OF_HEADS | _OF_EXPERTS:  # parts are packed to be sent, and unpacked
         return copy_work(op.own_bytes, machine) + way.work(machine, op.own_bytes)
     if op.keyword == AllReduceScalar.keyword:  # its source is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
@@ -381,7 +404,7 @@ def _keys_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Al
 
 
 def _heads_way(op: TimedOp, _plan: Plan, _machine: Machine, members: Members) -> Algorithm:
-    """Return the algorithm of an exchange of tokens for heads: a member has another part for each."""
+    """Return the algorithm of an exchange of tokens for heads, or of rows: a member has another part for each."""
     return all_to_all(op.payload_bytes, members, staged=False)
 
 
@@ -415,7 +438,7 @@ _WAYS: PerOp[Callable[[TimedOp, Plan, Machine, Members], Algorithm]] = PerOp(
     {
         ReduceScatter: _reduce_scatter_way,
         **dict.fromkeys(KEY_OPS, _keys_way),
-        **dict.fromkeys(HEAD_OPS, _heads_way),
+        **dict.fromkeys((*HEAD_OPS, *EXPERT_OPS), _heads_way),
         AllReduce: _all_reduce_way,
         AllGather: _gather_way,
         AllReduceScalar: _scalar_way,

@@ -113,6 +113,12 @@ def _phase(instruction: Instruction) -> Phase | None:
     return Phase(word) if word else None
 
 
+def _group(instruction: Instruction) -> Group:
+    """Return the group that an op's text names: a gather of views, or of parts of them, says so by its operands."""
+    group = Group(instruction.group)
+    return Group.SHARDS if group in (Group.VIEWS, Group.PARTS) else group
+
+
 _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "block": lambda instruction, _engine: _only_block(instruction),
     "blocks": lambda instruction, _engine: tuple(map(named_block, instruction.blocks)),
@@ -125,7 +131,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "phase": lambda instruction, _engine: _phase(instruction),
     "head_group": lambda instruction, _engine: instruction.head_group,
     "quantity": lambda instruction, _engine: Quantity(_word(instruction, "quantity")),
-    "group": lambda instruction, _engine: Group(instruction.group),
+    "group": lambda instruction, _engine: _group(instruction),
     "blocking": lambda instruction, _engine: instruction.blocking,
     "placement": lambda _instruction, engine: engine,
 }

@@ -25,6 +25,9 @@ TRAINED, FROZEN, PACKED = (held.value for held in Held)
 """Formals whose parts are a block's parameters: those that train, frozen ones, packed ones. Gradients lie in `g` as
 parameters in `w`."""
 
+COPIES = "pool"
+"""Formal whose parts are copies of another rank's experts. Their gradients lie in `dpool`."""
+
 SCHEDULES_KEY = "tiles"
 """Key of on-chip schedules in JSON, whatever their form; it is the name of the first form."""
 
@@ -49,7 +52,7 @@ class ParameterView:
     shape: Shape
     offset: int
     held: str = TRAINED
-    """formal that it is a part of: `TRAINED` (and of `g`), `FROZEN`, or `PACKED`, in which it is bytes"""
+    """formal that it is a part of: `TRAINED` (and of `g`), `FROZEN`, `PACKED` (in which it is bytes), or `COPIES`"""
 
 
 @frozen
@@ -90,8 +93,8 @@ def parse_reference(reference: str) -> Reference:
 
 
 def held_by(formal: str) -> str:
-    """Return how parameters say that they are parts of a formal: gradients lie as the parameters that train."""
-    return TRAINED if formal == "g" else formal
+    """Return how parameters say that they are parts of a formal: gradients lie as what they are gradients of."""
+    return {"g": TRAINED, f"d{COPIES}": COPIES}.get(formal, formal)
 
 
 class OnChipSchedule(Protocol):
@@ -263,7 +266,7 @@ def _words(value: Any) -> dict[str, str]:
 
 
 def _held(value: Any) -> str:
-    if value not in (TRAINED, FROZEN, PACKED):
+    if value not in (TRAINED, FROZEN, PACKED, COPIES):
         raise ValueError(f"no formal '{value}' holds parameters")
     return word(value)
 

@@ -21,7 +21,7 @@ from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.on_chip import on_chip_problem
-from ratrain.targets.program.routine import FROZEN, PACKED, TRAINED, Routine, held_by, parse_reference
+from ratrain.targets.program.routine import COPIES, FROZEN, PACKED, TRAINED, Routine, held_by, parse_reference
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Parameter
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Rows = tuple[int, int]
 """A range of rows: the first, and the exclusive end."""
 
-FLAT = (TRAINED, "g", FROZEN, PACKED)
-"""Formals whose parts are the parameters of a block."""
+FLAT = (TRAINED, "g", FROZEN, PACKED, COPIES, f"d{COPIES}")
+"""Formals whose parts are the parameters of a block, or copies of another rank's experts."""
 
 
 JOINT = (*ATTENDED, "dq_out")
@@ -99,7 +99,7 @@ def _bound_problems(routine: Routine) -> Iterator[str]:
         for parameter in _parts_of(routine, formal.name):
             if parameter.offset + prod(parameter.shape) > prod(formal.shape) or not prod(parameter.shape):
                 yield f"'{parameter.name}' does not lie in '{formal.name}'"
-    for flat in (TRAINED, FROZEN, PACKED):
+    for flat in (TRAINED, FROZEN, PACKED, COPIES):
         spans = sorted((p.offset, p.offset + prod(p.shape), p.name) for p in _parts_of(routine, flat))
         for (_, stop, name), (start, _, other) in pairwise(spans):
             if start < stop:

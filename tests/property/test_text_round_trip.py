@@ -71,7 +71,7 @@ def test_the_fields_of_every_op_read_back(cls):
 
 
 def every_op():
-    """Yield ops of every kind: sharded and unsharded plans, tied, recovered, stored, offloaded, with tp 1 and more, with cp."""
+    """Yield ops of every kind: sharded and unsharded plans, tied, recovered, stored, offloaded, with tp 1 and more, with cp, with ep."""
     model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5, tied_embeddings=True)
     normed = attrs.evolve(model, norm_placement="post", qk_norm="whole")
     both = attrs.evolve(model, norm_placement="both")
@@ -86,9 +86,14 @@ def every_op():
     for slices in ((), (4, 4)):
         for stage in lower(model, Plan(2, 2, (1,), 1, 2, 8, cp=2, slices=slices)).stages:
             yield from stage.ops
-    of_context = ((model, {"context_exchange": "heads"}), (attrs.evolve(model, kv_heads=2), {"context_groups": 2}))
-    for shown, keys in of_context:
-        for stage in lower(shown, Plan(2, 2, (1,), 1, 2, 8, cp=2, **keys)).stages:
+    experts = attrs.evolve(model, family="mixtral", experts=4, experts_per_token=2)
+    of_ranks = (
+        (model, {"cp": 2, "context_exchange": "heads"}),
+        (attrs.evolve(model, kv_heads=2), {"cp": 2, "context_groups": 2}),
+        (experts, {"ep": 2}),
+    )
+    for shown, keys in of_ranks:
+        for stage in lower(shown, Plan(2, 2, (1,), 1, 2, 8, **keys)).stages:
             yield from stage.ops
 
 

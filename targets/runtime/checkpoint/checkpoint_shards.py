@@ -9,7 +9,7 @@ of shards is not written, so the pieces of a block join to the same tensor under
 
 A tensor-parallel rank's file, `stage-S-replica-R-peer-P.safetensors`, has pieces of the rank's own flat tensors. Its
 manifest entry says `"peer": [P, T]`: number P of T. The pieces of each peer join to its tensors, and all peers' tensors
-to the whole ones.
+to the whole ones. Likewise `"expert_rank": [E, N]` says of which experts the pieces of mlps are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, shares_heads
@@ -38,7 +38,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
     sync_file,
     write_manifest,
 )
-from ratrain.targets.runtime.checkpoint.rank_state import whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import whole_of_experts, whole_pieces
 from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
 from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource
 from ratrain.targets.runtime.weights.weights import block_elements, named_parameters
@@ -71,6 +71,8 @@ class ShardFile:
     pieces: tuple[ShardPiece, ...]
     peer: tuple[int, int] = _WHOLE
     """(peer, count): tensor-parallel rank whose flat tensors the pieces belong to"""
+    expert_rank: tuple[int, int] = _WHOLE
+    """(rank, count): expert rank whose flat tensors of mlps the pieces belong to"""
 
 
 def holds_own_state(rank: RankExecutor) -> bool:
@@ -102,7 +104,9 @@ def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
             sync_file(stream)
     except OSError as error:
         fail("RT002", f"{rank.name} cannot write '{folder / name}': {error.strerror or error}")
-    return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces, (rank.peer, peers))
+    ranks = rank.program.plan.ep
+    parts = (rank.peer, peers), (rank.replica % ranks, ranks)
+    return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces, *parts)
 
 
 def _pieces(rank: RankExecutor) -> Iterator[ShardPiece]:
@@ -135,6 +139,7 @@ def seal_shards(
             "sha256": file.sha256,
             "pieces": [[piece.block, piece.start, piece.stop] for piece in file.pieces],
             **({} if file.peer == _WHOLE else {"peer": list(file.peer)}),
+            **({} if file.expert_rank == _WHOLE else {"expert_rank": list(file.expert_rank)}),
         }
         for file in files
     }
@@ -194,13 +199,15 @@ def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tu
     if not isinstance(files, dict) or not files or not all(map(_is_file_entry, files.items())):
         contradicts(directory, "files")
     (peers, *others) = {_peer_of(entry)[1] for entry in files.values()}
-    if others or not shares_heads(model, peers):
+    (ranks, *other_ranks) = {_expert_rank_of(entry)[1] for entry in files.values()}
+    shared = ranks == 1 or (model.experts is not None and model.experts % ranks == 0 and peers == 1)
+    if others or other_ranks or not shares_heads(model, peers) or not shared:
         contradicts(directory, "files")
     # Hashing reads every byte, so processes share it out; sorted, so that they number the files alike.
     for number, (name, entry) in enumerate(sorted(files.items())):
         if number % share[1] == share[0]:
             check_content(str(Path(directory) / name), entry)
-    return _stored_pieces(directory, model, files, peers)
+    return _stored_pieces(directory, model, files, peers, ranks)
 
 
 def _is_file_entry(item: tuple[str, object]) -> bool:
@@ -208,12 +215,19 @@ def _is_file_entry(item: tuple[str, object]) -> bool:
     name, entry = item
     # The manifest may come from anybody: a name with a folder in it could lead anywhere.
     is_name = Path(name).name == name and name.isprintable()
-    return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list) and _is_peer(_peer_of(entry))
+    if not (is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list)):
+        return False
+    return _is_peer(_peer_of(entry)) and _is_peer(_expert_rank_of(entry))
 
 
 def _peer_of(entry: Mapping[str, Any]) -> Any:
     """Return (peer, count) of a file's manifest entry; an entry without one has whole tensors."""
     return entry.get("peer", _WHOLE)
+
+
+def _expert_rank_of(entry: Mapping[str, Any]) -> Any:
+    """Return (rank, count) of the expert rank of a file's manifest entry; an entry without one has all experts."""
+    return entry.get("expert_rank", _WHOLE)
 
 
 def _is_peer(peer: object) -> bool:
@@ -234,24 +248,32 @@ class _StoredPiece:
 
 @frozen(eq=False)
 class _StoredPieces:
-    """Pieces of every block by tensor-parallel rank, ascending; one rank's pieces join to its part of the block."""
+    """Pieces of every block by tensor-parallel or expert rank; one rank's pieces join to its part of the block."""
 
     model: ModelConfig
     of_peers: Mapping[Block, Sequence[Sequence[_StoredPiece]]]
+    expert_ranks: int
 
     def read(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Yield elements [start, stop) of a block's whole tensor of a kind."""
         readers = [partial(_pieces_of, pieces, kind) for pieces in self.of_peers[block]]
+        if self.expert_ranks > 1 and block.kind == "mlp":
+            return whole_of_experts(self.model, block, readers)(start, stop)
         return whole_pieces(self.model, block, readers)(start, stop)
 
 
-def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any], peers: int) -> _StoredPieces:
-    """Open the files of `peers` tensor-parallel ranks.
+def _stored_pieces(
+    directory: str, model: ModelConfig, files: Mapping[str, Any], peers: int, expert_ranks: int
+) -> _StoredPieces:
+    """Open the files of `peers` tensor-parallel ranks, or of some expert ranks.
 
     Raises `DiagnosticError` RT092 unless each element of every block is there exactly once.
     """
     blocks = {str(block): block for block in trained_blocks(model)}
-    pieces_of: dict[Block, list[list[_StoredPiece]]] = {block: [[] for _ in range(peers)] for block in blocks.values()}
+    pieces_of: dict[Block, list[list[_StoredPiece]]] = {
+        block: [[] for _ in range(expert_ranks if expert_ranks > 1 and block.kind == "mlp" else peers)]
+        for block in blocks.values()
+    }
     for name, entry in files.items():
         path = str(Path(directory) / name)
         stored = open_tensors(path, "RT092")
@@ -269,11 +291,15 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any],
                 fail(
                     "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(owner)}, or has them in another type"
                 )
-            pieces_of[blocks[owner]][_peer_of(entry)[0]].append(_StoredPiece(start, stop, sound))
+            of_experts = expert_ranks > 1 and blocks[owner].kind == "mlp"
+            number = (_expert_rank_of(entry) if of_experts else _peer_of(entry))[0]
+            pieces_of[blocks[owner]][number].append(_StoredPiece(start, stop, sound))
+    own = evolve(model_of_rank(model, peers), expert_ranks=expert_ranks)
     for block, parts in pieces_of.items():
-        for peer, pieces in enumerate(parts):
-            _check_whole(directory, block, pieces, model_of_rank(model, peers), f" of peer {peer}" if peers > 1 else "")
-    return _StoredPieces(model, pieces_of)
+        for number, pieces in enumerate(parts):
+            whose = "" if len(parts) == 1 else f" of {'peer' if expert_ranks == 1 else 'expert rank'} {number}"
+            _check_whole(directory, block, pieces, own, whose)
+    return _StoredPieces(model, pieces_of, expert_ranks)
 
 
 def _check_whole(directory: str, block: Block, pieces: list[_StoredPiece], model: ModelConfig, whose: str) -> None:

@@ -1,4 +1,4 @@
-"""Conversion between whole flat tensors of blocks and the parts that tensor-parallel ranks hold.
+"""Conversion between whole flat tensors of blocks and the parts that tensor-parallel or expert ranks hold.
 
     whole parameter [4, 6], two peers by columns      flat tensor of peer 0: [4, 3]     of peer 1: [4, 3]
       a a a b b b                                       a a a                             b b b
@@ -6,7 +6,7 @@
 
 Parameters follow each other in a block's flat tensor, whole or a peer's. A range of elements is read in runs of whole
 rows, so that at most `PIECE_ELEMENTS` elements (or one row) are copied at a time. A parameter of three dimensions (of
-all experts) is taken as one matrix after the other.
+all experts) is taken as one matrix after the other; an expert rank has a run of these, and all of every other one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, rank_part, trained_model
 from ratrain.ratrain_ir.model.blocks import Block, Held, Parameter, parameters, parameters_within
+from ratrain.ratrain_ir.model.expert_ranks import is_stack
 from ratrain.targets.runtime.arena import tensor_file
 
 if TYPE_CHECKING:
@@ -33,16 +34,23 @@ zero."""
 
 
 def rank_pieces(
-    model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader, held: Held = Held.TRAINED
+    model: ModelConfig,
+    plan: Plan,
+    peer: int,
+    owner: Block,
+    whole: FlatReader,
+    held: Held = Held.TRAINED,
+    expert_rank: int = 0,
 ) -> FlatReader:
-    """Return a reader of a peer's flat tensor of a block, which takes its elements from the whole tensor's reader."""
+    """Return a reader of a rank's flat tensor of a block, which takes its elements from the whole tensor's reader."""
     model = trained_model(model, plan)
     wholes = {parameter.weight: parameter for parameter in parameters(model, owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
         for parameter, low, high in parameters_within(rank_model(model, plan), owner, start, stop - start, held):
             for number, first, last in _sheets_within(parameter, start + low, start + high):
-                mine, other = _sheet(parameter, number), _sheet(wholes[parameter.weight], number)
+                before = expert_rank * parameter.shape[0] if is_stack(parameter.weight) else 0
+                mine, other = _sheet(parameter, number), _sheet(wholes[parameter.weight], before + number)
                 part = _sheet_part(model, plan.tp, peer, wholes[parameter.weight])
                 for at, values in _peer_values(part, mine, other, whole, first, last):
                     yield mine.offset + at, values
@@ -110,6 +118,25 @@ def whole_pieces(model: ModelConfig, owner: Block, peers: Sequence[FlatReader]) 
                     values = _whole_rows(parts, sheet, own, peers, row, end).reshape(-1)
                     begin, until = max(first, row * width), min(last, end * width)
                     yield sheet.offset + begin, values[begin - row * width : until - row * width]
+
+    return read
+
+
+def whole_of_experts(model: ModelConfig, owner: Block, ranks: Sequence[FlatReader]) -> FlatReader:
+    """Return a reader of the whole flat tensor of an mlp, which takes its elements from its expert ranks' readers.
+
+    Parameters that all of them have are taken from the first.
+    """
+    mine = {each.weight: each for each in parameters(evolve(model, expert_ranks=len(ranks)), owner)}
+
+    def read(start: int, stop: int) -> FlatPieces:
+        for parameter, low, high in parameters_within(model, owner, start, stop - start):
+            own = mine[parameter.weight]
+            for number, first, last in _sheets_within(parameter, start + low, start + high):
+                rank, place = divmod(number, own.shape[0]) if is_stack(parameter.weight) else (0, 0)
+                sheet, held = _sheet(parameter, number), _sheet(own, place)
+                for at, values in ranks[rank](held.offset + first, held.offset + last):
+                    yield sheet.offset + at - held.offset, values
 
     return read
 

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import (
     frozen_elements,
     gathered_bits,
@@ -27,7 +28,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
 )
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
-from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_of_experts, whole_pieces
 from ratrain.targets.runtime.checkpoint.training_state import BlockStates, TrainingState
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
@@ -229,13 +230,17 @@ class _ArenaStates(BlockStates):
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Yield elements [start, stop) of a block's tensor of a kind, as views of the ranks' tensors."""
-        readers = [partial(self._of_peer, block, kind, peer) for peer in range(self.engine.program.plan.tp)]
+        plan = self.engine.program.plan
+        if shares_experts(plan, block):
+            of_experts = [partial(self._of_part, block, kind, (0, number)) for number in range(plan.ep)]
+            return whole_of_experts(self.model, block, of_experts)(start, stop)
+        readers = [partial(self._of_part, block, kind, (peer, 0)) for peer in range(plan.tp)]
         return whole_pieces(self.model, block, readers)(start, stop)
 
-    def _of_peer(self, block: Block, kind: str, peer: int, start: int, stop: int) -> FlatPieces:
-        """Yield elements [start, stop) of the tensor that the replicas of one tensor-parallel rank hold together."""
+    def _of_part(self, block: Block, kind: str, part: tuple[int, int], start: int, stop: int) -> FlatPieces:
+        """Yield elements [start, stop) of the tensor that replicas with the same part of a block hold together."""
         program = self.engine.program
-        holders = [rank for rank in self.ranks[block] if rank.peer == peer]
+        holders = [rank for rank in self.ranks[block] if _part_of(rank, block) == part]
         # Reversed, so that the first of several replicas with the same shard overwrites the others.
         first = {program.topology.shard_range(block, rank.replica): rank for rank in reversed(holders)}
         for shard, rank in sorted(first.items(), key=lambda item: item[0].start):
@@ -272,12 +277,19 @@ def _trained(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]
 def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, whole: FlatReader) -> None:
     """Fill a block's tensor of a kind on the given ranks; for masters (`p`) also fill the views."""
     program = engine.program
-    if program.plan.tp == 1:
+    if program.plan.tp == 1 and not shares_experts(program.plan, block):
         _fill_alike(engine, ranks, block, kind, whole)
         return
-    for peer in sorted({rank.peer for rank in ranks}):
-        pieces = rank_pieces(program.model, program.plan, peer, block, whole)
-        _fill_alike(engine, [rank for rank in ranks if rank.peer == peer], block, kind, pieces)
+    for part in sorted({_part_of(rank, block) for rank in ranks}):
+        peer, expert_rank = part
+        pieces = rank_pieces(program.model, program.plan, peer, block, whole, expert_rank=expert_rank)
+        _fill_alike(engine, [rank for rank in ranks if _part_of(rank, block) == part], block, kind, pieces)
+
+
+def _part_of(rank: RankExecutor, block: Block) -> tuple[int, int]:
+    """Return which part of a block a rank has: (tensor-parallel rank, expert rank)."""
+    plan = rank.program.plan
+    return rank.peer, rank.replica % plan.ep if shares_experts(plan, block) else 0
 
 
 def _fill_alike(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import Held, block, named_block, parameters_within, tied_table_elements
+from ratrain.ratrain_ir.model.expert_ranks import is_stack, shares_experts
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
@@ -93,7 +94,8 @@ T = TypeVar("T")
 
 def in_sum_order(parts: Sequence[T], rank: RankExecutor) -> list[T]:
     """Return what each replica gives, in rank order, in the order in which gradients are summed."""
-    return [parts[replica] for replica in rank.program.topology.sum_order]
+    topology = rank.program.topology
+    return list(parts) if topology.contexts == 1 else [parts[replica] for replica in topology.sum_order]
 
 
 def mean_divisor(rank: RankExecutor) -> float:
@@ -252,6 +254,8 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
             continue  # counted with embed
         if peer % share_of(program.model, peers, parameter.weight).copies:
             continue  # counted with the first peer that has it
+        if shares_experts(program.plan, owner) and replica % program.plan.ep and not is_stack(parameter.weight):
+            continue  # counted with the first expert rank
         for first in range(low, high, SQUARES_CHUNK):
             yield first, min(first + SQUARES_CHUNK, high)
 

@@ -554,7 +554,10 @@ def load_kernels(program: Program, kernels: KernelSet) -> None:
 
 
 def _check_homes(program: Program, kernels: KernelSet) -> None:
-    """Raise `DiagnosticError` RT004 if a device would have to compute in the host's memory."""
+    """Raise `DiagnosticError` RT004 if a device would have to compute in the host's memory, or exchange rows there."""
+    if kernels.on_devices and program.plan.ep > 1:
+        text = "rows of experts that replicas share out (ep) are exchanged by the host alone"
+        fail("RT004", text, help="run it with --kernels fast or torch, or plan with ep = 1")
     state = (StateKind.MASTER, StateKind.MOMENT)
     tensors = (tensor for stage in program.stages for tensor in stage.tensors)
     if kernels.memory.overlaps and any(tensor.home is Home.HOST and tensor.kind in state for tensor in tensors):

@@ -27,6 +27,7 @@ from ratrain.ratrain_ir.ops.collectives import (
 )
 from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.context_ranks import HEAD_OPS, GatherKeys, ReduceKeys
+from ratrain.ratrain_ir.ops.expert_ranks import EXPERT_OPS
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.ops.messages import OFFLOAD_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
@@ -54,7 +55,7 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
         **dict.fromkeys((LoadInput, AllGather, Update, CombineLoss), _always),
         **dict.fromkeys((ReduceScatter, AllReduce, ReduceKeys, ScaleUpdate, Store, *OFFLOAD_OPS), _never),
         Fetch: lambda item: item.variant == Phase.FORWARD.value,  # of frozen parameters; of activations it is empty
-        **dict.fromkeys((Send, Recv, *HEAD_OPS), lambda item: item.variant == Payload.ACTIVATION.value),
+        **dict.fromkeys((Send, Recv, *HEAD_OPS, *EXPERT_OPS), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
         GatherKeys: lambda item: item.variant.partition(".")[0] == Phase.FORWARD.value,
         # A sum that is repeated for a recovery has the variant `activation.backward`.

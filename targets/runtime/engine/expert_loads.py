@@ -16,6 +16,7 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.ops.compute import Forward
+from ratrain.ratrain_ir.ops.expert_ranks import Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,13 +51,16 @@ class ExpertLoads:
         """rows of each expert by block, for each rank (stage and lane): one thread counts for it"""
 
     def watch(self, rank: RankExecutor, instruction: Instruction, bound: BoundRoutine) -> None:
-        """Count after each call of a forward's routine, if it has experts. Tensor-parallel ranks all route alike."""
-        bounds = bound.argument("group_rows", "bounds")
-        if instruction.keyword != Forward.keyword or bounds is None or rank.peer:
+        """Count after each call of a routine that routes in the forward. Tensor-parallel ranks all route alike."""
+        # a forward groups rows with bytes that its last products read; those of its choice may be in use again
+        chosen = bound.argument("route_forward", "chosen") if instruction.keyword == Route.keyword else None
+        bounds = bound.argument("group_rows", "bounds") if instruction.keyword == Forward.keyword else None
+        if (chosen is None and bounds is None) or rank.peer:
             return
+        experts = bound.argument("route_forward", "logits").shape[1]
         of_rank = self._counts.setdefault((rank.stage_index, rank.lane), {})
-        counts = of_rank.setdefault(instruction.blocks[0], np.zeros(len(bounds) - 1, np.int64))
-        bound.then(_add_rows, {"bounds": bounds, "counts": counts})
+        counts = of_rank.setdefault(instruction.blocks[0], np.zeros(experts, np.int64))
+        bound.then(_add_rows, {"chosen": chosen, "bounds": bounds, "counts": counts})
 
     def clear(self) -> None:
         """Begin a step."""
@@ -74,6 +78,11 @@ class ExpertLoads:
         )
 
 
-def _add_rows(bounds: NDArray[np.int32], counts: NDArray[np.int64], **_: Any) -> None:
-    """Add the rows of each expert."""
-    counts += np.diff(bounds)
+def _add_rows(
+    chosen: NDArray[np.int32] | None, bounds: NDArray[np.int32] | None, counts: NDArray[np.int64], **_: Any
+) -> None:
+    """Add the rows of each expert, by the bounds of grouped rows or by the choice."""
+    if bounds is not None:
+        counts += np.diff(bounds)
+    elif chosen is not None:
+        counts += np.bincount(chosen.reshape(-1), minlength=len(counts))

@@ -37,13 +37,14 @@ from ratrain.ratrain_ir.ops.collectives import (
 )
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.context_ranks import GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
+from ratrain.ratrain_ir.ops.expert_ranks import Combine, Dispatch
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload, Recv, Send, engines_of
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.runtime.arena.streams import Graph, Order
-from ratrain.targets.runtime.engine import collectives, tensor_collectives
+from ratrain.targets.runtime.engine import collectives, expert_exchanges, tensor_collectives
 from ratrain.targets.runtime.engine.certificate import certificate
 from ratrain.targets.runtime.engine.channels import Channels
 from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, StreamHead
@@ -378,6 +379,15 @@ class LocalEngine(ProgramEngine):
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
         tensor_collectives.return_heads(members, self.kernels, self.updater.scalars, scratch)
 
+    def dispatch(self, members: list[Member], _step: int) -> None:
+        """Bring rows to the expert ranks that compute them."""
+        expert_exchanges.dispatch(members)
+
+    def combine(self, members: list[Member], _step: int) -> None:
+        """Bring computed rows back from expert ranks."""
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        expert_exchanges.combine(members, self.updater.scalars, scratch)
+
     def combine_loss(self, members: list[Member], _step: int) -> None:
         """Combine the tensor-parallel ranks' parts of a micro-batch's loss."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
@@ -431,7 +441,8 @@ class _Execution:
 _ALL_REDUCES = {
     Group.REPLICAS: collectives.all_reduce_replicas,
     Group.ENDS: collectives.all_reduce_ends,
-    Group.TENSOR: tensor_collectives.all_reduce_shared,
+    **dict.fromkeys((Group.TENSOR, Group.EXPERTS), tensor_collectives.all_reduce_shared),
+    Group.COPIES: collectives.all_reduce_replicas,
 }
 
 _EXECUTIONS: PerOp[_Execution] = PerOp(
@@ -451,6 +462,8 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         ReduceKeys: _Execution(LocalEngine.ready_members, LocalEngine.reduce_keys),
         GatherHeads: _Execution(LocalEngine.ready_members, LocalEngine.gather_heads),
         ReturnHeads: _Execution(LocalEngine.ready_members, LocalEngine.return_heads),
+        Dispatch: _Execution(LocalEngine.ready_members, LocalEngine.dispatch),
+        Combine: _Execution(LocalEngine.ready_members, LocalEngine.combine),
         **dict.fromkeys((ReduceRows, ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)),
         CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
     },

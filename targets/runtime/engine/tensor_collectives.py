@@ -17,8 +17,9 @@ from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.config.types import Dtype, TensorType
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
 from ratrain.ratrain_ir.model.context_rows import held_runs, runs_by_holder, shared_rows
+from ratrain.ratrain_ir.model.expert_ranks import is_stack
 from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, SHARED_BY_OWN, WHOLE_KEYS
-from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine.rank import shape_only
@@ -218,7 +219,7 @@ def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Sc
     ranks = [rank for rank, _ in members]
     for name in members[0][1].blocks:
         gradients, flags = ([mine[f"{what}.{name}"] for mine in views] for what in ("gs", "flag"))
-        for copies, low, high in shared_ranges(ranks[0], name, len(gradients[0])):
+        for copies, low, high in shared_ranges(ranks[0], name, len(gradients[0]), members[0][1].group):
             # Copies of a part are on consecutive ranks.
             for first in range(0, len(members), copies):
                 parts = [gradient[low:high] for gradient in gradients[first : first + copies]]
@@ -228,15 +229,19 @@ def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Sc
         scalars.spread(flags, flags)
 
 
-def shared_ranges(rank: RankExecutor, name: str, elements: int) -> Iterator[tuple[int, int, int]]:
+def shared_ranges(rank: RankExecutor, name: str, elements: int, group: str) -> Iterator[tuple[int, int, int]]:
     """Yield the ranges (copies, low, high) of a block's gradient whose parameters `copies` ranks hold alike.
 
-    Ranges are within the rank's part of the gradient, which has `elements` elements.
+    Ranges are within the rank's part of the gradient, which has `elements` elements. The ranks are those of a group:
+    tensor-parallel ones, or expert ranks, which hold all alike but the experts.
     """
     program = rank.program
     owner = named_block(name)
     start = program.topology.shard_range(owner, rank.replica).start
     for parameter, low, high in parameters_within(rank_model(program.model, program.plan), owner, start, elements):
-        copies = share_of(program.model, program.plan.tp, parameter.weight).copies
+        if group == Group.EXPERTS.value:
+            copies = 1 if is_stack(parameter.weight) else program.plan.ep
+        else:
+            copies = share_of(program.model, program.plan.tp, parameter.weight).copies
         if copies > 1:
             yield copies, low, high

@@ -35,7 +35,7 @@ from ratrain.targets.runtime.engine import collectives, tensor_collectives
 from ratrain.targets.runtime.engine.quantised import gradient_bits, view_bits
 from ratrain.targets.runtime.engine.streamed_state import cast_master, copy_frozen
 from ratrain.targets.runtime.kernels.host_scalars import any_raised, norm_of_stages
-from ratrain.targets.runtime.ranks.communicator import Request
+from ratrain.targets.runtime.ranks.communicator import Communicator, Request
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
@@ -121,7 +121,8 @@ class GroupCollectives:
         exact = [block for block in shards if gradient_bits(self.rank.program, block) is None]
         placed = [block for block in exact if topology.is_rearranged(named_block(block))]
         gradients = {f"g.{block}": self._by_reducer(block, views[f"g.{block}"]) for block in placed}
-        yield from self._reduce(views | gradients, own, accumulate=instruction.accumulates)
+        members = self.communicators.of_mean(Group(instruction.group))
+        yield from self._reduce(views | gradients, own, members, accumulate=instruction.accumulates)
         if copies is not None:
             yield [copies.iallgather(shard) for shard in shards.values()]
 
@@ -137,21 +138,25 @@ class GroupCollectives:
     def _sum_replicas(self, instruction: Instruction) -> Phases:
         """Reduce this rank's part of every gradient in place, then gather all parts on every replica."""
         views = self.rank.by_role(instruction)
-        replicas = self.communicators.replicas
+        replicas = self.communicators.of_mean(Group(instruction.group))
         parts = {block: views[f"g.{block}"].reshape(replicas.size, -1)[replicas.rank] for block in instruction.blocks}
-        yield from self._reduce(views, parts, accumulate=False)
+        yield from self._reduce(views, parts, replicas, accumulate=False)
         yield [replicas.iallgather(views[f"g.{block}"]) for block in instruction.blocks]
 
-    def _reduce(self, views: Views, outs: dict[str, NDArray[Any]], *, accumulate: bool) -> Phases:
+    def _reduce(
+        self, views: Views, outs: dict[str, NDArray[Any]], replicas: Communicator, *, accumulate: bool
+    ) -> Phases:
         """Set `outs[block]` to this rank's part of the replicas' mean gradient, or add it; agree on the flags."""
-        replicas = self.communicators.replicas
         collect = self._collect_parts if self.reduction == "ordered" else self._sum_by_library
         parts: dict[str, Sequence[NDArray[Any]]] = {}
         requests = []
         for block in outs:
             bits = gradient_bits(self.rank.program, block)
             gradient = views[f"g.{block}"]
-            parts[block], request = collect(gradient) if bits is None else self._collect_packed(block, gradient, bits)
+            if bits is None:
+                parts[block], request = collect(gradient, replicas)
+            else:
+                parts[block], request = self._collect_packed(block, gradient, bits)
             # All blocks are posted before the first is waited for, in the same order on every replica.
             requests.append(request)
         yield requests
@@ -179,9 +184,8 @@ class GroupCollectives:
         """Return every replica's part in the order of the sum; a sum that a library has made is one part."""
         return parts if len(parts) == 1 else collectives.in_sum_order(parts, self.rank)
 
-    def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
+    def _collect_parts(self, gradient: NDArray[Any], replicas: Communicator) -> tuple[Sequence[NDArray[Any]], Request]:
         """Collect every replica's part of this rank's shard, in rank order."""
-        replicas = self.communicators.replicas
         shape = replicas.size, len(gradient) // replicas.size
         parts = self.staging.take(shape, self.kernels.memory.element_type(gradient))
         return list(parts), replicas.ialltoall(parts, gradient)
@@ -199,9 +203,8 @@ class GroupCollectives:
             self.kernels.quantise(part, given[replica], scratch=self.scratch, bits=bits)
         return list(gathered), replicas.ialltoall(gathered, given)
 
-    def _sum_by_library(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
+    def _sum_by_library(self, gradient: NDArray[Any], replicas: Communicator) -> tuple[Sequence[NDArray[Any]], Request]:
         """Let the library sum this rank's shard over all replicas: in float32, in an order of its choice."""
-        replicas = self.communicators.replicas
         whole = gradient
         if self.kernels.memory.element_type(gradient) != np.float32:
             whole = self.staging.take(len(gradient), np.float32)
@@ -247,10 +250,14 @@ class GroupCollectives:
         All ranks gather the shared ranges of all; each adds the ranges of its own group of `copies` neighbours, in rank
         order.
         """
-        peers = self.communicators.tensor_gradients
+        of_experts = instruction.group == Group.EXPERTS.value
+        peers = self.communicators.expert_gradients if of_experts else self.communicators.tensor_gradients
         assert peers is not None  # only ranks with peers have the instruction
         views, memory = self.rank.by_role(instruction), self.kernels.memory
-        ranges = {block: list(_shared(self.rank, block, len(views[f"gs.{block}"]))) for block in instruction.blocks}
+        group = instruction.group
+        ranges = {
+            block: list(_shared(self.rank, block, len(views[f"gs.{block}"]), group)) for block in instruction.blocks
+        }
         arrived: dict[str, NDArray[Any]] = {}
         requests = []
         for block, shared in ranges.items():
@@ -365,6 +372,8 @@ _ALL_REDUCES: dict[Group, Callable[[GroupCollectives, Instruction], Phases]] = {
     Group.REPLICAS: GroupCollectives._sum_replicas,  # noqa: SLF001 - of this module
     Group.ENDS: GroupCollectives._sum_ends,  # noqa: SLF001
     Group.TENSOR: GroupCollectives._sum_shared,  # noqa: SLF001
+    Group.EXPERTS: GroupCollectives._sum_shared,  # noqa: SLF001
+    Group.COPIES: GroupCollectives._sum_replicas,  # noqa: SLF001
 }
 
 _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
@@ -400,12 +409,13 @@ def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reducti
         ):
             total += view.nbytes
         if role.startswith("g.") and reduction == "fast":
-            total += 4 * (len(view) + len(view) // rank.program.plan.replicas)
+            total += 4 * (len(view) + len(view) // rank.program.topology.group_size(Group(instruction.group)))
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
             total += view.nbytes
-        elif role.startswith("gs.") and instruction.group == "tensor":
-            shared = sum(high - low for _, low, high in _shared(rank, role.removeprefix("gs."), len(view)))
-            total += (1 + rank.program.plan.tp) * shared * view.itemsize
+        elif role.startswith("gs.") and instruction.group in ("tensor", "experts"):
+            block, members = role.removeprefix("gs."), rank.program.topology.group_size(Group(instruction.group))
+            shared = sum(high - low for _, low, high in _shared(rank, block, len(view), instruction.group))
+            total += (1 + members) * shared * view.itemsize
     return total + _SCALARS_BYTES * len(instruction.blocks)
 
 
@@ -434,9 +444,9 @@ def _packed_bits(program: Program, instruction: Instruction, block: str) -> int 
     return None if collectives.gathers_parts(instruction) else view_bits(program, block)
 
 
-def _shared(rank: RankExecutor, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
+def _shared(rank: RankExecutor, block: str, elements: int, group: str) -> Iterator[tuple[int, int, int]]:
     """Yield (copies, start, end) for each range of a block's gradient that `copies` neighbouring ranks share."""
-    return tensor_collectives.shared_ranges(rank, block, elements)
+    return tensor_collectives.shared_ranges(rank, block, elements, group)
 
 
 def _starts(shared: Sequence[tuple[int, int, int]]) -> list[int]:

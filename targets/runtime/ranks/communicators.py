@@ -58,6 +58,12 @@ class Communicators:
 
     contexts: Communicator | None = None
     """the ranks that share this rank's sequences, for the tensor engine; None without context ranks"""
+    experts: Communicator | None = None
+    """the ranks that share out experts with this rank, for the tensor engine; None without expert ranks"""
+    expert_gradients: Communicator | None = None
+    """the same ranks for the collective engine"""
+    same_experts: Communicator | None = None
+    """the replicas that hold the same experts; None without expert ranks"""
 
     @classmethod
     def of_layout(cls, layout: RankLayout, transport: Transport) -> Communicators:
@@ -87,6 +93,9 @@ class Communicators:
         viewers = replicas.split(place.replica - part) if has_parts else None
         parts = shards.split(part) if has_parts else None
         contexts = replicas.split(mesh.in_context(place.replica)[0]) if mesh.contexts > 1 else None
+        spread, run = mesh.expert_ranks > 1, place.replica - place.replica % mesh.expert_ranks
+        experts, expert_gradients = (replicas.split(run) if spread else None for _ in range(2))
+        same_experts = replicas.split(place.replica % mesh.expert_ranks) if spread else None
         # Groups for messages come last: a library may tell groups apart by the number that a process has made, and
         # these differ from rank to rank.
         ends = world.split(lane if is_end else None)
@@ -105,11 +114,24 @@ class Communicators:
             peers,
             tensor_gradients,
             contexts,
+            experts,
+            expert_gradients,
+            same_experts,
         )
+
+    def of_mean(self, group: Group) -> Communicator:
+        """Return the ranks over which a group's gradients are averaged."""
+        return _own_part(self.same_experts) if group is Group.COPIES else self.replicas
 
     def of_gather(self, group: Group) -> Communicator:
         """Return the ranks that gather views, or parts of views, in a group."""
-        return _own_part({Group.SHARDS: self.shards, Group.VIEWS: self.viewers, Group.PARTS: self.parts}[group])
+        members = {
+            Group.SHARDS: self.shards,
+            Group.VIEWS: self.viewers,
+            Group.PARTS: self.parts,
+            Group.COPIES: self.same_experts,
+        }
+        return _own_part(members[group])
 
 
 def _own_part(part: Communicator | None) -> Communicator:

@@ -97,9 +97,10 @@ class RankEngine(ProgramEngine):
         scalars, peers, contexts = self.updater.scalars, communicators.peers, communicators.contexts
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
         self.exchanges = None
-        if peers is not None or contexts is not None:
-            self.exchanges = TensorCollectives(self.rank, peers, contexts, kernels, scalars, self.scratch)
-        """With its tensor-parallel ranks."""
+        experts = communicators.experts
+        if peers is not None or contexts is not None or experts is not None:
+            self.exchanges = TensorCollectives(self.rank, peers, contexts, experts, kernels, scalars, self.scratch)
+        """With its tensor-parallel, context or expert ranks."""
         # the order in which `run_until` visits the engines: communication first
         self.heads.sort(key=lambda head: VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}

@@ -23,12 +23,14 @@ from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import STATE_OPS, CombineLoss, GatherRows, ReduceRows, ReduceSums
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.context_ranks import HEAD_OPS, KEY_OPS, GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
+from ratrain.ratrain_ir.ops.expert_ranks import EXPERT_OPS, Combine, Dispatch
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
 from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine import tensor_collectives
+from ratrain.targets.runtime.ranks import expert_exchanges
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
@@ -49,12 +51,13 @@ class TensorCollectives:
         rank: RankExecutor,
         peers: Communicator | None,
         contexts: Communicator | None,
+        experts: Communicator | None,
         kernels: KernelSet,
         scalars: Scalars,
         scratch: Scratch,
     ) -> None:
         self.rank = rank
-        self._peers, self._contexts = peers, contexts
+        self._peers, self._contexts, self._experts = peers, contexts, experts
         self.kernels = kernels
         self.scalars = scalars
         self.scratch = scratch
@@ -74,6 +77,12 @@ class TensorCollectives:
         """The context ranks of this rank's group."""
         assert self._contexts is not None  # only such ranks have instructions for them
         return self._contexts
+
+    @property
+    def experts(self) -> Communicator:
+        """The expert ranks of this rank's group."""
+        assert self._experts is not None  # only such ranks have instructions for them
+        return self._experts
 
     def start(self, instruction: Instruction) -> Phases:
         """Start an exchange that this rank has reached; return its phases."""
@@ -186,6 +195,14 @@ class TensorCollectives:
                 out = tensor_collectives.share_of_heads(own, shared, plan.cp, first)
                 self.kernels.memory.copy(out, total.reshape(out.shape))
 
+    def dispatch(self, instruction: Instruction) -> Phases:
+        """Bring rows to the expert ranks that compute them."""
+        return expert_exchanges.dispatch(self.rank, instruction, self.experts, self.staging)
+
+    def combine(self, instruction: Instruction) -> Phases:
+        """Bring computed rows back from expert ranks."""
+        return expert_exchanges.combine(self.rank, instruction, self.experts, self.staging, self.scalars, self.scratch)
+
     def _exchanged_heads(self, instruction: Instruction) -> tuple[Plan, list[tuple[Rows, Rows]], list[list[Rows]]]:
         """Return the plan, the operands in pairs, and packed buffers of each: to be sent, and as they arrive."""
         views = self.rank.by_role(instruction)
@@ -238,6 +255,8 @@ _PHASES: PerOp[Callable[[TensorCollectives, Instruction], Phases]] = PerOp(
         ReduceKeys: TensorCollectives.reduce_keys,
         GatherHeads: TensorCollectives.gather_heads,
         ReturnHeads: TensorCollectives.return_heads,
+        Dispatch: TensorCollectives.dispatch,
+        Combine: TensorCollectives.combine,
     },
     never=(*LONE_OPS, *MESSAGE_OPS, *STATE_OPS, Release),
 )
@@ -251,6 +270,8 @@ def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     packed, to be sent and as they arrive.
     """
     peers = rank.program.plan.tp
+    if instruction.keyword in [kind.keyword for kind in EXPERT_OPS]:
+        return expert_exchanges.arriving_rows(rank, instruction)
     if instruction.keyword in [kind.keyword for kind in KEY_OPS]:
         return _arriving_keys(rank, instruction)
     tensors = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}

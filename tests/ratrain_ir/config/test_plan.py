@@ -141,6 +141,7 @@ def test_every_key():
         "zigzag",
         "keys",
         1,
+        1,
         8,
         6,
         2,

@@ -43,7 +43,7 @@ REFUSED = [
     (changed("dp = 2", "dp = 2\ncuts = [2, 4, 6.5]"), "RT063", "'parallel.cuts' is [2, 4, 6.5]", 4),
     (changed("dp = 2", "dp = 2\ncuts = [true, 4, 6]"), "RT063", "'parallel.cuts' is [True, 4, 6]", 4),
     (changed("dp = 2", "dp = 2\nschedule = 1"), "RT063", "'parallel.schedule' is 1", 4),
-    (changed("dp = 2", "dp = 2\nep = 2"), "RT063", '"ep" is not known in [parallel]', 4),
+    (changed("dp = 2", "dp = 2\nxp = 2"), "RT063", '"xp" is not known in [parallel]', 4),
     (changed("[batch]", "[bach]\na = 1\n[batch]"), "RT063", 'the section "bach" is not known', 5),
     ("batch = 3\n" + BASE[: BASE.index("[batch]")], "RT063", "'batch' is 3: a section is expected", 1),
     ("seed = 3\n" + BASE, "RT063", 'the key "seed" is not known at the top', 1),

@@ -96,6 +96,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "context_layout": st.sampled_from(CONTEXT_LAYOUTS),
     "context_exchange": st.sampled_from(CONTEXT_EXCHANGES),
     "context_groups": MANY,
+    "ep": MANY,
     "cuts": st.lists(st.integers(), max_size=6).map(tuple),
     "micro_batch_size": MANY,
     "micro_batches": st.integers(1, 1 << 20),

@@ -209,6 +209,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "context_layout": "contiguous",
     "context_exchange": "heads",
     "context_groups": 2,
+    "ep": 3,
     "sequence_sharding": False,
     "zero_blocks": ZeroLevels.parse("mlp.* 0"),
     "shard_group": 3,
@@ -230,7 +231,12 @@ def judged(program: Program) -> list[str]:
 
 def test_the_tables_of_fields_are_complete() -> None:
     known = MODEL_CHANGES.keys() | EXPERT_CHANGES.keys() | MODEL_FIELDS_OF_WORDS
-    assert {f.name for f in fields(ModelConfig)} - {"initializer_range", "training", "layer_numbers"} == known
+    assert {f.name for f in fields(ModelConfig)} - {
+        "initializer_range",
+        "training",
+        "layer_numbers",
+        "expert_ranks",
+    } == known
     assert {f.name for f in fields(Plan)} == PLAN_CHANGES.keys() | PLAN_FIELDS_OF_THE_RUN | {"optimizer"}
 
 

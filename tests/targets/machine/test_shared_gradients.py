@@ -143,8 +143,9 @@ def test_blocks_together_are_priced_by_the_replica_that_moves_most_of_all(
                 SimpleNamespace(program=program, replica=replica),  # type: ignore[arg-type]
                 str(block),
                 shard_elements(model, plan, block),
+                "tensor",
             )
         ]
         given_.append(sum(high - low for _, low, high in ranges))
         added.append(sum(copies * (high - low) for copies, low, high in ranges))
-    assert most_shared(model, plan, blocks) == SharedElements(max(given_), max(added))
+    assert most_shared(model, plan, blocks, "tensor") == SharedElements(max(given_), max(added))

@@ -98,6 +98,8 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
         "attention_mask": "document",
         "context_exchange": "heads",
     },
+    "1x4e2-experts": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 2, "zero": 2, "router": RouterLosses(0.1)},
+    "2x2e2-experts": {"model": EXPERTS, "ep": 2, "zero": 3},
     "1x1c4-gathered": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "zero": 3, "context_layout": "contiguous"},
 }
 """Of four ranks each, some of them tensor-parallel or context ranks."""

@@ -12,6 +12,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.context_rows import earlier_runs, run_length, run_of
@@ -26,7 +27,7 @@ from ratrain.targets.runtime.engine.local import LocalEngine
 from ratrain.targets.runtime.engine.threaded import ThreadedEngine
 from ratrain.targets.runtime.weights.weights import named_parameters
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, reports_of, same_bits, start, train
-from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, NEOX, OLMO2, SHARED_EXPERT
 from tests.targets.runtime.ranks.mpi_tools import needs_mpi
 from tests.targets.runtime.ranks.rank_jobs import (
     CLIPPED,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 F32: dict[str, Any] = {"view_dtype": "f32"}
+SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
+"""As many experts as two ranks share out, and one that all tokens pass through."""
 PROGRAMS: dict[str, dict[str, Any]] = {
     "1x1x2-clipped": {"pp": 1, "dp": 1, "tp": 2, "zero": 0, "optimizer": CLIPPED},
     "2x2x2-tied-clipped": {"model": TIED, "tp": 2, "optimizer": CLIPPED},
@@ -100,12 +103,19 @@ PROGRAMS: dict[str, dict[str, Any]] = {
         "attention_mask": "document",
         "context_exchange": "heads",
     },
+    "1x4e2": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 2, "optimizer": CLIPPED},
+    "2x2e2-each-micro-batch": {"model": EXPERTS, "dp": 2, "ep": 2, "zero": 2, "reduce": "each-micro-batch"},
+    "1x4e4-hot": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 4, "zero": 3},
+    "1x4e2-gathered": {"model": SIX_EXPERTS, "pp": 1, "dp": 4, "ep": 2, "zero": 3, "router": RouterLosses(0.1, 0.01)},
+    "1x2e2-overflow": {"model": EXPERTS, "pp": 1, "dp": 2, "ep": 2, "loss_scale": 2.0**19},
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
 }
 
 IN_THE_GATE = (
     "1x1x2-clipped",
     "1x2c2",
+    "1x4e4-hot",
+    "1x4e2-gathered",
     "1x1c4-heads-of-documents",
     "1x1c4-window",
     "1x1c4-groups-window",

@@ -1,0 +1,144 @@
+"""Exchanges of expert ranks in the local engine: rows to the ranks of their experts and back, copies of experts.
+
+Functions take all members in rank order, as in `collectives`. Who computes which row follows from the counts of all
+ranks (`targets/program/expert_balance.py`), which every rank computes alike:
+
+    dispatch   xn, chosen, weights of ranks 0..n-1  ->  rows of each rank, by expert, then by origin
+    combine    products of these rows               ->  a row for each choice of each token, at its origin
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.ratrain_ir.config.tensor_ranks import rank_model
+from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.model.expert_ranks import stacks_of
+from ratrain.targets.program.expert_balance import Run, Share, balanced_shares, bounds_of, first_rows, runs_of
+from ratrain.targets.runtime.engine.tensor_collectives import summed
+from ratrain.targets.runtime.kernels.shared import group_by_expert
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.targets.runtime.arena.scalars import Scalars
+    from ratrain.targets.runtime.engine.collectives import Member
+    from ratrain.targets.runtime.kernels import Scratch
+
+
+def expert_places(model: ModelConfig, plan: Plan, expert: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the places of an expert's matrices: in its holder's flat tensor, and in a pool of copies."""
+    assert model.experts is not None
+    number = expert % (model.experts // plan.ep)
+    for stack in stacks_of(rank_model(model, plan), block("mlp", 0)):
+        places = (start + number * stack.length for start in (stack.in_block, stack.in_pool))
+        own, copied = (slice(start, start + stack.length) for start in places)
+        yield own, copied
+
+
+def sorted_choices(chosen: NDArray[np.int32], experts: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the choices t * k + j of a rank by expert, then by t, and the number of each expert's."""
+    order = np.empty(chosen.size, np.int32)
+    bounds = np.empty(experts + 1, np.int32)
+    group_by_expert(chosen, order, bounds)
+    return order, np.diff(bounds)
+
+
+def chosen_of(run: Run, order: NDArray[np.int32], first: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the choices of a run at its origin, whose choices by expert are `order`."""
+    start = int(first[run.expert]) + run.first
+    return order[start : start + run.rows]
+
+
+def copied_experts(runs: Sequence[Run]) -> list[int]:
+    """Return the experts that a rank needs copies of, ascending."""
+    return sorted({run.expert for run in runs if run.copied})
+
+
+def dispatch(members: Sequence[Member]) -> None:
+    """Bring every row, its weight and (in the backward) the gradient of what it gave to the rank that computes it."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    model, plan = members[0][0].program.model, members[0][0].program.plan
+    assert model.experts is not None
+    sorted_by = [sorted_choices(view["chosen"], model.experts) for view in views]
+    counts = np.stack([count for _, count in sorted_by])
+    shares, choices = balanced_shares(counts), views[0]["chosen"].shape[1]
+    first = [first_rows(counts, origin) for origin in range(plan.ep)]
+    for number, mine in enumerate(views):
+        runs = runs_of(counts, shares, number)
+        mine["counts"][...] = counts
+        mine["bounds"][...] = bounds_of(counts, runs)
+        for run in runs:
+            given = views[run.origin]
+            picked = chosen_of(run, sorted_by[run.origin][0], first[run.origin])
+            place = slice(run.at, run.at + run.rows)
+            take(given["xn"], picked // choices, mine["rows"][place])
+            mine["row_weights"][place, 0] = given["weights"].reshape(-1)[picked]
+            if "drows" in mine:
+                take(given["dy"], picked // choices, mine["drows"][place])
+        copy_experts(model, plan, views, shares[number], copied_experts(runs), mine["pool"])
+
+
+def take(source: NDArray[Any], rows: NDArray[np.int32], out: NDArray[Any]) -> None:
+    """Copy some rows, without a temporary."""
+    np.take(source, rows, axis=0, out=out, mode="clip")
+
+
+def copy_experts(
+    model: ModelConfig,
+    plan: Plan,
+    views: Sequence[dict[str, Any]],
+    share: Share,
+    experts: Sequence[int],
+    pool: NDArray[Any],
+) -> None:
+    """Copy some experts of a rank's donor into its pool."""
+    if share.donor is not None:
+        source = views[share.donor]["w"]
+        for own, copied in (places for expert in experts for places in expert_places(model, plan, expert)):
+            pool[copied] = source[own]
+
+
+def combine(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """Bring every computed row, or its gradients, back to its choice; add the gradients of copied experts at home."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    model, plan = members[0][0].program.model, members[0][0].program.plan
+    assert model.experts is not None
+    counts = views[0]["counts"]
+    shares = balanced_shares(counts)
+    gradient = "dreturned" in views[0]
+    orders = [sorted_choices(view["chosen"], model.experts)[0] for view in views]
+    first = [first_rows(counts, origin) for origin in range(plan.ep)]
+    for number, mine in enumerate(views):
+        runs = runs_of(counts, shares, number)
+        for run in runs:
+            home, place = views[run.origin], slice(run.at, run.at + run.rows)
+            picked = chosen_of(run, orders[run.origin], first[run.origin])
+            if gradient:
+                home["dreturned"][picked] = mine["dsent"][place]
+                home["dweights"].reshape(-1)[picked] = mine["drow_weights"][place, 0]
+            else:
+                home["returned"][picked] = mine["made"][place]
+        donor = shares[number].donor
+        if gradient and donor is not None:
+            add_copies(model, plan, views[donor]["g"], mine["dpool"], copied_experts(runs), scalars, scratch)
+
+
+def add_copies(
+    model: ModelConfig,
+    plan: Plan,
+    home: NDArray[Any],
+    dpool: NDArray[Any],
+    experts: Sequence[int],
+    scalars: Scalars,
+    scratch: Scratch,
+) -> None:
+    """Add the gradients of some copied experts to those of their holder, in float32, rounded once."""
+    for expert in experts:
+        for own, copied in expert_places(model, plan, expert):
+            summed([home[own], dpool[copied]], home[own], (), scalars, scratch)

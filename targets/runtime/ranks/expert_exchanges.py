@@ -1,0 +1,239 @@
+"""Exchanges of a rank with its expert ranks: rows and copies of experts, packed for each receiver.
+
+Counts travel first; from them every rank knows who computes which rows (`targets/program/expert_balance.py`), so that
+all numbers of bytes are known on both sides. Copies of experts travel in rounds, in each of which a rank gives to one
+other at most, so that one pool's bytes are staged whatever the routers say. Sums are made in the order of the local
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.model.expert_ranks import pool_elements
+from ratrain.ratrain_ir.ops.expert_ranks import Dispatch
+from ratrain.targets.program.expert_balance import Run, Share, balanced_shares, bounds_of, first_rows, runs_of
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.scratch import Buffer
+from ratrain.targets.runtime.engine.expert_exchanges import (
+    chosen_of,
+    copied_experts,
+    expert_places,
+    sorted_choices,
+    take,
+)
+from ratrain.targets.runtime.engine.tensor_collectives import summed
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.runtime.arena.scalars import Scalars
+    from ratrain.targets.runtime.engine.rank import RankExecutor
+    from ratrain.targets.runtime.kernels import Scratch
+    from ratrain.targets.runtime.ranks.collectives import Phases
+    from ratrain.targets.runtime.ranks.communicator import Communicator, Request
+
+
+@frozen(eq=False)
+class _Routes:
+    """Rows that travel between a rank and the others, by the counts of all."""
+
+    rank: int
+    order: NDArray[np.int32]
+    """the rank's choices, by expert"""
+    first: NDArray[np.int64]
+    shares: list[Share]
+    runs: list[list[Run]]
+    """rows that each rank computes"""
+
+    @classmethod
+    def of(cls, rank: int, counts: NDArray[np.int32], order: NDArray[np.int32]) -> _Routes:
+        """Return the routes of a rank whose choices by expert are `order`."""
+        shares = balanced_shares(counts)
+        runs = [runs_of(counts, shares, each) for each in range(len(counts))]
+        return cls(rank, order, first_rows(counts, rank), shares, runs)
+
+    def sent(self) -> list[list[Run]]:
+        """Return the runs of the rank's own rows, by the rank that computes them."""
+        return [[run for run in runs if run.origin == self.rank] for runs in self.runs]
+
+    def received(self) -> list[list[Run]]:
+        """Return the runs that the rank computes, by the rank they come from."""
+        return [[run for run in self.runs[self.rank] if run.origin == origin] for origin in range(len(self.runs))]
+
+    def chosen(self, run: Run) -> NDArray[np.int32]:
+        """Return the choices of a run of the rank's own rows."""
+        return chosen_of(run, self.order, self.first)
+
+    def rounds(self) -> list[list[tuple[int, int]]]:
+        """Return pairs (donor, taker) by round, takers of a donor ascending; a rank gives once in a round at most."""
+        takers: dict[int, list[int]] = {}
+        for taker, share in enumerate(self.shares):
+            if share.donor is not None:
+                takers.setdefault(share.donor, []).append(taker)
+        most = max(map(len, takers.values()), default=0)
+        return [[(donor, of[turn]) for donor, of in takers.items() if turn < len(of)] for turn in range(most)]
+
+
+def _rows_of(runs: Sequence[Sequence[Run]]) -> list[int]:
+    return [sum(run.rows for run in each) for each in runs]
+
+
+def _exchange(
+    experts: Communicator,
+    arrays: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+    leaving: Sequence[int],
+    arriving: Sequence[int],
+) -> list[Request]:
+    """Start the exchange of packed rows: (arriving, leaving) arrays, and the rows for and from each rank."""
+    requests = []
+    for into, out in arrays:
+        width = int(np.prod(out.shape[1:], dtype=np.int64))
+        counts = ([count * width for count in each] for each in (arriving, leaving))
+        requests.append(experts.ialltoallv(into, out, *counts))
+    return requests
+
+
+def dispatch(rank: RankExecutor, instruction: Instruction, experts: Communicator, staging: Scratch) -> Phases:
+    """Bring rows and their weights to the ranks that compute them, and copies of experts to those that need some."""
+    views, model, plan = rank.by_role(instruction), rank.program.model, rank.program.plan
+    assert model.experts is not None
+    order, count = sorted_choices(views["chosen"], model.experts)
+    views["counts"][experts.rank] = count
+    yield [experts.iallgather(views["counts"])]
+    routes, choices = _Routes.of(experts.rank, views["counts"], order), views["chosen"].shape[1]
+    views["bounds"][...] = bounds_of(views["counts"], routes.runs[experts.rank])
+    *buffers, pool_out, pool_in = staging.take_all(arriving_rows(rank, instruction))
+    given = {"rows": "xn", "row_weights": "weights"} | ({"drows": "dy"} if "drows" in views else {})
+    pairs = dict(zip(given, zip(buffers[::2], buffers[1::2], strict=True), strict=True))
+    at = 0
+    for runs in routes.sent():
+        for run in runs:
+            picked, place = routes.chosen(run), slice(at, at + run.rows)
+            for name, source in given.items():
+                if source == "weights":
+                    pairs[name][0][place, 0] = views[source].reshape(-1)[picked]
+                else:
+                    take(views[source], picked // choices, pairs[name][0][place])
+            at += run.rows
+    sent, received = _rows_of(routes.sent()), _rows_of(routes.received())
+    yield _exchange(experts, [(into, out) for out, into in pairs.values()], sent, received)
+    at = 0
+    for runs in routes.received():
+        for run in runs:
+            for name, (_, into) in pairs.items():
+                views[name][run.at : run.at + run.rows] = into[at : at + run.rows]
+            at += run.rows
+    for pairing in routes.rounds():
+        yield from _copies(routes, pairing, experts, views["w"], views["pool"], (pool_out, pool_in), (model, plan))
+
+
+def _copies(
+    routes: _Routes,
+    pairing: Sequence[tuple[int, int]],
+    experts: Communicator,
+    own: NDArray[Any],
+    pool: NDArray[Any],
+    staged: tuple[NDArray[Any], NDArray[Any]],
+    of: tuple[ModelConfig, Plan],
+) -> Generator[list[Request], None, None]:
+    """Bring a round's copies of experts from donors to takers."""
+    out, into = staged
+    leaving, arriving = [0] * experts.size, [0] * experts.size
+    needed: list[int] = []
+    for donor, taker in pairing:
+        wanted = copied_experts(routes.runs[taker])
+        if donor == experts.rank:
+            places = [place for expert in wanted for place, _ in expert_places(*of, expert)]
+            leaving[taker] = _packed(own, places, out)
+        if taker == experts.rank:
+            needed = wanted
+            arriving[donor] = sum(at.stop - at.start for expert in wanted for at, _ in expert_places(*of, expert))
+    yield [experts.ialltoallv(into[: sum(arriving)], out[: sum(leaving)], arriving, leaving)]
+    start = 0
+    for place in (copied for expert in needed for _, copied in expert_places(*of, expert)):
+        pool[place] = into[start : start + place.stop - place.start]
+        start += place.stop - place.start
+
+
+def _packed(source: NDArray[Any], places: Sequence[slice], out: NDArray[Any]) -> int:
+    """Pack some places of a tensor one behind the other; return the number of elements."""
+    start = 0
+    for place in places:
+        stop = start + place.stop - place.start
+        out[start:stop] = source[place]
+        start = stop
+    return start
+
+
+def combine(
+    rank: RankExecutor,
+    instruction: Instruction,
+    experts: Communicator,
+    staging: Scratch,
+    scalars: Scalars,
+    scratch: Scratch,
+) -> Phases:
+    """Bring computed rows back to their choices; in the backward, gradients of copied experts to their holders."""
+    views, model, plan = rank.by_role(instruction), rank.program.model, rank.program.plan
+    assert model.experts is not None
+    order, _ = sorted_choices(views["chosen"], model.experts)
+    routes = _Routes.of(experts.rank, views["counts"], order)
+    gradient = "dreturned" in views
+    *buffers, pool_out, pool_in = staging.take_all(arriving_rows(rank, instruction))
+    back = {"dreturned": "dsent", "dweights": "drow_weights"} if gradient else {"returned": "made"}
+    pairs = dict(zip(back, zip(buffers[::2], buffers[1::2], strict=True), strict=True))
+    at = 0
+    for runs in routes.received():
+        for run in runs:
+            for name, source in back.items():
+                pairs[name][0][at : at + run.rows] = views[source][run.at : run.at + run.rows]
+            at += run.rows
+    sent, received = _rows_of(routes.received()), _rows_of(routes.sent())
+    yield _exchange(experts, [(into, out) for out, into in pairs.values()], sent, received)
+    at = 0
+    for runs in routes.sent():
+        for run in runs:
+            picked, place = routes.chosen(run), slice(at, at + run.rows)
+            for name, (_, into) in pairs.items():
+                if name == "dweights":
+                    views[name].reshape(-1)[picked] = into[place, 0]
+                else:
+                    views[name][picked] = into[place]
+            at += run.rows
+    for pairing in routes.rounds() if gradient else ():
+        out, into = pool_out, pool_in
+        leaving, arriving = [0] * experts.size, [0] * experts.size
+        for donor, taker in pairing:
+            wanted = copied_experts(routes.runs[taker])
+            if taker == experts.rank:
+                places = [copied for expert in wanted for _, copied in expert_places(model, plan, expert)]
+                leaving[donor] = _packed(views["dpool"], places, out)
+            if donor == experts.rank:
+                home = [own for expert in wanted for own, _ in expert_places(model, plan, expert)]
+                arriving[taker] = sum(place.stop - place.start for place in home)
+        yield [experts.ialltoallv(into[: sum(arriving)], out[: sum(leaving)], arriving, leaving)]
+        start = 0
+        for place in home if any(arriving) else ():
+            part = into[start : start + place.stop - place.start]
+            summed([views["g"][place], part], views["g"][place], (), scalars, scratch)
+            start += place.stop - place.start
+
+
+def arriving_rows(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
+    """Return the buffers of an exchange of rows: of each array as it leaves and as it arrives, then two pools."""
+    types = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}
+    back = ("dsent", "drow_weights", "made")
+    names = ("rows", "row_weights", "drows") if instruction.keyword == Dispatch.keyword else back
+    of_rows = [types[name] for name in names if name in types]
+    rows = [Buffer(type_.shape, NUMPY_DTYPES[type_.dtype]) for type_ in of_rows for _ in range(2)]
+    copies = types.get("pool") or types.get("dpool")
+    model, plan = rank.program.model, rank.program.plan
+    elements, dtype = (0, np.float32) if copies is None else (pool_elements(model, plan), NUMPY_DTYPES[copies.dtype])
+    return [*rows, *(Buffer((elements,), dtype) for _ in range(2))]

@@ -1,0 +1,193 @@
+"""Replicas that share out experts: they train like replicas with all experts, whatever the routers say.
+
+Sums of gradients have another order, and rows are rounded where they travel: trainings agree within rounding. Among
+plans with as many expert ranks every bit is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.weight_export import export_weights
+from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.verifier.program_verifier import check_program
+from tests.end_to_end.test_experts import F32, ROUTERS, trained, with_router
+from tests.end_to_end.test_slices import POLICIES
+from tests.end_to_end.tiny_runs import (
+    MODEL,
+    losses,
+    make_plan,
+    make_program,
+    same_bits,
+    same_state_of_blocks,
+    start,
+    train,
+)
+from tests.end_to_end.toys import EXPERTS, SHARED_EXPERT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.targets.program.program import Program
+
+SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
+MODELS = {"experts": EXPERTS, "shared-expert": SIX_EXPERTS, "granite": None}
+FOUR: dict[str, Any] = {"pp": 1, "cuts": (), "dp": 4, "micro_batches": 2}
+"""Four replicas, of which two or four share out the experts."""
+LOSS = 2e-6
+"""Largest relative difference of losses in f32 over a few steps."""
+
+
+def granite() -> ModelConfig:
+    """A tiny model with scaled embeddings, branches, scores and logits, and experts."""
+    scales = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 0.25, "attention_scale": 0.2}
+    return evolve(MODEL, family="granitemoe", experts=8, experts_per_token=3, **scales)
+
+
+MODELS["granite"] = granite()
+
+
+def placed(policy: str, model: ModelConfig = EXPERTS, **keys: Any) -> Program:
+    """A program under a policy of recovery."""
+    module = api.compile(model, make_plan(model, **{**FOUR, **keys}), passes=f"place-1f1b,{POLICIES[policy]}")
+    return api.emit(module)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "fast"])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.sampled(5)
+def test_ranks_train_like_replicas_with_all_experts(model: str, ranks: int, kernels: str) -> None:
+    chosen = MODELS[model]
+    assert chosen is not None
+    if chosen.experts is None or chosen.experts % ranks:
+        pytest.skip("these ranks do not share out its experts evenly")
+    keys = {**FOUR, **F32, "router": RouterLosses(0.1, 0.01)}
+    shared = train(make_program(chosen, **keys, ep=ranks), 4, kernels=kernels, poison=True, check_memory=True)
+    whole = train(make_program(chosen, **keys), 4, kernels=kernels)
+    assert losses(shared)[0] == losses(whole)[0]
+    assert np.allclose(losses(shared), losses(whole), rtol=LOSS)
+    mine, theirs = (training_state(run.engine, 4).blocks for run in (shared, whole))
+    for unit in theirs:
+        assert np.allclose(mine[unit].m1, theirs[unit].m1, rtol=2e-3, atol=2e-7), f"first moment of {unit}"
+        assert np.allclose(mine[unit].p, theirs[unit].p, rtol=1e-3, atol=2e-4), f"master of {unit}"
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("keys", [{"ep": 2}, {"ep": 4, "zero": 3}, {"ep": 2, "pp": 2, "dp": 2, "cuts": (1,)}], ids=str)
+@pytest.mark.sampled(6)
+def test_any_router_fits_the_addresses_of_the_program(router: str, keys: dict[str, Any]) -> None:
+    """Released bytes are poisoned and reads are checked: every rank computes as many rows whatever the router says."""
+    values, common = with_router(EXPERTS, router), {**FOUR, **F32, **keys}
+    shared = trained(make_program(EXPERTS, **common), values, 2, kernels="fast", check_memory=True, poison=True)
+    whole = trained(make_program(EXPERTS, **{**common, "ep": 1}), values, 2, kernels="reference")
+    assert np.allclose(losses(shared), losses(whole), rtol=5e-6)
+
+
+def test_half_precision_rounds_rows_where_they_travel() -> None:
+    whole, shared = (train(make_program(EXPERTS, **FOUR, ep=ranks), 4) for ranks in (1, 4))
+    assert np.allclose(losses(shared), losses(whole), rtol=1e-4)
+    assert losses(shared) != losses(whole)
+
+
+@pytest.mark.parametrize("policy", ["joint", "none", "full", "attention", "mlp", "auto", "forward-side"])
+def test_passes_do_not_change_bits(policy: str) -> None:
+    keys: dict[str, Any] = {"pp": 3, "cuts": (1, 2), "ep": 2, "zero": 2}
+    expected = train(make_program(SIX_EXPERTS, **{**FOUR, **keys}), 2)
+    same_bits(expected, train(placed(policy, SIX_EXPERTS, **keys), 2, poison=True, check_memory=True))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"zero": 0},
+        {"zero": 3},
+        {"zero": 2},
+        {"pp": 3, "cuts": (1, 2), "zero": 1},
+        {"pp": 3, "cuts": (1, 2), "zero": 3, "name": "full-save"},
+    ],
+    ids=str,
+)
+def test_stages_and_levels_do_not_change_bits(keys: dict[str, Any]) -> None:
+    common = {**FOUR, **F32, "router": RouterLosses(0.5, 0.1), "ep": 2}
+    expected = train(make_program(EXPERTS, **common, zero=1), 3)
+    other = train(make_program(EXPERTS, **{**common, **keys}), 3)
+    assert losses(expected) == losses(other)
+    same_state_of_blocks(expected, other)
+
+
+def test_the_order_of_instructions_does_not_change_bits() -> None:
+    program = make_program(EXPERTS, **{**FOUR, "pp": 2, "dp": 2, "cuts": (1,)}, ep=2, zero=2)
+    expected = train(program, 2)
+    for seed in range(50):
+        same_bits(expected, train(program, 2, interleave_seed=seed))
+
+
+def test_a_program_is_the_same_from_its_file() -> None:
+    program = make_program(SIX_EXPERTS, **FOUR, ep=2, zero=3)
+    data = program_bytes(program)
+    again = parse_program(data, "experts.rtx")
+    check_program(again)
+    assert program_bytes(again) == data
+    same_bits(train(program, 2), train(again, 2))
+
+
+@pytest.mark.parametrize("keys", [{"ep": 1}, {"ep": 3, "dp": 3}, {"ep": 2, "zero": 3}, {"pp": 3, "dp": 2}], ids=str)
+def test_a_run_goes_on_under_other_expert_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The state that is read is equal in every bit."""
+    given = {**FOUR, **F32, "ep": 2, "zero": 2}
+    place = str(tmp_path / "checkpoint")
+    written = train(make_program(SIX_EXPERTS, **given), 2, save=place)
+    changed = {**given, **keys}
+    changed["cuts"] = tuple(range(1, changed["pp"]))
+    run = start(make_program(SIX_EXPERTS, **changed), 2, resume=place, new_data="dp" in keys)
+    same_state_of_blocks(written, run)
+    list(run.steps())
+    back = str(tmp_path / "back")
+    other = train(make_program(SIX_EXPERTS, **{**given, "ep": 1}), 2, save=back)
+    again = start(make_program(SIX_EXPERTS, **given), 2, resume=back)
+    same_state_of_blocks(other, again)
+
+
+def test_exported_weights_are_of_all_experts(tmp_path: Path) -> None:
+    place, folder = str(tmp_path / "checkpoint"), str(tmp_path / "weights")
+    written = train(make_program(SIX_EXPERTS, **FOUR, **F32, ep=2), 2, save=place)
+    export_weights(place, folder)
+    assert load_model(folder) == evolve(SIX_EXPERTS, name=load_model(folder).name)
+    state = training_state(written.engine, 2).blocks
+    for ranks in (1, 2):
+        begun = start(make_program(SIX_EXPERTS, **FOUR, **F32, ep=ranks), 1, init=folder)
+        found = training_state(begun.engine, 0).blocks
+        for unit in state:
+            assert found[unit].p.tobytes() == state[unit].p.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "words"),
+    [
+        (MODEL, {"ep": 2}, "ep = 2 shares out experts, which"),
+        (EXPERTS, {"ep": 3, "dp": 3}, "3 expert ranks do not share out 4 experts evenly"),
+        (EXPERTS, {"ep": 2, "dp": 3}, "groups of 2 replicas that share out experts do not make up dp = 3"),
+        (EXPERTS, {"ep": 2, "slices": (5, 5)}, "is not built for replicas that share out experts"),
+        (EXPERTS, {"ep": 2, "dp": 4, "shard_group": 2}, "shard_group = 2 is not built for replicas"),
+        (EXPERTS, {"ep": 2, "cp": 2, "seq_len": 12}, "cp = 2 is not built for replicas"),
+    ],
+)
+def test_what_expert_ranks_do_not_follow_is_refused(model: ModelConfig, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(DiagnosticError, match=words):
+        make_plan(model, **{"pp": 1, "cuts": (), "dp": 2, **keys})
+
+
+def test_halves_of_backwards_are_refused() -> None:
+    with pytest.raises(DiagnosticError, match="whose experts replicas share out"):
+        make_program(EXPERTS, "zb-h1", pp=3, cuts=(1, 2), dp=2, ep=2)
