@@ -40,9 +40,11 @@ class PlanChoice:
     """numbers of tensor-parallel ranks; None: `tp` of `like` if above 1, else 1 and all that divide the model"""
     contexts: tuple[int, ...] | None = None
     """numbers of context ranks; None: `cp` of `like` if above 1, else 1, and for long sequences all possible ones"""
+    expert_ranks: tuple[int, ...] | None = None
+    """numbers of replicas that share out experts; None: `ep` of `like` if above 1, else 1 and all that divide these"""
     like: str | Plan | None = None
     """plan, or its file, whose types, sums, chunks, optimizer and keys of [compute] and [train] all plans take, and
-    `tp` and `cp` if they are above 1
+    `tp`, `cp` and `ep` if they are above 1
     """
     dtype: str | None = None
     """type of views and gradients of all plans: `bf16`, `f16` or `f32`; None: as in `like`, else that of the machine's

@@ -100,6 +100,7 @@ def command(
             "plans_zero_levels",
             "plans_peers",
             "plans_contexts",
+            "plans_expert_ranks",
             "plans_dtype",
             "plans_like",
             "effort_seconds",

@@ -177,6 +177,7 @@ def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFa
         strategy,
         peers=(plan.tp,) if plan.tp > 1 and not searched else None,
         contexts=tuple(sorted({plan.cp, 1} if searched else {plan.cp})) if plan.cp > 1 else None,
+        expert_ranks=tuple(sorted({plan.ep, 1} if searched else {plan.ep})) if plan.ep > 1 else None,
         plan_template=without_schedule(plan),
         families=searched,
         wide=bool(searched),

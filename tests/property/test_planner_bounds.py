@@ -55,8 +55,20 @@ def small_model(layers: int, *, wide: bool) -> ModelConfig:
 
 
 def with_experts(model: ModelConfig) -> ModelConfig:
-    """The model with three experts of half its width, of which each token goes to two."""
-    return in_family(model, "mixtral", ffn_size=model.ffn_size // 2, experts=3, experts_per_token=2)
+    """The model with six experts of half its width, of which each token goes to two."""
+    return in_family(model, "mixtral", ffn_size=model.ffn_size // 2, experts=6, experts_per_token=2)
+
+
+def with_shared_expert(model: ModelConfig) -> ModelConfig:
+    """The model with experts and one that all tokens pass through."""
+    sizes = {"expert_size": model.ffn_size // 4, "shared_expert_size": model.ffn_size // 2}
+    return in_family(model, "qwen2_moe", qkv_bias=True, experts=6, experts_per_token=3, **sizes)
+
+
+def in_halves(named, shape) -> bool:
+    """Tell whether a schedule has backwards in halves, or a strategy's passes may split them."""
+    usual = evolve(shape.pipeline, stages=2, micro_batches=4)
+    return has_halves(named.schedule or "1f1b", usual) or "split" in named.passes
 
 
 ANY_PEERS = st.sampled_from([1, 1, 2, 4])
@@ -64,13 +76,17 @@ ANY_CONTEXTS = st.sampled_from([1, 1, 2, 4])
 
 
 @st.composite
-def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
+def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS, *, shares_experts=False):
     """A shape, cuts, a strategy and a machine, small enough to be compiled at once.
 
-    With tp > 1 the strategy hides exchanges in any way that `overlap-tensor` has, or not at all.
+    With tp > 1 the strategy hides exchanges in any way that `overlap-tensor` has, or not at all. `shares_experts`:
+    replicas always share out experts.
     """
     tp = draw(peers)
-    named = strategy(draw(st.sampled_from([s.name for s in STRATEGIES if tp > 1 or not s.needs_tensor_ranks])))
+    known = [s for s in STRATEGIES if tp > 1 or not s.needs_tensor_ranks]
+    if shares_experts:
+        known = [s for s in known if s.schedule in (None, "1f1b", "interleaved")]
+    named = strategy(draw(st.sampled_from([s.name for s in known])))
     if tp > 1 and draw(st.booleans()):
         hiding = OverlapTensorPass(draw(st.sampled_from(PIECES)), draw(st.sampled_from(HALVES)))
         passes = parse_pipeline(named.passes)
@@ -82,7 +98,7 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
     fewest = 2 if chunks > 1 else 1
     layers = draw(st.integers(fewest * chunks, max(6, fewest * chunks)))
     pp = draw(st.integers(fewest, min(layers // chunks, 4)))
-    dp = draw(st.sampled_from([1, 2, 3, 16]))
+    dp = draw(st.sampled_from([2, 3, 6, 16] if shares_experts else [1, 2, 3, 16]))
     modes = [(0, "last")] if dp * cp == 1 else [m for m in STATE_MODES if named.zero in (None, m[0])]
     zero, reduce = draw(st.sampled_from(modes))
     near = draw(st.none() | far_groups())
@@ -95,7 +111,11 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS):
         shape = evolve(shape, exchange="heads")
     model = small_model(layers, wide=draw(st.booleans()))
     if tp == 1:
-        model = draw(st.sampled_from([model, in_family(model, "gpt_neox", kv_heads=4), with_experts(model)]))
+        gpt = in_family(model, "gpt_neox", kv_heads=4)
+        experts = [with_experts(model), with_shared_expert(model)]
+        model = draw(st.sampled_from(experts if shares_experts else [model, gpt, *experts]))
+    if model.experts is not None and cp == slices == 1 and not in_halves(named, shape):
+        shape = evolve(shape, ep=draw(st.sampled_from([ep for ep in (1, 2, 3, 6) if dp % ep == 0][shares_experts:])))
     if tp > 1 == cp and draw(st.booleans()):
         model = in_family(model, "olmo2")
     links = {
@@ -214,12 +234,9 @@ def test_bounds_of_less_training_are_never_above_what_is_found(case, training, t
 
 
 def is_planned(model, shape, named, machine, training):
-    """Tell whether the planner has such a plan: what trains fits the model, and backwards are whole."""
+    """Tell whether the planner has such a plan: what trains fits the model and its ranks, and backwards are whole."""
     setting = setting_of(model, named, machine, training)
-    if (
-        has_halves(named.schedule or "1f1b", evolve(shape.pipeline, stages=2, micro_batches=4))
-        or "split" in named.passes
-    ):
+    if in_halves(named, shape) or shape.ep > 1:
         return False
     try:
         check_training(model, setting.shaped(tp=shape.tp, cp=shape.cp))
@@ -232,6 +249,10 @@ def is_planned(model, shape, named, machine, training):
 @given(planned())
 def test_bounds_are_never_above_what_is_found(case):
     model, shape, layers, named, machine, room = case
+    check_with_a_budget(model, shape, layers, named, machine, room)
+
+
+def check_with_a_budget(model, shape, layers, named, machine, room):
     roomy = evaluated(model, shape, layers, named.passes, named, machine)
     check(model, shape, layers, named, machine, roomy)
     budget = tightened(model, shape, layers, named, machine, max(roomy.peak_bytes), room)
@@ -240,11 +261,20 @@ def test_bounds_are_never_above_what_is_found(case):
         check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
 
 
+@settings(max_examples=8)
+@given(planned(peers=st.just(1), contexts=st.just(1), shares_experts=True))
+def test_bounds_of_shared_out_experts_are_never_above_what_is_found(case):
+    """With a budget that leaves room for little but what each backward needs, too."""
+    model, shape, layers, named, machine, room = case
+    assert shape.ep > 1
+    check_with_a_budget(model, shape, layers, named, machine, room)
+
+
 @settings(max_examples=4)
 @given(planned(peers=st.just(1)), st.sampled_from(["wf", "fw", "wwf"]), st.sampled_from([4, 20]))
 def test_bounds_of_layers_with_other_windows_are_never_above_what_is_found(case, kinds, window):
     model, shape, layers, named, machine, _ = case
-    kinds = (kinds * model.layers)[: model.layers]
+    shape, kinds = evolve(shape, ep=1), (kinds * model.layers)[: model.layers]
     model = in_family(small_model(model.layers, wide=True), "gemma2", sliding_window=window, layer_kinds=kinds)
     check(model, shape, layers, named, machine, evaluated(model, shape, layers, named.passes, named, machine))
 
@@ -254,7 +284,7 @@ def test_bounds_of_layers_with_other_windows_are_never_above_what_is_found(case,
 def test_bounds_hold_where_groups_of_replicas_have_shards_or_views(case, data):
     """Under any order, with ends that are as the layers or not; with parts of views the plan carries more bytes than without."""
     model, shape, layers, named, machine, room = case
-    assume(named.zero in (None, 3))
+    assume(named.zero in (None, 3) and shape.ep == 1)
     dp = data.draw(st.sampled_from([4, 6, 8]))
     near = {f"{what}_group": data.draw(st.sampled_from([2, dp // 2]))} if (what := data.draw(GROUPED)) else {}
     ends = data.draw(st.sampled_from([None, 1]))

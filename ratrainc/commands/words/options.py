@@ -425,7 +425,7 @@ def _ranks(_context: click.Context, parameter: click.Parameter, text: str | None
         return None
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 16 for word in words):
-        kind = "tensor-parallel" if parameter.name == "plans_peers" else "context"
+        kind = {"plans_peers": "tensor-parallel", "plans_contexts": "context"}.get(parameter.name or "", "expert")
         raise click.BadParameter(f"'{text}' is not a list of numbers of {kind} ranks like 1,2,4")
     return tuple(sorted({int(word) for word in words}))
 
@@ -452,9 +452,10 @@ def like_option(text: str, parameter: str = "like") -> Callable[[F], F]:
 
 
 def plan_choice_options(function: F) -> F:
-    """`--strategy`, `--zero`, `--tp`, `--cp`, `--dtype` and `--like`, the group `plans`: a `PlanChoice`."""
+    """`--strategy`, `--zero`, `--tp`, `--cp`, `--ep`, `--dtype` and `--like`, the group `plans`: a `PlanChoice`."""
     like = like_option(
-        "Take types, sums, chunks, [train], the optimizer and several tensor-parallel or context ranks from this plan.",
+        "Take types, sums, chunks, [train], the optimizer and several tensor-parallel, context or expert ranks from "
+        "this plan.",
         "plans_like",
     )
     zero = click.option(
@@ -482,6 +483,14 @@ def plan_choice_options(function: F) -> F:
         f"1, and for {LONG_SEQUENCE} tokens or more all that divide clusters and sequence and leave a "
         f"rank {LEAST_TOKENS}.",
     )
+    expert_ranks = click.option(
+        "--ep",
+        "plans_expert_ranks",
+        callback=_ranks,
+        metavar="1,2,...",
+        help="Numbers of expert ranks to choose from: replicas that share out the experts of a layer. Default: of "
+        "--like, else 1 and all that divide the experts of the model, if it has some.",
+    )
     name = click.option(
         "--strategy",
         "plans_strategy",
@@ -495,7 +504,7 @@ def plan_choice_options(function: F) -> F:
         type=click.Choice(("bf16", "f16", "f32")),
         help="Type of views and gradients. Default: as --like says, else f16 on the mt3000 and bf16 on GPUs.",
     )
-    return name(zero(peers(contexts(dtype(like(function))))))
+    return name(zero(peers(contexts(expert_ranks(dtype(like(function)))))))
 
 
 def refuse_idle_levels(strategy: Strategy) -> None:

@@ -49,12 +49,14 @@ def no_plan(answer: Answer) -> NoReturn:
         for c in answer.refused[:3]
         if c.evaluation
     ]
-    unasked = left_out(request.setting, request.clusters) if request.peers is None else ()
+    # expert ranks that are asked for go with neither
+    goes = request.expert_ranks is None or 1 in request.expert_ranks
+    unasked = left_out(request.setting, request.clusters) if request.peers is None and goes else ()
     if unasked:
         numbers = ",".join(map(str, unasked))
         text = f"tensor-parallel ranks that do not divide {number_of(request.clusters, 'cluster')} were not looked at"
         notes += [Note(f"{text}: '--tp {numbers}' looks at them")]
-    unasked = contexts_left_out(request.setting, request.clusters, request.contexts)
+    unasked = contexts_left_out(request.setting, request.clusters, request.contexts) if goes else ()
     if unasked:
         text = f"{_either(unasked)} context ranks, which share the tokens of a sequence, were not looked at"
         notes += [Note(f"{text}: '--cp 1,{','.join(map(str, unasked))}' looks at them")]

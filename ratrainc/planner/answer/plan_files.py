@@ -124,6 +124,7 @@ _COMMENTS = {
     "dp": "replicas of the whole pipeline",
     "cp": "context ranks, which share the tokens of every sequence",
     "tp": "tensor-parallel ranks, which share out every block of a stage",
+    "ep": "replicas that share out the experts of every layer",
     "sequence_sharding": "whether they share out the rows of activations between blocks too",
     "mapping": "stages x replicas (x tensor-parallel ranks) that share a group; start ranks with --rank-order mapping",
     "cuts": "the layer where each later stage starts",

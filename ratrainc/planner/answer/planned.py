@@ -144,7 +144,7 @@ class Planned(Shown):
             yield TextTable("links of the best plan", columns, rows)
         if answer.rejected_plans:
             rows = [[rejected.text, rejected.reason] for rejected in answer.rejected_plans]
-            under = f"; P, T, C and Z are of {self.best.family}, as the best plan is" if request.families else ""
+            under = f"; P, T, C, E and Z are of {self.best.family}, as the best plan is" if request.families else ""
             yield TextTable(f"why not{under}", ("plan", "reason"), rows)
         yield from self.certificate()
 

@@ -64,17 +64,19 @@ def fixed_points(
     timed = []
     replica, size = plan.pp * plan.cp * plan.tp, plan.micro_batch_size
     for clusters in counts:
-        dp, rest = divmod(clusters, replica)
+        groups, rest = divmod(clusters, replica * plan.ep)  # a group of replicas shares out the experts
+        dp = groups * plan.ep
         micro_batches, left = (plan.micro_batches, 0) if sequences is None else divmod(replica * sequences, size)
         if rest or left or not micro_batches:
             of = number_of(plan.pp, "stage") + (f" of {plan.tp} tensor-parallel ranks" if plan.tp > 1 else "")
             of += f" for {plan.cp} context ranks" if plan.cp > 1 else ""
+            of += f" of {plan.ep} expert ranks" if plan.ep > 1 else ""
             each = "" if sequences is None else f" with {number_of(sequences, 'sequence')} each"
             whole = "" if sequences is None else ", and sequences that make whole micro-batches"
             fail(
                 "RT064",
                 f"{number_of(clusters, 'cluster')}{each} do not divide evenly over {of} with micro-batches of {size}",
-                help=f"use a multiple of {number_of(replica, 'cluster')}{whole}",
+                help=f"use a multiple of {number_of(replica * plan.ep, 'cluster')}{whole}",
             )
         # one replica has nothing to shard, and none to reduce with
         alone = {} if dp * plan.cp > 1 else {"zero": 0, "reduce": "last"}
@@ -161,7 +163,8 @@ def _point_json(point: Point) -> dict[str, Any]:
         "bound_step_seconds": bound,
     }
     if plan is not None:
-        names = ("pp", "dp", "cp", "tp", "micro_batch_size", "micro_batches", "zero", "reduce", "chunks", "layout")
+        ranks, batch = ("pp", "dp", "cp", "tp", "ep"), ("micro_batch_size", "micro_batches")
+        names = (*ranks, *batch, "zero", "reduce", "chunks", "layout")
         lists = {"cuts": list(plan.cuts), "slices": list(plan.slices)}
         data["plan"] = {name: getattr(plan, name) for name in names} | lists
     return data

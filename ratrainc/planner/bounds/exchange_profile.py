@@ -1,4 +1,6 @@
-"""Profile of exchanges of tensor-parallel and context ranks: seconds of their engine, and what no order can hide.
+"""Profile of exchanges within passes: seconds of their engine, and what no order can hide.
+
+Tensor-parallel, context and expert ranks exchange activations and gradients.
 
 A pass waits for the tensors that it reads. So exchanges of activations on a micro-batch's way forward, and of gradients
 on its way back, add to its compute. Inputs and keys that are gathered again for a backward are not on that way. They
@@ -51,7 +53,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     """Read the exchanges of a shape off a module of one stage, one layer of each class and one micro-batch."""
     classes = setting.classes
     peers: dict[str, Any] = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
-    peers |= {"context_exchange": shape.exchange}
+    peers |= {"context_exchange": shape.exchange, "ep": shape.ep}
     plan = setting.shaped(
         **peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices, shape.cp)
     )

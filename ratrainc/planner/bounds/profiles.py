@@ -32,47 +32,52 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 
+_EXCHANGING = (Group.TENSOR, Group.CONTEXT, Group.EXPERTS)
+"""Groups of ranks that exchange tensors within the passes of a micro-batch."""
+
+
 @define(eq=False)
 class Profiles:
     """The profiles of a setting; each is made once."""
 
     setting: SearchSetting
-    works: dict[tuple[int, int, int, int, str], WorkProfile] = field(factory=dict)
+    works: dict[tuple[int, int, int, int, str, int], WorkProfile] = field(factory=dict)
     states: dict[Shape, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
-    exchanged: dict[tuple[int, int, int, int, str, Members, Members], ExchangeProfile] = field(factory=dict)
-    timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
-    """seconds of collectives and updates by dp, tp, shard and view group and tiles; levels decide which ops there are,
-    not their seconds"""
-    ranks_near: dict[tuple[int, int, int, Tiles], tuple[Members, Members]] = field(factory=dict)
-    capacities: dict[tuple[int, int, int, int], int] = field(factory=dict)
+    exchanged: dict[tuple[int, int, int, int, str, int, tuple[Members, ...]], ExchangeProfile] = field(factory=dict)
+    timed: dict[tuple[int, int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
+    """seconds of collectives and updates by dp, tp, ep, shard and view group and tiles; levels decide which ops there
+    are, not their seconds"""
+    ranks_near: dict[tuple[int, int, int, int, Tiles], tuple[Members, ...]] = field(factory=dict)
+    capacities: dict[tuple[int, int, int, int, int], int] = field(factory=dict)
 
     def under_links(self, machine: Machine) -> Profiles:
         """Return profiles under a machine that differs in links and collectives alone: `works` know none of them."""
         return Profiles(evolve(self.setting, machine=machine), works=self.works)
 
     def work(
-        self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1, exchange: str = OF_KEYS
+        self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1, exchange: str = OF_KEYS, ep: int = 1
     ) -> WorkProfile:
         """Return the profile of one micro-batch of a size, cut into slices, on one of its ranks.
 
         `tp` tensor-parallel ranks share every block, `cp` context ranks the tokens, which `exchange` keys or heads.
+        `ep` expert ranks share out the experts.
         """
-        key = micro_batch_size, slices, tp, cp, exchange
+        key = micro_batch_size, slices, tp, cp, exchange, ep
         if key not in self.works:
             self.works[key] = work_profile(self.setting, *key)
         return self.works[key]
 
     def work_of(self, shape: Shape) -> WorkProfile:
         """Return the profile of one micro-batch of a shape."""
-        return self.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange)
+        return self.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange, shape.ep)
 
     def state(self, shape: Shape) -> StateProfile:
         """Return the profile of the training state of a shape's stages."""
         key = shape.stage
         if key not in self.states:
             # seconds of ops are shared by all levels: these decide only which ops there are
-            near = key.dp, key.tp, key.shard_group, key.view_group, key.tiles
+            near = key.dp, key.tp, key.ep, key.shard_group, key.view_group, key.tiles
             self.states[key] = state_profile(self.setting, key, self.timed.setdefault(near, {}))
         return self.states[key]
 
@@ -88,20 +93,20 @@ class Profiles:
         """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share one."""
         if shape.is_whole:
             return no_exchanges(len(self.setting.classes))
-        near = shape.dp, shape.tp, shape.cp, shape.tiles
+        near = shape.dp, shape.tp, shape.cp, shape.ep, shape.tiles
         if near not in self.ranks_near:
-            mesh = _mesh(1, shape.replicas, shape.tp, shape.cp)
+            mesh = _mesh(1, shape.replicas, shape.tp, shape.cp, shape.ep)
             placement = Placement(self.setting.machine.link_groups, mesh, shape.stage.tiles or None)
-            self.ranks_near[near] = placement.members(Group.TENSOR.value), placement.members(Group.CONTEXT.value)
+            self.ranks_near[near] = tuple(placement.members(group.value) for group in _EXCHANGING)
         # how near the peers are decides the seconds, whatever mapping places them so
-        key = shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange, *self.ranks_near[near]
+        key = shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange, shape.ep, self.ranks_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
         return self.exchanged[key]
 
     def capacity(self, shape: Shape) -> int:
         """Return the bytes that a rank of a shape has left for tensors."""
-        mesh = shape.pp, shape.dp, shape.tp, shape.cp
+        mesh = shape.pp, shape.dp, shape.tp, shape.cp, shape.ep
         if mesh not in self.capacities:
             self.capacities[mesh] = rank_capacity(self.setting.model, self.setting.machine, shape).left
         return self.capacities[mesh]
@@ -109,13 +114,13 @@ class Profiles:
 
 def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:
     """Return the DDR of a rank of a shape, with the bytes left for tensors."""
-    mesh = _mesh(shape.pp, shape.replicas, shape.tp, shape.cp)
+    mesh = _mesh(shape.pp, shape.replicas, shape.tp, shape.cp, shape.ep)
     return mesh_capacity(machine, mesh, tied=model.tied_embeddings)
 
 
-def _mesh(pp: int, replicas: int, tp: int, cp: int = 1) -> Mesh:
+def _mesh(pp: int, replicas: int, tp: int, cp: int = 1, ep: int = 1) -> Mesh:
     """Return the mesh with one chunk a stage; `replicas` include context ranks."""
-    return mesh_of_shape(PipelineShape(pp, 1), replicas, tp, contexts=cp)
+    return mesh_of_shape(PipelineShape(pp, 1), replicas, tp, contexts=cp, expert_ranks=ep)
 
 
 def _links_between_stages(machine: Machine, pp: int, replicas: int, tp: int, tiles: Tiles) -> frozenset[Link]:

@@ -77,10 +77,10 @@ class Columns:
     tail_update: Numbers
     """seconds of the update, which `tail` includes"""
     first_forward: Numbers
-    """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor-parallel and context ranks"""
+    """way of the first slice, or of a whole micro-batch: compute plus exchanges with other ranks"""
     first_backward: Numbers
     forward_way: Numbers
-    """way of a whole micro-batch: its compute, plus exchanges with tensor-parallel and context ranks"""
+    """way of a whole micro-batch: its compute, plus exchanges with tensor-parallel, context and expert ranks"""
     backward_way: Numbers
     weight_half: Numbers
     """seconds of backward that may follow after the gradient has passed; 0 if backwards are whole"""
@@ -114,7 +114,7 @@ class Columns:
 
     @cached_property
     def has_exchanges(self) -> bool:
-        """True if some shape has tensor-parallel or context ranks; else the terms for them are skipped, for speed."""
+        """True if ranks of some shape exchange within a micro-batch; else the terms for them are skipped, for speed."""
         return bool(self.exchanging.any())
 
     @property
@@ -186,14 +186,14 @@ class Columns:
         """Make the columns of shapes of a schedule; each distinct micro-batch and state is profiled once."""
         # many shapes share a micro-batch or a state: `grouped` gives one example of each group, and each shape's group
         attributes = _Attributes(shapes)
-        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp", "cp", "exchange")
+        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp", "cp", "exchange", "ep")
         examples, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
         pipelines = [shape.pipeline for shape in examples]
         states, state = attributes.grouped(
-            "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group", "cp"
+            "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group", "cp", "ep"
         )
-        ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp", "cp", "exchange")
-        meshes, mesh = attributes.grouped("pp", "dp", "tp", "cp")
+        ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp", "cp", "exchange", "ep")
+        meshes, mesh = attributes.grouped("pp", "dp", "tp", "cp", "ep")
         works = [profiles.work_of(shape) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
         # a step waits for the slowest of all ranks, so compute takes its time; links and exchanges do not

@@ -83,7 +83,7 @@ def state_profile(setting: SearchSetting, stage: Shape, timed: dict[TimedOp, flo
     """Read the profile of a stage's state (`Shape.stage`); `timed` caches the seconds of ops under its mapping."""
     sharding = {"zero": stage.zero, "reduce": stage.reduce, "zero_blocks": stage.zero_blocks}
     groups = {"shard_group": stage.shard_group, "view_group": stage.view_group, "mapping": stage.mapping}
-    state = _State.of(setting, setting.shaped(dp=stage.dp, tp=stage.tp, **sharding, **groups), timed)
+    state = _State.of(setting, setting.shaped(dp=stage.dp, tp=stage.tp, ep=stage.ep, **sharding, **groups), timed)
     classes = setting.classes
     mlps = [block("mlp", layer) for layer in range(len(classes))]
     returning = [owner for owner, back in zip(mlps, classes.goes_back, strict=True) if back]
@@ -230,9 +230,9 @@ class _State:
     def marginal(self, op: StateOp) -> float:
         """Return the seconds that a collective adds to a very large one: in no bucket can it take less.
 
-        Only collectives over replicas are joined in buckets; sums over tensor-parallel ranks count whole.
+        Only collectives over replicas are joined in buckets; sums over tensor-parallel or expert ranks count whole.
         """
-        if isinstance(op, AllReduce) and op.group is Group.TENSOR:
+        if isinstance(op, AllReduce) and op.group in (Group.TENSOR, Group.EXPERTS):
             return self.of_op(op)
         # the latency of a collective is in both terms and cancels
         return (self.of_op(_scaled(op, 2 * _MANY)) - self.of_op(_scaled(op, _MANY))) / _MANY

@@ -19,6 +19,12 @@ from ratrain.passes.recovery.rewriting import LayerChoice, rewritten, same_for_a
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, passes_gradient_on
+from ratrain.ratrain_ir.model.expert_ranks import (
+    combined_types,
+    dispatched_types,
+    made_gradient_types,
+    shares_experts,
+)
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     attended_slots,
@@ -42,6 +48,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Recompute,
 )
 from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
+from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, ForwardExperts, Route
 from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.target import MachineTarget, target_of
 
@@ -49,14 +56,16 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.config.types import TensorType
+    from ratrain.ratrain_ir.model.expert_ranks import Types
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrainc.planner.space.layer_classes import LayerClasses
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
-_FORWARD, _BACKWARD = (Forward, Project, Attend), (Backward, BackwardHeads, AttendBackward)
-"""Ops that compute a block forward and back, with projections where norms span tensor-parallel ranks, or context ranks
-gather keys."""
+_FORWARD = (Forward, Project, Attend, Route, ForwardExperts)
+_BACKWARD = (Backward, BackwardHeads, AttendBackward, BackwardExperts)
+"""Ops that compute a block forward and back: in parts where norms span tensor-parallel ranks, where context ranks
+exchange keys or heads, and where expert ranks exchange rows."""
 
 
 @frozen(eq=False)
@@ -77,8 +86,8 @@ class WorkProfile:
     recovery: Vector
     """seconds of recovery at these corners, descending"""
     held: Vector
-    """bytes that a layer holds of each pass whatever is recovered: its input, and keys and values for later slices or
-    for context ranks' backward; nothing without a backward"""
+    """bytes that a layer holds of each pass whatever is recovered: its input, keys and values for later slices or for
+    context ranks' backward, and what an mlp saves whose rows expert ranks exchange; nothing without a backward"""
     mlp_ends: int
     """bytes of an mlp's input and of the gradients of its input and output; whole tensors with tensor-parallel ranks"""
     head_ends: int
@@ -91,9 +100,10 @@ class WorkProfile:
     """bytes of the document starts of a micro-batch, held by every stage from forward to backward; 0 if none are kept
     apart"""
     mlp_saved: int
-    """bytes of all that an mlp's backward reads except its input"""
+    """bytes of all that an mlp's backward reads except its input, and what `held` has of it"""
     mlp_scratch: int
-    """workspace of an mlp's backward; 0 with tensor-parallel ranks, whose backward may come in halves"""
+    """workspace of an mlp's backward, with what expert ranks exchange for it; 0 with tensor-parallel ranks, whose
+    backward may come in halves"""
     head_scratch: int
     """workspace of the head's backward, plus the bytes that its forward saved for it"""
     attention_scores: int
@@ -120,12 +130,15 @@ class WorkProfile:
 
 
 def work_profile(
-    setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int, exchange: str
+    setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int, exchange: str, ep: int
 ) -> WorkProfile:
-    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` x `cp` ranks."""
+    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` x `cp` ranks.
+
+    `ep` replicas share out experts.
+    """
     classes = setting.classes
     # the ops of two micro-batches may differ, and the lesser one bounds both
-    sizes = {"tp": tp, "cp": cp, "context_exchange": exchange}
+    sizes = {"tp": tp, "cp": cp, "context_exchange": exchange, "dp": ep, "ep": ep}
     sizes |= {"micro_batches": 2, "micro_batch_size": micro_batch_size}
     plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices, cp))
     module = lower(classes.model, plan)
@@ -133,8 +146,8 @@ def work_profile(
     context = PassContext(target)  # it knows ops that take equal time
     # one stage for each choice of recovery, with its recomputation written out
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in setting.choices]
-    # backwards of what trains less than the whole model are whole
-    apart = None if plan.training else _in_halves(module)
+    # backwards of what trains less than the whole model are whole, and so are those of shared out experts
+    apart = None if plan.training or ep > 1 else _in_halves(module)
     numbers = range(slices) if plan.slices else (None,)
     parts = [
         _slice_profile(classes, slice_plan(plan, number), module, chosen, apart, context, number) for number in numbers
@@ -148,8 +161,8 @@ def work_profile(
         **nbytes,
         kept_bytes=kept_bytes,
         recovery=recovery,
-        mlp_scratch=_scratch_bytes(module, target, "mlp") if tp == 1 or apart is None else 0,
-        head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
+        mlp_scratch=_mlp_scratch_bytes(module, target) if tp == 1 or apart is None else 0,
+        head_scratch=_scratch_bytes(module, target, Backward, "head") + min(part.head_saved for part in parts),
         attention_scores=_scores_bytes(module) if cp > 1 and classes.all_go_back else 0,
         first_forward=parts[0].seconds["forward"],
         first_backward=parts[0].seconds["passed_back"],
@@ -261,15 +274,17 @@ def _class_profile(
     # context ranks keep no keys for a backward that there is not
     keys = always_kept if plan.cp == 1 or attention_goes_back else 0
     keys += _shared_heads_bytes(model, plan, attention) if attention_goes_back else 0
+    saved = _saved_bytes(model, plan, mlp)
+    routed = saved if shares_experts(plan, mlp) else 0
     return _ClassProfile(
         forward,
         backward,
-        held=stream + keys,
+        held=stream + keys + routed,
         mlp_ends=own + gathered + (1 + passes_gradient_on(model, plan, mlp)) * ends,
-        mlp_saved=_saved_bytes(model, plan, mlp),
+        mlp_saved=saved - routed,
         choices=[
             (
-                max(kept_bytes(model, plan, choice, layer) - always_kept - twice, 0),
+                max(kept_bytes(model, plan, choice, layer) - always_kept - routed - twice, 0),
                 ops.seconds((*_FORWARD, Recompute, *_BACKWARD), attention, mlp) - forward - backward,
             )
             for choice, ops in options
@@ -332,9 +347,29 @@ def _pending_bytes(stage: Stage, number: int | None) -> int:
 _OF_ACTIVATIONS = (StateKind.SAVED, StateKind.CHECKPOINT, StateKind.BOUNDARY, StateKind.ACTIVATION)
 
 
-def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
-    """Return the least workspace of the backwards of a kind of block."""
-    ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
+def _mlp_scratch_bytes(module: Module, target: MachineTarget) -> int:
+    """Return the least workspace of an mlp's backward, with what expert ranks exchange for it.
+
+    Rows that came back are live in the backward itself. When the experts go back, the rows that came and all that is
+    made of them are; the gradient of the mlp's input is not yet, nor, if that is made again, its input.
+    """
+    scratch = _scratch_bytes(module, target, Backward, "mlp")
+    if module.plan.ep == 1:
+        return scratch
+    model, plan = module.model, module.plan
+    returned = _type_bytes(combined_types(model, plan, gradient=True))
+    there = _type_bytes(dispatched_types(model, plan, gradient=True) | made_gradient_types(model, plan))
+    of_experts = _scratch_bytes(module, target, BackwardExperts, "mlp") + there
+    return max(scratch + returned, of_experts - 2 * aligned(_mlp_type(model, plan).nbytes))
+
+
+def _type_bytes(types: Types) -> int:
+    return sum(aligned(type_.nbytes) for type_ in types.values())
+
+
+def _scratch_bytes(module: Module, target: MachineTarget, kind: type[BlockOp], of: str) -> int:
+    """Return the least workspace of ops of a class for a kind of block."""
+    ops = (op for op in module.stages[0].ops if type(op) is kind and op.block.kind == of)
     requests = [target.workspace(module, op) for op in ops]
     return min((aligned(request.nbytes) if request is not None else 0 for request in requests), default=0)
 

@@ -113,6 +113,7 @@ class Candidate:
             "cp": plan.cp,
             "context_exchange": plan.context_exchange if plan.cp > 1 else None,
             "tp": plan.tp,
+            "ep": plan.ep,
             "micro_batch_size": plan.micro_batch_size,
             "micro_batches": plan.micro_batches,
             "zero": plan.zero,

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.model.checked_training import check_training
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.text.plan_file import load_plan, place_in_plan
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
@@ -25,6 +26,7 @@ from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, stra
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
 from ratrain.ratrainc.planner.space.context_ranks import choose_cp
+from ratrain.ratrainc.planner.space.expert_ranks import HALVES, SLICES, choose_ep
 from ratrain.ratrainc.planner.space.layer_classes import ends_train
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
 from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
@@ -57,6 +59,8 @@ class PlanRequest:
     """numbers of tensor-parallel ranks to choose from; None: all that divide the clusters and share out the model"""
     contexts: tuple[int, ...] | None = None
     """numbers of context ranks to choose from; None: 1, and for long sequences all that are possible"""
+    expert_ranks: tuple[int, ...] | None = None
+    """numbers of expert ranks to choose from; None: 1 and all that share out the model's experts, if it has some"""
     robust: bool = False
     """simulate the best plans with a slow stage and with jitter too"""
     plan_template: Plan | None = None
@@ -96,24 +100,27 @@ class PlanRequest:
     @property
     def fewest(self) -> int:
         """The fewest clusters that the ranks which are asked for take."""
-        return min(self.peers or (1,)) * min(self.contexts or (1,))
+        return max(min(self.peers or (1,)) * min(self.contexts or (1,)), min(self.expert_ranks or (1,)))
 
     def of_clusters(self, clusters: int, global_batch: int) -> PlanRequest:
         """Return the request for at least `fewest` clusters, without those of the ranks asked for that are more."""
-        peers, contexts = (
-            numbers and tuple(number for number in numbers if number <= clusters)
-            for numbers in (self.peers, self.contexts)
-        )
-        return evolve(self, clusters=clusters, global_batch=global_batch, peers=peers, contexts=contexts)
+        asked = {"peers": self.peers, "contexts": self.contexts, "expert_ranks": self.expert_ranks}
+        ranks: dict[str, Any] = {
+            name: numbers and tuple(number for number in numbers if number <= clusters)
+            for name, numbers in asked.items()
+        }
+        return evolve(self, clusters=clusters, global_batch=global_batch, **ranks)
 
     def left_out(self, schedule: str) -> str | None:
-        """Return why no plan of a schedule can train what this request trains; None if some can."""
-        if not self.setting.template.training:
-            return None
-        smallest = (PipelineShape(2, 4, *division) for division in divisions(schedule))
-        if any(has_halves(schedule, each) for each in smallest):
+        """Return why no plan of a schedule can have what this request asks for; None if some can.
+
+        A model that trains in part has whole backwards, and so have expert ranks, without slices.
+        """
+        if self.setting.template.training and _in_halves(schedule):
             return "backwards in halves, of a model with frozen parameters or adapters, are not built"
-        return None
+        if self.expert_ranks is None or 1 in self.expert_ranks:
+            return None
+        return _without_expert_ranks(schedule)
 
     def check_attention(self) -> None:
         """Raise RT064 if every plan of the strategy has slices, and the template holds scores of whole sequences."""
@@ -134,17 +141,20 @@ class PlanRequest:
 
         Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, if tensor-parallel ranks
         that are asked for, or needed by the strategy, do not share out the model, if context ranks that are asked for
-        do not share out its sequences, or if bounds or the schedule do not go with what trains.
+        do not share out its sequences, or expert ranks its experts, or if bounds or the schedule do not go with what
+        trains, or with these ranks.
         """
         check_training(self.model, self.setting.shaped())
         self.check_attention()
         if (reason := self.left_out(self.schedule)) is not None:
-            fail("RT064", f"{self.schedule}: {reason}", help="plan for a schedule with whole backwards, as 1f1b")
+            whole = "backwards" if _in_halves(self.schedule) else "sequences"
+            fail("RT064", f"{self.schedule}: {reason}", help=f"plan for a schedule with whole {whole}, as 1f1b")
         peers = choose_tp(self.setting, self.clusters, self.peers, self.strategy)
         contexts = choose_cp(self.setting, self.clusters, self.contexts)
         if (least := peers[0] * contexts[0]) > self.clusters:
             text = f"{peers[0]} tensor-parallel x {contexts[0]} context ranks take {least} of {self.clusters} clusters"
             fail("RT064", text, help="use more clusters, or fewer of these ranks (--tp, --cp)")
+        expert_ranks = self._expert_ranks(peers, contexts)
         sliced = all(slices > 1 for *_, slices in divisions(self.schedule))
         if sliced and 1 not in contexts and self.setting.template.exchanges_heads:
             title = SCHEDULES[self.schedule].title
@@ -161,6 +171,7 @@ class PlanRequest:
             peers=peers,
             contexts=contexts,
             exchanges=self.setting.context_exchanges,
+            expert_ranks=expert_ranks,
             ends=self.zero_levels if self.wide else (),
             slices_of_one=self.slices_of_one,
             # a search that is not asked for context ranks has the fewest that may pay
@@ -169,6 +180,22 @@ class PlanRequest:
         if not ends_train(self.model, self.setting.shaped()):  # a level of their own would be of nothing
             space = [shape for shape in space if shape.ends is None]
         return with_whole_rows(self.setting, space)
+
+    def _expert_ranks(self, peers: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the numbers of expert ranks to choose from, with these numbers of other ranks.
+
+        Raises `DiagnosticError` RT064 if numbers above 1 are asked for that no plan has replicas for: all plans have
+        such other ranks, or sequences are not shared out evenly.
+        """
+        numbers = choose_ep(self.setting, self.clusters, self.expert_ranks)
+        if numbers[0] > 1 and not peers[0] == contexts[0] == 1:
+            text = f"{numbers[0]} expert ranks do not go with tensor-parallel or context ranks"
+            fail("RT064", text, help="use --ep 1, or --tp 1 and --cp 1")
+        if all(self.global_batch % number for number in numbers):
+            groups = f"groups of {' or '.join(map(str, numbers))} replicas that share out experts"
+            text = f"{groups} do not share out {number_of(self.global_batch, 'sequence')} evenly"
+            fail("RT064", text, help="use another --ep, or a global batch that it divides")
+        return (1,) if _without_expert_ranks(self.schedule) is not None else numbers
 
     @property
     def setting(self) -> SearchSetting:
@@ -179,6 +206,18 @@ class PlanRequest:
     def task(self, plan: Plan, pipeline: str) -> Task:
         """Return the evaluation of a plan with its step folded, if folding saves anything."""
         return Task(self.model, plan, pipeline, self.machine, is_folded(plan))
+
+
+def _in_halves(schedule: str) -> bool:
+    """Tell whether a schedule has backwards in halves."""
+    smallest = (PipelineShape(2, 4, *division) for division in divisions(schedule))
+    return any(has_halves(schedule, each) for each in smallest)
+
+
+def _without_expert_ranks(schedule: str) -> str | None:
+    """Return why no plan of a schedule has expert ranks; None if some may have them."""
+    sliced = all(slices > 1 for *_, slices in divisions(schedule))
+    return HALVES if _in_halves(schedule) else SLICES if sliced else None
 
 
 def _computing(given: Plan | None, plans: PlanChoice, seq_len: int, usual_dtype: str) -> Plan:
@@ -243,9 +282,10 @@ def planning_request(
         exhaustive=effort.exhaustive,
         robust=robust,
         zero_levels=plans.zero_levels,
-        # a template with tensor-parallel or context ranks asks for as many in every plan
+        # a template with tensor-parallel, context or expert ranks asks for as many in every plan
         peers=plans.peers or ((template.tp,) if template.tp > 1 else None),
         contexts=plans.contexts or ((template.cp,) if template.cp > 1 else None),
+        expert_ranks=plans.expert_ranks or ((template.ep,) if template.ep > 1 else None),
         plan_template=template,
         families=searched,
         # levels of single blocks are for searches over families, unless the strategy fixes the level

@@ -84,7 +84,7 @@ _PESSIMISM = 1.5
 """Factor on the order of a plan that hardly fits."""
 
 
-Kind = tuple[str, int, str, int, int, int | None]
+Kind = tuple[str, int, str, int, int, int, int | None]
 
 
 @frozen(order=True)
@@ -111,7 +111,7 @@ class _Leaf:
     def kind(self) -> Kind:
         """Key of plans that need bytes for the same reasons."""
         shape = self.shape
-        return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.cp, shape.ends
+        return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.cp, shape.ep, shape.ends
 
 
 @define(eq=False)
@@ -142,7 +142,7 @@ class Search:
     lacks_time: bool = False
     """True if something was left untried for want of time, and not since it is ruled out or not worth trying"""
     tried_whole: bool = False
-    """True if a plan without tensor-parallel and context ranks was evaluated"""
+    """True if a plan without tensor-parallel, context and expert ranks was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
     given_up: list[Candidate] = field(factory=list)
     """plans whose whole step took longer than was left"""
@@ -194,7 +194,7 @@ class Search:
         return rejected_plans(self.request, self.spaces, best, self.fitting, self.refused)
 
     def next_leaf(self, *, of_whole: bool = False) -> _Leaf | None:
-        """Return the next plan worth evaluating, without tensor-parallel and context ranks if asked; None if none is.
+        """Return the next plan worth evaluating, of ranks that compute alone (`is_whole`) if asked; None if none is.
 
         Shapes that come before it get their cuts.
         """

@@ -1,8 +1,8 @@
-"""Rejected plans: why the best plan of another family, number of stages, peers or context ranks, or state lost."""
+"""Rejected plans: why the best plan of another family, number of stages or of ranks, or state lost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,11 +38,11 @@ def rejected_plans(
     fitting: Sequence[Candidate] = (),
     refused: Sequence[Candidate] = (),
 ) -> list[RejectedPlan]:
-    """Return rows for other families; then, of the best one's, for other stages, peers, context ranks and ZeRO levels.
+    """Return rows for other families; then, of the best one's, for other stages, ranks and ZeRO levels.
 
     `fitting` and `refused` are the plans that were evaluated. Numbers of stages are the best plan's neighbours and
-    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor-parallel or context
-    ranks say by mechanism what makes them slower; with `explain` all do.
+    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor-parallel, context
+    or expert ranks say by mechanism what makes them slower; with `explain` all do.
     """
     own = next(space for space in spaces if space.family.name == best.family)
     reference = mechanisms(own, best.shape)
@@ -63,11 +63,22 @@ def rejected_plans(
     as_many = [s for s in own.shapes if s.cp == best.shape.cp and s.exchange != best.shape.exchange]
     if as_many:
         lost.append(row(f"C{best.shape.cp} with {as_many[0].exchange}", own, as_many, explained=True))
+    lost += [row(name, own, some, explained=True) for name, some in _of_expert_ranks(own.shapes, best.shape.ep)]
     as_deep = [shape for shape in own.shapes if shape.pp == best.shape.pp]
     for mode in sorted({_mode(shape) for shape in as_deep} - {_mode(best.shape)}):
         shapes = [shape for shape in as_deep if _mode(shape) == mode]
         lost.append(row(f"P{best.shape.pp} {state_text(shapes[0])}", own, shapes))
     return lost if explain else lost[:_SHOWN]
+
+
+def _of_expert_ranks(shapes: Sequence[Shape], own: int) -> Iterator[tuple[str, list[Shape]]]:
+    """Yield the shapes without expert ranks, and those with other numbers than the best plan's, by name."""
+    others = sorted({shape.ep for shape in shapes} - {1, own})
+    if own > 1 and any(shape.ep == 1 for shape in shapes):
+        yield "E1", [shape for shape in shapes if shape.ep == 1]
+    if others:
+        name = f"E{others[0]}" + (f" to E{others[-1]}" if len(others) > 1 else "")
+        yield name, [shape for shape in shapes if shape.ep in others]
 
 
 def _mode(shape: Shape) -> tuple[int, str, int, int, int]:

@@ -79,7 +79,7 @@ class SearchSetting:
         `micro_batch_size` stays the template's.
         """
         usual: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cuts": (), "micro_batches": 1, "zero": 0, "reduce": "last"}
-        given = usual | {"cp": 1, "mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
+        given = usual | {"cp": 1, "ep": 1, "mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
         rows, cp = self.shards_sequences(given["tp"]), given["cp"]
         given.setdefault("context_exchange", OF_KEYS)
         return evolve(self.template, **given, sequence_sharding=rows, context_layout=self.context_layout(cp))

@@ -67,6 +67,8 @@ class Shape:
     cp: int = 1
     exchange: str = OF_KEYS
     """what context ranks exchange for attention"""
+    ep: int = 1
+    """expert ranks: neighbouring replicas that share out the experts of every layer"""
 
     @property
     def clusters(self) -> int:
@@ -80,13 +82,13 @@ class Shape:
 
     @property
     def is_whole(self) -> bool:
-        """True if one rank of a stage computes a micro-batch alone, without tensor-parallel and context ranks."""
-        return self.tp == self.cp == 1
+        """True if a rank of a stage computes a micro-batch alone, without tensor-parallel, context and expert ranks."""
+        return self.tp == self.cp == self.ep == 1
 
     @property
     def summary(self) -> str:
         """Sizes and levels in the words of a plan's summary."""
-        return sizes_text(self, self.slices, self.cp, self.exchange)
+        return sizes_text(self, self.slices, self.cp, self.exchange, expert_ranks=self.ep)
 
     @property
     def pipeline(self) -> PipelineShape:
@@ -130,6 +132,7 @@ class Shape:
             cp=self.cp,
             context_layout=setting.context_layout(self.cp),
             context_exchange=self.exchange,
+            ep=self.ep,
             tp=self.tp,
             sequence_sharding=setting.shards_sequences(self.tp),
             zero_blocks=self.zero_blocks,
@@ -150,6 +153,7 @@ def shapes(
     peers: tuple[int, ...] = (1,),
     contexts: tuple[int, ...] = (1,),
     exchanges: Callable[[int, int], tuple[str, ...]] = lambda *_: (OF_KEYS,),
+    expert_ranks: tuple[int, ...] = (1,),
     ends: tuple[int, ...] = (),
     slices_of_one: bool = False,
     contexts_of_one: bool = False,
@@ -160,7 +164,8 @@ def shapes(
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
     the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks; with
     `contexts_of_one` several have micro-batches of one sequence alone. `exchanges` gives what a number of each may
-    exchange for attention. `ends` are the ZeRO levels that embedding and head may have of their own; if there are any,
+    exchange for attention. `expert_ranks` are numbers of replicas that share out experts, of ranks that compute whole
+    micro-batches. `ends` are the ZeRO levels that embedding and head may have of their own; if there are any,
     shards, or views of level 3 alone, may also be kept within groups of near replicas. Raises `DiagnosticError`
     RT064 if there is no shape, or the machine has fewer clusters.
     """
@@ -168,7 +173,12 @@ def shapes(
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {number_of(most, 'cluster')}, {clusters} are asked for")
     ways = divisions(schedule)
-    ranks = tuple((tp, cp, each) for tp, cp in product(peers, contexts) for each in exchanges(tp, cp))
+    ranks = tuple(
+        (tp, cp, each, ep)
+        for tp, cp, ep in product(peers, contexts, expert_ranks)
+        for each in exchanges(tp, cp)
+        if tp == cp == 1 or ep == 1
+    )
     whole = _whole_shapes(
         model.layers, clusters, global_batch, modes, groups, ranks, ends, contexts_of_one=contexts_of_one
     )
@@ -204,7 +214,7 @@ _NUMBERS = (1, 2, 4, 8)
 
 def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, slices_at_most: int) -> Iterator[Shape]:
     for chunks, layout, slices in ways:
-        if slices > 1 and shape.exchange == OF_HEADS:
+        if slices > 1 and (shape.exchange == OF_HEADS or shape.ep > 1):
             continue
         # each context rank has up to two runs of a slice
         least = slices * 2 * shape.cp if slices > 1 < shape.cp else slices
@@ -214,7 +224,9 @@ def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, 
                 continue
             s = shape  # not `evolve`, which takes several times as long: shapes are many
             sizes = s.pp, s.dp, s.micro_batch_size, s.micro_batches, s.zero, s.reduce, s.tiles
-            yield Shape(*sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group, s.cp, s.exchange)
+            yield Shape(
+                *sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group, s.cp, s.exchange, s.ep
+            )
 
 
 @lru_cache(maxsize=1)
@@ -224,7 +236,7 @@ def _whole_shapes(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
-    ranks: tuple[tuple[int, int, str], ...],
+    ranks: tuple[tuple[int, int, str, int], ...],
     ends: tuple[int, ...],
     *,
     contexts_of_one: bool,
@@ -244,11 +256,11 @@ def _of_ranks(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
-    ranks: tuple[int, int, str],
+    ranks: tuple[int, int, str, int],
     ends: tuple[int, ...],
 ) -> Iterator[Shape]:
-    tp, cp, exchange = ranks
-    replicas = [d for d in divisors(global_batch) if d * cp * tp <= clusters]
+    tp, cp, exchange, ep = ranks
+    replicas = [d for d in divisors(global_batch) if d * cp * tp <= clusters and d % ep == 0]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
         for pp in range(1, min(layers, clusters // (dp * cp * tp)) + 1):
@@ -256,11 +268,11 @@ def _of_ranks(
             states = modes if dp * cp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
                 numbers = pp, dp, size, global_batch // dp // size
-                shape = Shape(*numbers, zero, reduce, tiles, tp=tp, cp=cp, exchange=exchange)
+                shape = Shape(*numbers, zero, reduce, tiles, tp=tp, cp=cp, exchange=exchange, ep=ep)
                 yield shape
                 if ends and zero:
                     yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
-                    near = _groups_near(shape)
+                    near = _groups_near(shape) if ep == 1 else ()
                     yield from (evolve(shape, shard_group=group) for group in near)
                     if zero == 3:
                         yield from (evolve(shape, view_group=group) for group in near)
