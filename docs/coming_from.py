@@ -96,7 +96,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
   is refused.
 - Masters and moments of a plan are f32. A file that keeps them in fewer bits (a bf16 model without masters, AdamW in 8 bits) is
   refused; `--f32-state` makes a plan of it with f32 in their place, and the plan's head says so.
-- Refused by name: ranks of experts, float8, dropout, of adapters too, optimizers other than AdamW,
+- Refused by name: float8, dropout, of adapters too, optimizers other than AdamW,
   a setting that no reader knows, and the settings below.
 - Adapters (LoRA, rsLoRA, QLoRA in nf4) become `[train]` ([adapters](adapters.md)). Targets are names as PEFT has them for the
   model: torchtune's `output_proj` is `o_proj`. A regular expression, or layers chosen by number, is `re:...`. Where the model is

@@ -33,6 +33,7 @@ _WHY = {
     "context_layout": "a context rank has an early and a late run of tokens there",
     "context_exchange": "the settings that are written say of context ranks how many there are",
     "context_groups": "keys of all heads are exchanged at a time there",
+    "ep": "the settings that are written are of dense models",
     "head_chunk": "the head computes as its kernels do there",
     "mlp_chunk": "an mlp computes all rows at a time there",
     "logits": "the head computes as its kernels do there",

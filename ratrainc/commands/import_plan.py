@@ -172,7 +172,7 @@ def command(
     FILE holds settings of Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan, axolotl, LLaMA-Factory, torchtune,
     nanotron, accelerate, TRL, transformers or LLM Foundry. Adapters (LoRA, rsLoRA, QLoRA) become [train], and so do the
     layers that LLaMA-Factory trains alone. What no plan trains or holds is refused by name: other adapters, dropout,
-    ranks of experts, float8.
+    float8.
 
     The plan's head lists each setting that is not carried over, with the reason, first those without which something
     else is trained, and each default that comes from the framework; with -o or --json the former are listed on stderr

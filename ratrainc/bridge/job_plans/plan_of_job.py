@@ -172,9 +172,6 @@ class JobPlan:
         job = self.job
         if job.adapter is None and job.method == "lora":
             self.wrong("method", f"{self.key('method')}: rank and targets of the adapter are not said", "say them")
-        if job.ep > 1:
-            text = f"{self.key('ep')}: experts are shared out over {job.ep} ranks; in a plan each replica has all"
-            self.wrong("ep", text, "say 1: zero = 1 to 3 shares out the state of experts")
         if job.fp8:
             self.wrong("fp8", f"{self.key('fp8')}: float8 is no type of a plan", "switch it off: bf16, f16 or f32")
         if job.dropout:
@@ -230,6 +227,8 @@ class JobPlan:
         if job.tp > 1:
             self.put("tp", job.tp, "tp")
             self.put("sequence_sharding", job.sequence_sharding, "sequence_sharding", "tp")
+        if job.ep > 1:
+            self.put("ep", job.ep, "ep")
         if job.cp > 1:
             self.put("cp", job.cp, "cp")
             if job.context is Context.HEADS:
