@@ -55,6 +55,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "parallel.context_layout": {"value": "contiguous", "given": {"batch.seq_len": 8, "parallel.cp": 2}},
     "parallel.context_exchange": {"value": "heads", "given": {"batch.seq_len": 8, "parallel.cp": 2}},
     "parallel.context_groups": {"value": 2, "given": {"batch.seq_len": 8, "parallel.cp": 2}},
+    "parallel.ep": {"value": 2, "model": _MIXTRAL | {"num_local_experts": 4}},
     "parallel.sequence_sharding": {"value": False, "given": {"parallel.tp": 2}},
     "parallel.mapping": {"value": "chip 2x1", "seen": TIMES},
     "batch.micro_batch_size": {"value": 2},

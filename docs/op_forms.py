@@ -99,6 +99,7 @@ OVER_HEADS = "tensor-parallel ranks, where norms are over all heads"
 CONTEXT = "context ranks"
 IN_GROUPS = "context ranks that gather keys in groups of heads"
 SHARING_HEADS = "context ranks that exchange heads"
+EXPERTS = "replicas that share out experts"
 PEERS: dict[str, dict[str, Any]] = {
     "one tensor-parallel rank": {},
     "tensor-parallel ranks": {"tp": 2},
@@ -107,11 +108,13 @@ PEERS: dict[str, dict[str, Any]] = {
     CONTEXT: {"cp": 2},
     IN_GROUPS: {"cp": 2, "context_groups": 2},
     SHARING_HEADS: {"cp": 2, "context_exchange": "heads"},
+    EXPERTS: {"dp": 4, "ep": 2},
 }
 MODELS = {
     NORMED: {"norm_placement": "both"},
     OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"},
     IN_GROUPS: {"kv_heads": 2},
+    EXPERTS: {"family": "mixtral", "experts": 4, "experts_per_token": 2},
 }
 
 _EXCHANGES = frozenset({CONTEXT, IN_GROUPS, SHARING_HEADS})
@@ -127,6 +130,7 @@ _TOGETHER = {
     frozenset({NORMED}): f"with {NORMED}",
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
+    frozenset({EXPERTS}): f"with {EXPERTS}",
     frozenset({CONTEXT}): "with context ranks that gather keys of all heads",
     frozenset({IN_GROUPS}): f"with {IN_GROUPS}",
     frozenset({CONTEXT, IN_GROUPS}): "with context ranks that gather keys",
@@ -135,10 +139,10 @@ _TOGETHER = {
     _EXCHANGES: "with context ranks",
     _EXCHANGES | {"one tensor-parallel rank"}: "",
     _EXCHANGES | {"one tensor-parallel rank", "tensor-parallel ranks"}: "",
-    frozenset(PEERS) - {OVER_HEADS, SHARING_HEADS}: "unless heads are exchanged",
+    frozenset(PEERS) - {OVER_HEADS, SHARING_HEADS, EXPERTS}: "unless heads are exchanged",
     frozenset({"one tensor-parallel rank", CONTEXT, IN_GROUPS}): "unless heads are exchanged",
     frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "without context ranks",
-    frozenset(PEERS) - {OVER_HEADS}: "unless tensor-parallel ranks norm queries and keys over all heads",
+    frozenset(PEERS) - {OVER_HEADS, EXPERTS}: "unless tensor-parallel ranks norm queries and keys over all heads",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 3",
     frozenset({"ZeRO 0", "ZeRO 1", "ZeRO 2, each micro-batch"}): "frozen parameters, ZeRO 0 to 2",
@@ -146,6 +150,8 @@ _TOGETHER = {
     frozenset({"ZeRO 1", "ZeRO 2, each micro-batch"}): "ZeRO 1 and 2",
     frozenset({"ZeRO 3", "ZeRO 3, each micro-batch"}): "ZeRO 3",
     frozenset(SHARDING) - {"ZeRO 0"}: "ZeRO 1 to 3",
+    frozenset(SHARDING) - {"ZeRO 3, view groups"}: "",
+    frozenset({"ZeRO 0", "ZeRO 1", "ZeRO 3"}): "reduced once a step",
     frozenset(SHARDING) - {"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}: "reduced once a step",
 }
 
@@ -195,7 +201,9 @@ def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
     """Every kind of plan that changes what ops there are; documents make no difference to what tensor-parallel ranks exchange."""
     kinds = (kind.items() for kind in (SHARDING, CLIPPING, TYING, MASKING, PEERS))
     for (sharding, keys), (clipping, clip), (tying, tied), (masking, mask), (peers, ranks) in product(*kinds):
-        if "tp" in ranks and mask != "causal":
+        if ("tp" in ranks or "ep" in ranks) and mask != "causal":
+            continue
+        if "ep" in ranks and "view_group" in keys:
             continue
         optimizer = evolve(PLAN.optimizer, clip=clip)
         model = evolve(MODEL, tied_embeddings=tied, **MODELS.get(peers, {}))
@@ -210,7 +218,8 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
         for stage in module.stages:
             mark_checkpoints(rewrite(stage, same_for_all(choice)).starts)
         yield module
-    yield PassManager(FakeTarget()).run(lower(model, plan), "place-zb-h1{delay=1}")
+    if plan.ep == 1:  # else backwards are whole
+        yield PassManager(FakeTarget()).run(lower(model, plan), "place-zb-h1{delay=1}")
     yield PassManager(FakeTarget()).run(lower(model, plan), BLOCKING)
     yield PassManager(FakeTarget(update_engine=Engine.HOST)).run(lower(model, plan), "insert-release,legalise")
     if plan.tp == 1 and not plan.exchanges_heads:
@@ -237,7 +246,7 @@ def forms() -> dict[str, list[Form]]:
     by_shape: dict[Shape, Form] = {}
     for conditions, model, plan in plans():
         ops = [(module, op) for module in changed(model, plan) for stage in module.stages for op in stage.ops]
-        if plan.zero < 3 and plan.tp == 1:  # else replicas have parts of frozen parameters, and gather them
+        if plan.zero < 3 and plan.tp == plan.ep == 1:  # else replicas have parts of frozen parameters, and gather them
             ops += fetches_of_frozen(model, plan)
         for module, op in ops:
             shape, form = _form(module, op)
@@ -408,7 +417,9 @@ def _remark(form: Form, items: Iterable[Form]) -> str:
     kinds = {"sharding": SHARDING, "clipping": CLIPPING, "tying": TYING, "masking": MASKING, "peers": PEERS}
     for name, known in kinds.items():
         there = frozenset(getattr(place, name) for place in form.places)
-        if there != frozenset(known):
+        if name == "peers" and len(there) > 1:  # a form of dense models too is not told apart by experts
+            there -= {EXPERTS}
+        if there not in (frozenset(known), frozenset(known) - {EXPERTS}):
             words.append(_TOGETHER.get(there, " or ".join(sorted(there))))
     return ", ".join(filter(None, words))
 

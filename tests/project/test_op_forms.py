@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS
 from ratrain.ratrain_ir.model.slots import SPLIT_KINDS
 from ratrain.ratrain_ir.ops.base import Engine, Group, Phase
-from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar, ReduceRows, ReduceScatter
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceRows, ReduceScatter
 from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,
     AddBranch,
@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Update,
 )
 from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
+from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, ForwardExperts, Route
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.operands import Candidates, SignatureError
 from ratrain.ratrain_ir.ops.signatures import signatures
@@ -52,6 +53,13 @@ REFUSED = {
         for cls in (AllReduce, AllReduceScalar)
         for group in (Group.VIEWS, Group.PARTS, Group.CONTEXT)
     ),
+    *((AllReduceScalar, "group", group) for group in (Group.EXPERTS, Group.COPIES)),
+    *(
+        (cls, "group", group)
+        for cls in (AllGather, ReduceScatter)
+        for group in Group
+        if group not in (Group.COPIES, Group.SHARDS if cls is AllGather else Group.REPLICAS)
+    ),
     (AllReduceScalar, "group", Group.ENDS),  # what one end alone knows is nothing that a step needs
     (ReduceRows, "phase", Phase.FORWARD),  # a sum of the forward names no phase
     (AllReduceScalar, "group", Group.TENSOR),  # nor what the peers of one stage and replica know
@@ -61,6 +69,7 @@ REFUSED = {
 OF_LAYERS = {
     **dict.fromkeys((Recompute, BackwardInput, BackwardWeight, AddBranch, AddBranchBackward), SPLIT_KINDS),
     **dict.fromkeys((Project, BackwardHeads, Attend, AttendBackward), ("attention",)),
+    **dict.fromkeys((Route, ForwardExperts, BackwardExperts), ("mlp",)),
 }
 
 

@@ -187,6 +187,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "context_layout",
         "context_exchange",
         "context_groups",
+        "ep",
         "sequence_sharding",
         "zero_blocks",
         "shard_group",
@@ -275,7 +276,7 @@ def test_every_field_of_a_model_follows_from_keys() -> None:
     """Held by a key as it is, chosen or implied by families; no family rotates neighbours yet."""
     by_key = {name for family in FAMILIES for name in keys_of(family).renamed}
     chosen = {name for family in FAMILY.values() for name in (*family.free, *family.implied)}
-    always = {"name", "family", "rope_theta", "inert", "training", "layer_numbers"}
+    always = {"name", "family", "rope_theta", "inert", "training", "layer_numbers", "expert_ranks"}
     assert {item.name for item in attrs.fields(ModelConfig)} == by_key | chosen | always | {"rope_interleaved"}
 
 

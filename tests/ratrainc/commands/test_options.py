@@ -81,6 +81,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         (folder / "job.toml").write_text("[training]\nglobal_batch_size = 32\nseq_len = 8\n")
         (folder / "m2.json").write_text(json.dumps(CONFIG | {"intermediate_size": 40}))
+        experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+        (folder / "experts.json").write_text(json.dumps(CONFIG | experts))
         (folder / "p.toml").write_text(PLAN)
         (folder / "z3.toml").write_text(PLAN.replace("dp = 1", "dp = 2") + "[state]\nzero = 3\n")
         (folder / "p2.toml").write_text(PLAN + '[state]\nview_dtype = "f32"\n')
