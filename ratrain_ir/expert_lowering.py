@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.model.expert_ranks import (
     made_types,
     shares_experts,
 )
-from ratrain.ratrain_ir.model.slots import exchanged_slots
+from ratrain.ratrain_ir.model.expert_slots import exchanged_slots
 from ratrain.ratrain_ir.ops.base import Payload, Phase, Piece, piece_fields
 from ratrain.ratrain_ir.ops.compute import Forward
 from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, Combine, Dispatch, ForwardExperts, Route

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     previous_block,
     trains,
 )
+from ratrain.ratrain_ir.model.expert_slots import routed_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_within_step,
@@ -48,7 +49,6 @@ from ratrain.ratrain_ir.model.slots import (
     normed_gradient_slots,
     projected_slots,
     reads_documents,
-    routed_slots,
     row_sum_slots,
     row_sums_type,
     saved_slots,

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
 from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
 from ratrain.ratrain_ir.model.context_rows import held_runs
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
-from ratrain.ratrain_ir.model.expert_ranks import Types, shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
 
@@ -540,21 +540,6 @@ def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, 
         return (*KEY_SLOTS, *ATTENDED * plan.attends_apart) if plan.exchanges_keys else ("o",)
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     return (*KEY_SLOTS, *sums) if block.kind == "attention" and last_viewer(model, plan) is not None else sums
-
-
-def routed_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Return the saved slots that `route` makes before expert ranks exchange rows: all but the shared expert's.
-
-    Nothing for other blocks, and without expert ranks.
-    """
-    if not shares_experts(plan, block):
-        return ()
-    return tuple(slot for slot in forward_slots(model, plan, block) if not slot.name.startswith("shared_"))
-
-
-def exchanged_slots(types: Types) -> tuple[Slot, ...]:
-    """Return a slot for each tensor that ops of expert ranks leave for each other (`expert_ranks.py`)."""
-    return tuple(Slot(name, type_) for name, type_ in types.items())
 
 
 def reads_documents(model: ModelConfig, plan: Plan, block: Block) -> bool:

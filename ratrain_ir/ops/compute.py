@@ -10,6 +10,7 @@ from attrs import define
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, next_block
 from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_slots import routed_slots
 from ratrain.ratrain_ir.model.sharded_blocks import keeps_view
 from ratrain.ratrain_ir.model.slots import (
     ATTENDED,
@@ -25,7 +26,6 @@ from ratrain.ratrain_ir.model.slots import (
     normed_gradient_slots,
     output_gradient_slots,
     projected_slots,
-    routed_slots,
     row_sum_slots,
     slots_behind_heads,
 )
@@ -396,8 +396,8 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     if routed := routed_slots(model, plan, block):
         given = slot_roles(routed[:1]) if model.shared_expert_size is not None else ()
-        reads = (source, *views, *given, *combined_roles(model, plan, gradient=False))
         own = tuple(role for role in saved if role.name.startswith("shared_"))
+        reads = (source, *views, *given, *combined_roles(model, plan, gradient=False))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
     branch = branch_part_roles(model, plan, is_parallel_mlp(model, plan, block))
     reads = (source, *views, *documents, *seen_key_roles(model, plan, block), *branch)

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.model.expert_ranks import (
     made_types,
     shares_experts,
 )
-from ratrain.ratrain_ir.model.slots import exchanged_slots, routed_slots
+from ratrain.ratrain_ir.model.expert_slots import exchanged_slots, routed_slots
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature, SignatureError

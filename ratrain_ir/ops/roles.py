@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.model.blocks import (
     trains,
 )
 from ratrain.ratrain_ir.model.expert_ranks import combined_types, shares_experts
+from ratrain.ratrain_ir.model.expert_slots import exchanged_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import (
     frozen_elements,
@@ -38,7 +39,6 @@ from ratrain.ratrain_ir.model.slots import (
     branch_slots,
     branch_sums,
     computed_type,
-    exchanged_slots,
     half_slots,
     key_part_types,
     normed_gradient_slots,

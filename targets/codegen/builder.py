@@ -524,8 +524,6 @@ class Builder:
         known |= dict.fromkeys(("x", "dx"), self.input_of(self.block))
         if self.block.kind != "head":
             known |= dict.fromkeys(("y", "dy"), self.input_of(next_block(self.model, self.block)))
-        types = exchanged_types(self.whole, self.plan, self.block)
-        known |= {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
         known["branch_part"] = (self.act, (self.rows, self.model.hidden_size))
         known |= dict.fromkeys(("tokens", "labels", "documents"), (Dtype.I32, (self.rows,)))
         known |= {
@@ -573,8 +571,9 @@ class Builder:
             *output_gradient_slots(self.whole, self.plan, self.block),
             *shared_gradient_slots(self.whole, self.plan, self.block),
         )
-        parts = key_part_types(self.whole, self.plan, self.block)
-        types = {slot.name: slot.type for slot in (*slots, *between)} | parts
+        types = {slot.name: slot.type for slot in (*slots, *between)}
+        for of_ranks in (key_part_types, exchanged_types):
+            types |= of_ranks(self.whole, self.plan, self.block)
         return {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:

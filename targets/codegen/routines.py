@@ -17,6 +17,7 @@ from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
 from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_slots import routed_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.model.slots import (
@@ -24,7 +25,6 @@ from ratrain.ratrain_ir.model.slots import (
     OUTPUT_GRADIENT,
     STARTS,
     made_by_project,
-    routed_slots,
     saved_slots,
     scores_type,
 )
@@ -175,8 +175,8 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
 def _may_keep(form: RoutineForm, model: ModelConfig, plan: Plan) -> list[str]:
     """Return the saved slots that an op may keep or leave out."""
     slots = [slot.name for slot in saved_slots(model, plan, form.block)]
-    projected = [slot.name for slot in made_by_project(model, plan, form.block)]
-    projected += [slot.name for slot in routed_slots(model, plan, form.block)]
+    before = (*made_by_project(model, plan, form.block), *routed_slots(model, plan, form.block))
+    projected = [slot.name for slot in before]
     if form.keyword == "project":
         return [name for name in slots if name in projected]
     if form.keyword == "forward":
