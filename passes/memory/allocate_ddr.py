@@ -27,13 +27,14 @@ from ratrain.passes.trial.overlap import Occupancy, occupancy
 from ratrain.passes.trial.trial import Trials, allocation_problem
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.compute import Forward
+from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward
 from ratrain.ratrain_ir.process_pool import each_stage
-from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note, fail
 from ratrain.ratrain_ir.support.quantities import number_of, size_text
 
 if TYPE_CHECKING:
@@ -317,6 +318,21 @@ def _more_groups(module: Module) -> int | None:
     return fits[0] if keeps or plan.context_groups > 1 else None
 
 
+def _more_expert_ranks(module: Module) -> int | None:
+    """Return a larger number of replicas that may share out the experts of a layer; None if there is none."""
+    plan, experts = module.plan, module.model.experts
+    if experts is None or any(type(op) is BackwardWeight for stage in module.stages for op in stage.ops):
+        return None
+    for number in range(plan.ep + 1, plan.dp + 1):
+        if plan.dp % number == 0 and experts % number == 0:
+            try:
+                check_plan(evolve(plan, ep=number), module.model)
+            except DiagnosticError:
+                return None
+            return number
+    return None
+
+
 def _way_out(module: Module) -> str:
     """Return a help text with the options that would lower the peak of this plan, cheapest first."""
     plan = module.plan
@@ -331,6 +347,8 @@ def _way_out(module: Module) -> str:
         levers.append('context_exchange = "keys" in the plan')
     if more := _more_groups(module):
         levers.append(f"context_groups = {more} in the plan")
+    if more := _more_expert_ranks(module):
+        levers.append(f"ep = {more} in the plan")
     if plan.zero == 0 and plan.replicas > 1:
         levers.append("zero = 1 in the plan")
     elif plan.replicas > 1 and plan.reduce == "last":

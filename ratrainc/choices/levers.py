@@ -98,6 +98,7 @@ def levers_of(heaviest: int) -> list[Lever]:
         Lever('logits = "chunked"', _with_chunked_logits),
         Lever('context_exchange = "keys"', _with_keys),
         Lever("twice the context_groups", _more_groups),
+        Lever("twice the ep", _more_expert_ranks),
         Lever("zero = 1", lambda s: _with_zero(s, 1, "last")),
         Lever('zero = 2, reduce = "each-micro-batch"', lambda s: _with_zero(s, 2, "each-micro-batch")),
         Lever("a quarter of the bucket bytes", _smaller_buckets),
@@ -196,6 +197,13 @@ def _more_groups(setting: CompileSetting) -> CompileSetting | None:
     if not setting.plan.exchanges_keys:
         return None
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, context_groups=2 * setting.plan.context_groups))
+
+
+def _more_expert_ranks(setting: CompileSetting) -> CompileSetting | None:
+    """Let twice as many replicas share out the experts of a layer."""
+    if setting.model.experts is None:
+        return None
+    return attrs.evolve(setting, plan=attrs.evolve(setting.plan, ep=2 * setting.plan.ep))
 
 
 def _move_layer(setting: CompileSetting, stage: int, step: int) -> CompileSetting | None:

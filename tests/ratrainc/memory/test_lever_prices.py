@@ -25,6 +25,8 @@ from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.target import target_of
+from tests.end_to_end.tiny_runs import make_plan
+from tests.end_to_end.toys import EXPERTS
 from tests.mutation.subjects import SUBJECTS
 from tests.ratrainc.commands.test_cli_tools import MODEL, PLAN, SOURCES
 
@@ -282,3 +284,20 @@ def test_the_help_of_explain_has_one_rule_for_the_time_and_it_is_the_one_that_ho
     assert f"expected to take more than {QUICK_SECONDS:g} s (more than --seconds, if given)" in text
     assert text.count(f"{QUICK_SECONDS:g} s") == 1
     assert not any("does not depend on the number" in each for each in said.values())
+
+
+def test_more_expert_ranks_are_tried_and_free_bytes() -> None:
+    model = evolve(EXPERTS, ffn_size=512)
+    plan = make_plan(model, pp=1, cuts=(), dp=4, zero=1)
+    setting = CompileSetting(model, plan, "place-1f1b,recompute{policy=full},allocate-ddr", load_machine(None))
+    name, peaks = "twice the ep", [max(outcome_of(setting).peak_bytes)]
+    for ranks in (2, 4):
+        setting = dict(changes(setting, 0))[name]
+        assert setting.plan.ep == ranks
+        peaks.append(max(outcome_of(setting).peak_bytes))
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert try_setting(dict(changes(setting, 0))[name], name) is None  # there are four replicas
+    little = with_constants(load_machine(None), {"ddr_capacity": peaks[2] / 2})
+    with pytest.raises(DiagnosticError, match="RT053") as refused:
+        api.compile(model, plan, machine=little)
+    assert "ep = 2 in the plan" in (refused.value.diagnostics[0].help or "")
