@@ -109,7 +109,7 @@ def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
         Group.REPLICAS: f" of {stage}{peer}",
         **{
             each: f" of {stage}{_gathering(mesh, rank, each)}{peer}"
-            for each in (Group.SHARDS, Group.VIEWS, Group.PARTS)
+            for each in (Group.SHARDS, Group.VIEWS, Group.PARTS, Group.CONTEXT, Group.EXPERTS, Group.COPIES)
         },
         Group.ENDS: f" of {replica}{peer}",
         Group.TENSOR: f" of {stage} {replica}",

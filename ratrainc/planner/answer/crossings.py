@@ -91,7 +91,11 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
     return list(by_kind.values())
 
 
-_AMONG = {Group.TENSOR.value: " among tensor-parallel ranks", Group.CONTEXT.value: " among context ranks"}
+_AMONG = {
+    Group.TENSOR.value: " among tensor-parallel ranks",
+    Group.CONTEXT.value: " among context ranks",
+    Group.EXPERTS.value: " among expert ranks",
+}
 
 
 def _is_shown(op: Op) -> bool:

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.context_rows import earlier_runs, run_length, run_of
+from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.run_profile import write_profile
 from ratrain.targets.runtime.checkpoint import checkpoint
@@ -461,6 +462,26 @@ def test_a_profile_names_peers_and_who_meets_whom(tmp_path: Path) -> None:
     )
     assert set(rows) == {4, 5}
     assert set(met["activation from stage @0 to @1 of replica 1 tensor rank 0"]) == {2, 6}
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword", "group"),
+    [("1x1c4-heads-of-documents", "gather_heads", Group.CONTEXT), ("1x4e2", "dispatch", Group.EXPERTS)],
+)
+def test_a_profile_has_those_together_who_meet(name: str, keyword: str, group: Group, tmp_path: Path) -> None:
+    program = program_of(name)
+    run = start(program, 1)
+    run.engine.profile = run.processes.begin_profile()
+    list(run.steps())
+    write_profile(program, run.engine.profile, str(tmp_path / "profile.json"))
+    events = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
+    met: dict[str, set[int]] = {}
+    for event in events:
+        if event["ph"] == "X" and (event["args"]["meeting"] or "").startswith(keyword):
+            met.setdefault(event["args"]["meeting"], set()).add(event["pid"])
+    topology = program.topology
+    wanted = {frozenset(map(topology.ranks.index, topology.members(group, rank))) for rank in topology.ranks}
+    assert {frozenset(pids) for pids in met.values()} == wanted
 
 
 def test_a_job_of_another_size_is_told_how_many_peers_there_are() -> None:
