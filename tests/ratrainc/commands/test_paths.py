@@ -147,6 +147,7 @@ NO_PATHS |= {
     "plans_zero_levels",
     "plans_peers",
     "plans_contexts",
+    "plans_expert_ranks",
     "plans_schedules",
     "questions_what_ifs",
     "clusters",

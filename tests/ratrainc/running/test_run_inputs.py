@@ -105,7 +105,15 @@ SAME = {
     "family": (MODEL, {"family": "mistral"}),
     "inert": (MODEL, {"inert": {"max_position_embeddings": 77, "eos_token_id": 3}}),
 }
-UNSEEN = {"packed_qkv", "initializer_range", "rope_interleaved", "padding_token", "training", "layer_numbers"}
+UNSEEN = {
+    "packed_qkv",
+    "initializer_range",
+    "rope_interleaved",
+    "padding_token",
+    "training",
+    "layer_numbers",
+    "expert_ranks",
+}
 """Fields that need no comparison, each for a reason of its own.
 
 In order: names and shapes of weights tell it; it only draws new weights; no family chooses it; only training sees it; a
