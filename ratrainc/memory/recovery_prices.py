@@ -65,11 +65,13 @@ def recovery_facts(
 ) -> list[dict[str, Any]]:
     """Return a row for each block and each group of its micro-batches that are treated alike, in forward order.
 
-    `timeline` is that of a simulated step; None if the stage stores nothing.
+    Blocks of which nothing is ever made again have none: mlps whose experts replicas share out. `timeline` is that of a simulated step; None if the stage stores nothing.
     """
     full = _of_full_recovery(module, stage.index, target)
     rows: dict[tuple[Block, str, int], list[tuple[Piece, _Use]]] = {}
     for forward, use in _uses(module, stage, target, timeline):
+        if _key(forward) not in full:
+            continue
         rows.setdefault((forward.block, use.choice, use.nbytes), []).append((piece_of(forward), use))
     order = {block: place for place, block in enumerate(module.topology.stage_blocks[stage.index])}
     facts = []

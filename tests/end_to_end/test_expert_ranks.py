@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.test_experts import F32, ROUTERS, trained, with_router
 from tests.end_to_end.test_slices import POLICIES
@@ -27,6 +28,7 @@ from tests.end_to_end.tiny_runs import (
     losses,
     make_plan,
     make_program,
+    make_stream,
     same_bits,
     same_state_of_blocks,
     start,
@@ -157,6 +159,25 @@ def test_a_run_goes_on_under_other_expert_ranks(keys: dict[str, Any], tmp_path: 
     other = train(make_program(SIX_EXPERTS, **{**given, "ep": 1}), 2, save=back)
     again = start(make_program(SIX_EXPERTS, **given), 2, resume=back)
     same_state_of_blocks(other, again)
+
+
+def test_an_evaluation_gives_the_loss_of_all_experts_and_changes_no_bit() -> None:
+    keys, found = {**FOUR, **F32, "zero": 3}, []
+    for ranks in (2, 1):
+        program = make_program(SIX_EXPERTS, **keys, ep=ranks)
+        run = start(program, 3, poison=True)
+        held = held_out(make_stream(program.model, 900), program.plan)
+        found.append([held.loss(run.engine) for _ in run.steps()])
+        same_bits(run, train(program, 3))
+    assert found[0] == pytest.approx(found[1], rel=LOSS)
+
+
+def test_what_a_program_holds_is_explained() -> None:
+    """Nothing of its mlps is made again, so that no price of that is given."""
+    module = api.compile(SIX_EXPERTS, make_plan(SIX_EXPERTS, **FOUR, ep=2))
+    told = api.explain(module, levers=False).to_json()
+    assert {row["block"] for row in told["recovery"]} >= {"attention.0"}
+    assert not {row["block"] for row in told["recovery"]} & {"mlp.0", "mlp.1"}
 
 
 def test_exported_weights_are_of_all_experts(tmp_path: Path) -> None:
