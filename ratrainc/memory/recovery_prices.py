@@ -65,7 +65,8 @@ def recovery_facts(
 ) -> list[dict[str, Any]]:
     """Return a row for each block and each group of its micro-batches that are treated alike, in forward order.
 
-    Blocks of which nothing is ever made again have none: mlps whose experts replicas share out. `timeline` is that of a simulated step; None if the stage stores nothing.
+    Blocks of which nothing is ever made again have none: mlps whose experts replicas share out. `timeline` is that of
+    a simulated step; None if the stage stores nothing.
     """
     full = _of_full_recovery(module, stage.index, target)
     rows: dict[tuple[Block, str, int], list[tuple[Piece, _Use]]] = {}
