@@ -34,7 +34,7 @@ from tests.end_to_end.tiny_runs import (
     start,
     train,
 )
-from tests.end_to_end.toys import EXPERTS, SHARED_EXPERT
+from tests.end_to_end.toys import EXPERTS, SIX_EXPERTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,21 +42,26 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
 
-SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
-MODELS = {"experts": EXPERTS, "shared-expert": SIX_EXPERTS, "granite": None}
 FOUR: dict[str, Any] = {"pp": 1, "cuts": (), "dp": 4, "micro_batches": 2}
 """Four replicas, of which two or four share out the experts."""
 LOSS = 2e-6
 """Largest relative difference of losses in f32 over a few steps."""
 
 
-def granite() -> ModelConfig:
-    """A tiny model with scaled embeddings, branches, scores and logits, and experts."""
-    scales = {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 0.25, "attention_scale": 0.2}
-    return evolve(MODEL, family="granitemoe", experts=8, experts_per_token=3, **scales)
-
-
-MODELS["granite"] = granite()
+SCALED_EXPERTS = evolve(
+    MODEL,
+    family="granitemoe",
+    experts=8,
+    experts_per_token=3,
+    embedding_scale=3.0,
+    residual_scale=0.5,
+    logit_scale=0.25,
+    attention_scale=0.2,
+)
+"""A tiny model with scaled embeddings, branches, scores and logits, and experts."""
+MODELS = {"experts": EXPERTS, "shared-expert": SIX_EXPERTS, "granite": SCALED_EXPERTS}
+SHARED_OUT = [(name, ranks) for name, of in MODELS.items() for ranks in (2, 4) if (of.experts or 0) % ranks == 0]
+"""Models, and numbers of ranks that share out their experts evenly."""
 
 
 def placed(policy: str, model: ModelConfig = EXPERTS, **keys: Any) -> Program:
@@ -66,14 +71,11 @@ def placed(policy: str, model: ModelConfig = EXPERTS, **keys: Any) -> Program:
 
 
 @pytest.mark.parametrize("kernels", ["reference", "fast"])
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "ranks"), SHARED_OUT)
 @pytest.mark.sampled(5)
 def test_ranks_train_like_replicas_with_all_experts(model: str, ranks: int, kernels: str) -> None:
+    """Where a gradient is near 0, Adam makes of its rounding a part of a step: masters differ by 4 % of one at most."""
     chosen = MODELS[model]
-    assert chosen is not None
-    if chosen.experts is None or chosen.experts % ranks:
-        pytest.skip("these ranks do not share out its experts evenly")
     keys = {**FOUR, **F32, "router": RouterLosses(0.1, 0.01)}
     shared = train(make_program(chosen, **keys, ep=ranks), 4, kernels=kernels, poison=True, check_memory=True)
     whole = train(make_program(chosen, **keys), 4, kernels=kernels)

@@ -56,3 +56,5 @@ SHARED_EXPERT = in_family(
     UNEVEN, "qwen2_moe", qkv_bias=True, experts=5, experts_per_token=3, expert_size=20, shared_expert_size=28
 )
 """A mixture with an expert that all tokens pass through, by a gate of its own."""
+SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
+"""The same with experts that two or three ranks share out evenly."""

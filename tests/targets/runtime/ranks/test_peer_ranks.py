@@ -28,7 +28,7 @@ from ratrain.targets.runtime.engine.local import LocalEngine
 from ratrain.targets.runtime.engine.threaded import ThreadedEngine
 from ratrain.targets.runtime.weights.weights import named_parameters
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, reports_of, same_bits, start, train
-from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, NEOX, OLMO2, SHARED_EXPERT
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, NEOX, OLMO2, SIX_EXPERTS
 from tests.targets.runtime.ranks.mpi_tools import needs_mpi
 from tests.targets.runtime.ranks.rank_jobs import (
     CLIPPED,
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 F32: dict[str, Any] = {"view_dtype": "f32"}
-SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
-"""As many experts as two ranks share out, and one that all tokens pass through."""
 PROGRAMS: dict[str, dict[str, Any]] = {
     "1x1x2-clipped": {"pp": 1, "dp": 1, "tp": 2, "zero": 0, "optimizer": CLIPPED},
     "2x2x2-tied-clipped": {"model": TIED, "tp": 2, "optimizer": CLIPPED},
