@@ -16,7 +16,6 @@ from attrs import define
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, next_block, previous_block
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import gathers_within_step, parts_view, shares_frozen
 from ratrain.ratrain_ir.model.slots import (
     ATTENDED,
@@ -32,8 +31,8 @@ from ratrain.ratrain_ir.model.slots import (
     shares_rows,
 )
 from ratrain.ratrain_ir.model.tensor_blocks import source_block, sum_block
-from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, piece_fields, piece_name
-from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceSums
+from ratrain.ratrain_ir.ops.base import Op, Payload, Phase, Piece, piece_fields, piece_name
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows, ReduceSums, shards_group
 from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, Project
 from ratrain.ratrain_ir.ops.context_ranks import (
     Attend,
@@ -56,10 +55,6 @@ class AttentionLowering(StageTensors):
         """Add an op to the stage."""
         self.stage.ops.append(op)
 
-    def gather_group(self, block: Block) -> Group:
-        """Return the replicas that have all shards of a block between them."""
-        return Group.COPIES if shares_experts(self.plan, block) else Group.SHARDS
-
     def views(self, block: Block, piece: Piece, phase: Phase) -> tuple[Tensor, ...]:
         """Return the parameters that a block reads in a phase: its view, if any of it trains, then frozen ones.
 
@@ -80,7 +75,8 @@ class AttentionLowering(StageTensors):
             views.append(self.named(name))
         if gathered:
             parts, wholes = zip(*gathered, strict=True)
-            fields = {"blocks": (block,), "group": self.gather_group(block), **piece_fields(piece), "phase": phase}
+            group = shards_group(self.plan, block)
+            fields = {"blocks": (block,), "group": group, **piece_fields(piece), "phase": phase}
             self.emit(AllGather(**fields, reads=parts, writes=wholes))
         return tuple(views)
 

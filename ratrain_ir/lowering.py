@@ -72,6 +72,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     ReduceRows,
     ReduceScatter,
     mean_group,
+    shards_group,
 )
 from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
@@ -389,7 +390,7 @@ class _StageLowering(ExpertLowering):
             if gathers_at_step_end(self.plan, block):
                 view = self.named(f"{'v' if parts_view(self.plan, block) else 'w'}.{block}")
                 source = (self.named(f"p.{block}"),)
-                group = self.gather_group(block)
+                group = shards_group(self.plan, block)
                 self.emit(AllGather(blocks=(block,), group=group, reads=source, writes=(view,)))
         if self.plan.has_dynamic_scale:
             self.emit(ScaleUpdate(reads=(self.named("overflow"),), updates=(self.named("scale"),)))

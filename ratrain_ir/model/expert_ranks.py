@@ -77,6 +77,11 @@ def is_stack(weight: str) -> bool:
     return weight.endswith(_STACK)
 
 
+def expert_copies(plan: Plan, weight: str) -> int:
+    """Return how many expert ranks hold a parameter of an mlp alike, by its short name: all do, but for experts."""
+    return 1 if is_stack(weight) else plan.ep
+
+
 def dispatched_types(model: ModelConfig, plan: Plan, *, gradient: bool) -> Types:
     """Return what `dispatch` makes: rows and their weights, bounds of experts, counts of all ranks, copied experts.
 

@@ -431,6 +431,11 @@ def mean_group(plan: Plan, block: Block) -> Group:
     return Group.COPIES if shares_experts(plan, block) else Group.REPLICAS
 
 
+def shards_group(plan: Plan, block: Block) -> Group:
+    """Return the ranks that have all shards of a block between them: of all replicas, or those with its experts."""
+    return Group.COPIES if shares_experts(plan, block) else Group.SHARDS
+
+
 def repeats_sum(op: Op) -> TypeGuard[ReduceRows]:
     """Tell whether an op repeats, for a recovery, the sum of an activation over tensor-parallel ranks."""
     return type(op) is ReduceRows and op.phase is Phase.BACKWARD

@@ -32,6 +32,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     ReduceScatter,
     TensorOp,
     mean_group,
+    shards_group,
 )
 from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,
@@ -170,8 +171,9 @@ def check_sharding(
 def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, report: Reporter) -> None:
     """Report RT026 unless a view is gathered when its ZeRO level requires, by the replicas that share it."""
     plan = module.plan
-    if op.group is not (Group.COPIES if shares_experts(plan, block) else Group.SHARDS):
-        whose = "the replicas with its experts have" if shares_experts(plan, block) else "all replicas have"
+    group = shards_group(plan, block)
+    if op.group is not group:
+        whose = "the replicas with its experts have" if group is Group.COPIES else "all replicas have"
         report.at_op("RT026", f"'{op!r}': {whose} the shards of {block} between them", stage, op)
     within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(plan, block)
     said = {op.phase is not None, op.micro_batch is not None}

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import block, flat_elements, trained_parameters
-from ratrain.ratrain_ir.model.expert_ranks import is_stack
+from ratrain.ratrain_ir.model.expert_ranks import expert_copies
 from ratrain.ratrain_ir.model.sharded_blocks import shard_count
 from ratrain.ratrain_ir.ops.base import Group
 
@@ -65,7 +65,7 @@ def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int, grou
     found: dict[int, SharedElements] = {}
     for parameter in trained_parameters(rank_model(model, plan), owner):
         if group == Group.EXPERTS.value:
-            copies = 1 if is_stack(parameter.weight) else plan.ep
+            copies = expert_copies(plan, parameter.weight)
         else:
             copies = share_of(model, plan.tp, parameter.weight).copies
         if copies == 1:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import Held, block, named_block, parameters_within, tied_table_elements
-from ratrain.ratrain_ir.model.expert_ranks import is_stack, shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import expert_copies, shares_experts
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
@@ -254,7 +254,7 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
             continue  # counted with embed
         if peer % share_of(program.model, peers, parameter.weight).copies:
             continue  # counted with the first peer that has it
-        if shares_experts(program.plan, owner) and replica % program.plan.ep and not is_stack(parameter.weight):
+        if shares_experts(program.plan, owner) and replica % expert_copies(program.plan, parameter.weight):
             continue  # counted with the first expert rank
         for first in range(low, high, SQUARES_CHUNK):
             yield first, min(first + SQUARES_CHUNK, high)

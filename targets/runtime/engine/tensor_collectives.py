@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.config.types import Dtype, TensorType
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
 from ratrain.ratrain_ir.model.context_rows import held_runs, runs_by_holder, shared_rows
-from ratrain.ratrain_ir.model.expert_ranks import is_stack
+from ratrain.ratrain_ir.model.expert_ranks import expert_copies
 from ratrain.ratrain_ir.model.slots import KEY_GRADIENTS, KEY_SLOTS, SHARED_BY_OWN, WHOLE_KEYS
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
@@ -240,7 +240,7 @@ def shared_ranges(rank: RankExecutor, name: str, elements: int, group: str) -> I
     start = program.topology.shard_range(owner, rank.replica).start
     for parameter, low, high in parameters_within(rank_model(program.model, program.plan), owner, start, elements):
         if group == Group.EXPERTS.value:
-            copies = 1 if is_stack(parameter.weight) else program.plan.ep
+            copies = expert_copies(program.plan, parameter.weight)
         else:
             copies = share_of(program.model, program.plan.tp, parameter.weight).copies
         if copies > 1:
