@@ -9,7 +9,7 @@ ranks (`targets/program/expert_balance.py`), which every rank computes alike:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.model.expert_ranks import stacks_of
-from ratrain.targets.program.expert_balance import Run, Share, balanced_shares, bounds_of, first_rows, runs_of
+from ratrain.targets.program.expert_balance import Run, balanced_shares, bounds_of, first_rows, runs_of
 from ratrain.targets.runtime.engine.tensor_collectives import summed
 from ratrain.targets.runtime.kernels.shared import group_by_expert
 
@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import Scratch
 
 
-def expert_places(model: ModelConfig, plan: Plan, expert: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the places of an expert's matrices: in its holder's flat tensor, and in a pool of copies."""
+def copied_places(model: ModelConfig, plan: Plan, runs: Iterable[Run]) -> list[tuple[slice, slice]]:
+    """Return the places of the matrices that a rank with some runs needs copies of, by expert.
+
+    Each is (place in the flat tensor of the expert's holder, place in the rank's pool of copies).
+    """
     assert model.experts is not None
-    number = expert % (model.experts // plan.ep)
-    for stack in stacks_of(rank_model(model, plan), block("mlp", 0)):
-        places = (start + number * stack.length for start in (stack.in_block, stack.in_pool))
-        own, copied = (slice(start, start + stack.length) for start in places)
-        yield own, copied
+    stacks, own, places = stacks_of(rank_model(model, plan), block("mlp", 0)), model.experts // plan.ep, []
+    for expert in sorted({run.expert for run in runs if run.copied}):
+        for stack in stacks:
+            at, copied = (start + expert % own * stack.length for start in (stack.in_block, stack.in_pool))
+            places.append((slice(at, at + stack.length), slice(copied, copied + stack.length)))
+    return places
 
 
 def sorted_choices(chosen: NDArray[np.int32], experts: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -53,11 +57,6 @@ def chosen_of(run: Run, order: NDArray[np.int32], first: NDArray[np.int64]) -> N
     """Return the choices of a run at its origin, whose choices by expert are `order`."""
     start = int(first[run.expert]) + run.first
     return order[start : start + run.rows]
-
-
-def copied_experts(runs: Sequence[Run]) -> list[int]:
-    """Return the experts that a rank needs copies of, ascending."""
-    return sorted({run.expert for run in runs if run.copied})
 
 
 def dispatch(members: Sequence[Member]) -> None:
@@ -81,27 +80,15 @@ def dispatch(members: Sequence[Member]) -> None:
             mine["row_weights"][place, 0] = given["weights"].reshape(-1)[picked]
             if "drows" in mine:
                 take(given["dy"], picked // choices, mine["drows"][place])
-        copy_experts(model, plan, views, shares[number], copied_experts(runs), mine["pool"])
+        donor = shares[number].donor
+        if donor is not None:
+            for own, copied in copied_places(model, plan, runs):
+                mine["pool"][copied] = views[donor]["w"][own]
 
 
 def take(source: NDArray[Any], rows: NDArray[np.int32], out: NDArray[Any]) -> None:
     """Copy some rows, without a temporary."""
     np.take(source, rows, axis=0, out=out, mode="clip")
-
-
-def copy_experts(
-    model: ModelConfig,
-    plan: Plan,
-    views: Sequence[dict[str, Any]],
-    share: Share,
-    experts: Sequence[int],
-    pool: NDArray[Any],
-) -> None:
-    """Copy some experts of a rank's donor into its pool."""
-    if share.donor is not None:
-        source = views[share.donor]["w"]
-        for own, copied in (places for expert in experts for places in expert_places(model, plan, expert)):
-            pool[copied] = source[own]
 
 
 def combine(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
@@ -126,19 +113,6 @@ def combine(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> No
                 home["returned"][picked] = mine["made"][place]
         donor = shares[number].donor
         if gradient and donor is not None:
-            add_copies(model, plan, views[donor]["g"], mine["dpool"], copied_experts(runs), scalars, scratch)
-
-
-def add_copies(
-    model: ModelConfig,
-    plan: Plan,
-    home: NDArray[Any],
-    dpool: NDArray[Any],
-    experts: Sequence[int],
-    scalars: Scalars,
-    scratch: Scratch,
-) -> None:
-    """Add the gradients of some copied experts to those of their holder, in float32, rounded once."""
-    for expert in experts:
-        for own, copied in expert_places(model, plan, expert):
-            summed([home[own], dpool[copied]], home[own], (), scalars, scratch)
+            holder = views[donor]["g"]
+            for own, copied in copied_places(model, plan, runs):
+                summed([holder[own], mine["dpool"][copied]], holder[own], (), scalars, scratch)

@@ -20,18 +20,10 @@ from ratrain.ratrain_ir.ops.expert_ranks import Dispatch
 from ratrain.targets.program.expert_balance import Run, Share, balanced_shares, bounds_of, first_rows, runs_of
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer
-from ratrain.targets.runtime.engine.expert_exchanges import (
-    chosen_of,
-    copied_experts,
-    expert_places,
-    sorted_choices,
-    take,
-)
+from ratrain.targets.runtime.engine.expert_exchanges import chosen_of, copied_places, sorted_choices, take
 from ratrain.targets.runtime.engine.tensor_collectives import summed
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.runtime.arena.scalars import Scalars
     from ratrain.targets.runtime.engine.rank import RankExecutor
@@ -131,45 +123,38 @@ def dispatch(rank: RankExecutor, instruction: Instruction, experts: Communicator
                 views[name][run.at : run.at + run.rows] = into[at : at + run.rows]
             at += run.rows
     for pairing in routes.rounds():
-        yield from _copies(routes, pairing, experts, views["w"], views["pool"], (pool_out, pool_in), (model, plan))
+        copies = [(donor, taker, copied_places(model, plan, routes.runs[taker])) for donor, taker in pairing]
+        for place, part in (yield from _matrices(experts, copies, views["w"], (pool_out, pool_in))):
+            views["pool"][place] = part
 
 
-def _copies(
-    routes: _Routes,
-    pairing: Sequence[tuple[int, int]],
+def _matrices(
     experts: Communicator,
-    own: NDArray[Any],
-    pool: NDArray[Any],
+    moves: Sequence[tuple[int, int, Sequence[tuple[slice, slice]]]],
+    source: NDArray[Any],
     staged: tuple[NDArray[Any], NDArray[Any]],
-    of: tuple[ModelConfig, Plan],
-) -> Generator[list[Request], None, None]:
-    """Bring a round's copies of experts from donors to takers."""
+) -> Generator[list[Request], None, list[tuple[slice, NDArray[Any]]]]:
+    """Exchange matrices in a round of `moves` (giver, taker, places at both); return (place, matrix) of what came.
+
+    A rank gives to one other at most, and takes from one at most. Matrices are packed in `staged`, as they leave and as
+    they arrive.
+    """
     out, into = staged
     leaving, arriving = [0] * experts.size, [0] * experts.size
-    needed: list[int] = []
-    for donor, taker in pairing:
-        wanted = copied_experts(routes.runs[taker])
-        if donor == experts.rank:
-            places = [place for expert in wanted for place, _ in expert_places(*of, expert)]
-            leaving[taker] = _packed(own, places, out)
-        if taker == experts.rank:
-            needed = wanted
-            arriving[donor] = sum(at.stop - at.start for expert in wanted for at, _ in expert_places(*of, expert))
+    came: list[tuple[slice, NDArray[Any]]] = []
+    for giver, taker, places in moves:
+        at = 0
+        for given, taken in places:
+            stop = at + given.stop - given.start
+            if giver == experts.rank:
+                out[at:stop] = source[given]
+                leaving[taker] = stop
+            if taker == experts.rank:
+                came.append((taken, into[at:stop]))
+                arriving[giver] = stop
+            at = stop
     yield [experts.ialltoallv(into[: sum(arriving)], out[: sum(leaving)], arriving, leaving)]
-    start = 0
-    for place in (copied for expert in needed for _, copied in expert_places(*of, expert)):
-        pool[place] = into[start : start + place.stop - place.start]
-        start += place.stop - place.start
-
-
-def _packed(source: NDArray[Any], places: Sequence[slice], out: NDArray[Any]) -> int:
-    """Pack some places of a tensor one behind the other; return the number of elements."""
-    start = 0
-    for place in places:
-        stop = start + place.stop - place.start
-        out[start:stop] = source[place]
-        start = stop
-    return start
+    return came
 
 
 def combine(
@@ -208,22 +193,12 @@ def combine(
                     views[name][picked] = into[place]
             at += run.rows
     for pairing in routes.rounds() if gradient else ():
-        out, into = pool_out, pool_in
-        leaving, arriving = [0] * experts.size, [0] * experts.size
+        gradients = []
         for donor, taker in pairing:
-            wanted = copied_experts(routes.runs[taker])
-            if taker == experts.rank:
-                places = [copied for expert in wanted for _, copied in expert_places(model, plan, expert)]
-                leaving[donor] = _packed(views["dpool"], places, out)
-            if donor == experts.rank:
-                home = [own for expert in wanted for own, _ in expert_places(model, plan, expert)]
-                arriving[taker] = sum(place.stop - place.start for place in home)
-        yield [experts.ialltoallv(into[: sum(arriving)], out[: sum(leaving)], arriving, leaving)]
-        start = 0
-        for place in home if any(arriving) else ():
-            part = into[start : start + place.stop - place.start]
+            places = copied_places(model, plan, routes.runs[taker])
+            gradients.append((taker, donor, [(copied, own) for own, copied in places]))
+        for place, part in (yield from _matrices(experts, gradients, views["dpool"], (pool_out, pool_in))):
             summed([views["g"][place], part], views["g"][place], (), scalars, scratch)
-            start += place.stop - place.start
 
 
 def arriving_rows(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
