@@ -10,6 +10,7 @@ _CHATS = "x.rtx --steps 2 --log l.jsonl --data chats.jsonl --train-on answers --
 _TUNE = "--model w --data chats.jsonl -o ft --chat-template chatml"
 _TUNE_PAIRS = "--model w --data pairs.jsonl -o ft --seq-len 64 --steps 2"
 _GENERATION = "ratrain.ratrainc.running.generation:generate"
+_HOLDERS = "ratrain.ratrainc.running.job:job_of"
 _WATCH = "ratrain.ratrainc.watch.watching:watch"
 
 TRAINING = {
@@ -42,6 +43,7 @@ TRAINING = {
             "--dtype": Option("the type of weights and activations", "--dtype f32", None, _GENERATION),
             "--kernels": Option("the kernels, to the last bits", "--kernels reference", None, _GENERATION),
             "--threads": Option("threads of a kernel", "--threads 3", None, _GENERATION),
+            "--engine": Option("which processes keep keys and values", "--engine mpi", None, _HOLDERS),
             "--json": JSON,
         },
     ),

@@ -59,8 +59,7 @@ def refuse_copies(environment: Mapping[str, str]) -> None:
             sys.exit(1)
         fail(
             "RT093",
-            f"{each.name} started {number_of(int(count), 'process')}, and each would train the whole "
-            f"program: {count} copies of "
-            "one run, side by side (--engine local)",
+            f"{each.name} started {number_of(int(count), 'process')}, and each would do the whole work: {count} copies "
+            "of one run, side by side (--engine local)",
             help=f"add --engine {each.engine}: each process is one rank then; or start it without {each.name}",
         )

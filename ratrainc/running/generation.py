@@ -27,7 +27,7 @@ from ratrain.targets.runtime.checkpoint.whole_weights import whole_weights
 from ratrain.targets.runtime.data.chat_template import AnswerError, chat_template
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
 from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, names_end, tokenizer_of_weights
-from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
+from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel, KeyHolders, OneHolder
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
 from ratrain.targets.runtime.weights.weight_source import WeightSource
@@ -86,10 +86,17 @@ class _Language:
     encoder: Encoder | None = None
 
 
-def generate(path: str, prompt: Prompt, asked: Generation, progress: OnProgress = unheard) -> Generated:
-    """Continue a prompt token by token; each token takes a forward pass over all tokens before it.
+def generate(
+    path: str,
+    prompt: Prompt,
+    asked: Generation,
+    progress: OnProgress = unheard,
+    holders: KeyHolders | None = None,
+) -> Generated:
+    """Continue a prompt token by token; keys and values of all tokens before are kept.
 
-    `progress` is told of each token; the first may take long, since new kernels are compiled for it.
+    `progress` is told of each token; the first may take long, since new kernels are compiled for it. `holders` are
+    ranks that have keys and values between them, each of which makes this call; without them this process has all.
 
     Raises `DiagnosticError` as the readers of checkpoints and weights do, and RT094 if the prompt, the tokenizer or a
     length does not fit the model, or its logits are not finite.
@@ -106,7 +113,7 @@ def generate(path: str, prompt: Prompt, asked: Generation, progress: OnProgress 
     with threadpool_limits(limits=1):  # kernels share their work themselves
         kernels = kernel_set(asked.kernels, asked.threads)
         forward = ForwardModel(origin.model, origin.source, Dtype(asked.dtype or origin.dtype), kernels)
-        added = _continuation(forward, tokens, ends, asked, path, progress)
+        added = _continuation(forward, tokens, ends, asked, path, progress, holders or OneHolder())
     seconds = time.perf_counter() - start
     whole = None if language is None else language.decode([*tokens, *added])
     text = None if language is None or whole is None else _behind(language, tokens, added, whole)
@@ -120,11 +127,13 @@ def _continuation(
     asked: Generation,
     path: str,
     progress: OnProgress,
+    holders: KeyHolders,
 ) -> list[int]:
     chooser = Chooser(asked.sampling)
+    reading = forward.reading(len(prompt) + asked.tokens - 1, holders)  # the last token is never read
     added: list[int] = []
     while len(added) < asked.tokens and not (added and added[-1] in ends):
-        logits = forward.logits([*prompt, *added])
+        logits = reading.read(added[-1:] or prompt)
         if not np.isfinite(logits).all():
             fail(
                 "RT094",
@@ -133,7 +142,9 @@ def _continuation(
                 "do not fit the type of its activations",
                 help="--dtype f32 has room for larger values",
             )
-        added.append(chooser.choose(logits))
+        chosen = np.array([chooser.choose(logits)])
+        holders.from_rank(chosen, 0)  # processors may differ in a bit of a logit; all ranks go on with one token
+        added.append(int(chosen[0]))
         progress(Progress(len(added), asked.tokens, "tokens"))
     return added
 

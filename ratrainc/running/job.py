@@ -1,4 +1,4 @@
-"""The processes of a run: this one alone, or one of several that a launcher started."""
+"""The processes of a run or a generation: this one alone, or one of several that a launcher started."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ratrain.ratrainc.choices.run_choices import Ranks
 from ratrain.ratrainc.console.extras import check_installed
 from ratrain.ratrainc.console.terminal import echo
 from ratrain.ratrainc.running.copies import HEAD_START, refuse_copies
+from ratrain.targets.runtime.engine.forward import KeyHolders, OneHolder
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.ranks.communicator import Transport
 from ratrain.targets.runtime.ranks.rank_layout import RankLayout, check_reduction
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Job:
-    """A run in this process alone, which has all ranks."""
+    """Work of this process alone, which has all ranks."""
 
     @property
     def speaks(self) -> bool:
@@ -39,6 +40,10 @@ class Job:
     def count(self) -> int:
         """The number of processes."""
         return 1
+
+    def holders(self) -> KeyHolders:
+        """Return the processes as holders of a text's keys and values; all of them must call this."""
+        return OneHolder()
 
     def processes(self, program: Program) -> Processes:
         """Return the processes of a program's run."""
@@ -62,6 +67,12 @@ class RankJob(Job):
     def count(self) -> int:
         """The number of processes."""
         return self.transport.count
+
+    def holders(self) -> KeyHolders:
+        """Return the processes as holders of a text's keys and values; all of them must call this."""
+        from ratrain.targets.runtime.ranks.key_holders import RankHolders
+
+        return RankHolders(self.transport.world(self.transport.number))
 
     def processes(self, program: Program) -> Processes:
         """Return the processes of a program's run; all processes must call this.

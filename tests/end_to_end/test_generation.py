@@ -20,7 +20,6 @@ from ratrain.ratrainc.running.generation import generate
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
-from ratrain.targets.runtime.engine import forward as forward_module
 from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
 from ratrain.targets.runtime.engine.rank import resolve
 from ratrain.targets.runtime.kernels import kernel_set
@@ -56,6 +55,11 @@ def trained(model: ModelConfig, place: Path, **keys: Any) -> str:
     return directory
 
 
+def logits_of(forward: ForwardModel, tokens: tuple[int, ...]) -> Any:
+    """The logits behind tokens that are read at once."""
+    return forward.reading(len(tokens)).read(tokens).copy()
+
+
 def evaluated_logits(model: ModelConfig, checkpoint: str, tokens: tuple[int, ...], **keys: Any) -> Any:
     """The logits, [tokens, vocabulary], of an evaluation of these tokens by a program of two stages."""
     plan = {"dp": 1, "micro_batches": 1, "micro_batch_size": 1, "seq_len": len(tokens)} | keys
@@ -75,17 +79,16 @@ def evaluated_logits(model: ModelConfig, checkpoint: str, tokens: tuple[int, ...
 def test_a_checkpoint_in_bf16(tmp_path: Path) -> None:
     checkpoint = trained(MODEL, tmp_path, view_dtype="bf16", grad_dtype="bf16", grad_shard_dtype="bf16", loss_scale=1.0)
     whole = (*PROMPT, *generate(checkpoint, Prompt(tokens=PROMPT), Generation(6)).tokens)
-    logits = ForwardModel(MODEL, latest_weights(checkpoint)[1], Dtype.BF16, kernel_set("reference")).logits(whole[:-1])
+    logits = logits_of(
+        ForwardModel(MODEL, latest_weights(checkpoint)[1], Dtype.BF16, kernel_set("reference")), whole[:-1]
+    )
     assert int(logits.argmax()) == whole[-1]
 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.sampled(3)
-def test_the_likeliest_token_is_that_of_the_evaluation(
-    family: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forward_module, "LENGTH_STEP", 4)  # routines of several lengths
+def test_the_likeliest_token_is_that_of_the_evaluation(family: str, kernels: str, tmp_path: Path) -> None:
     model = MODELS[family]
     checkpoint = trained(model, tmp_path, **F32)
     made = generate(checkpoint, Prompt(tokens=PROMPT), Generation(11, kernels=kernels))
@@ -98,7 +101,7 @@ def test_the_likeliest_token_is_that_of_the_evaluation(
     assert said[len(PROMPT) - 1 : -1] == list(made.tokens)
     forward = ForwardModel(model, latest_weights(checkpoint)[1], Dtype.F32, kernel_set(kernels))
     for length in (1, 3, 4, 5, len(whole)):
-        np.testing.assert_allclose(forward.logits(whole[:length]), logits[length - 1], rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(logits_of(forward, whole[:length]), logits[length - 1], rtol=2e-4, atol=2e-5)
 
 
 def test_a_checkpoint_goes_on_in_the_type_it_was_trained_in(tmp_path: Path) -> None:
@@ -107,7 +110,7 @@ def test_a_checkpoint_goes_on_in_the_type_it_was_trained_in(tmp_path: Path) -> N
     source = latest_weights(checkpoint)[1]
     logits = evaluated_logits(MODEL, checkpoint, whole)[-1]
     f16, f32 = (
-        np.abs(ForwardModel(MODEL, source, dtype, kernel_set("reference")).logits(whole) - logits).max()
+        np.abs(logits_of(ForwardModel(MODEL, source, dtype, kernel_set("reference")), whole) - logits).max()
         for dtype in (Dtype.F16, Dtype.F32)
     )
     assert f16 < f32
@@ -268,10 +271,10 @@ def test_weights_too_large_for_f16_are_said(tmp_path: Path) -> None:
             return (1e5 * piece for piece in source.pieces(name, start, stop))
 
     forward = ForwardModel(model, Enlarged(source.parameters), Dtype.F16, kernel_set("reference"))
-    assert not np.isfinite(forward.logits(PROMPT)).all()
+    assert not np.isfinite(logits_of(forward, PROMPT)).all()
     export_weights(checkpoint, str(tmp_path / "hf"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ForwardModel, "logits", lambda *_: np.array([np.nan, 1.0], np.float32))
+        patch.setattr(ForwardModel, "head", lambda _: np.array([np.nan, 1.0], np.float32))
         with pytest.raises(DiagnosticError, match=r"RT094.*not finite[\s\S]*--dtype f32"):
             generate(str(tmp_path / "hf"), Prompt(tokens=PROMPT), Generation(1))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import click
+from contextlib import ExitStack
+from typing import Literal
 
-from ratrain.ratrainc.choices.run_choices import Generation, Prompt
+import click
+from attrs import evolve
+
+from ratrain.ratrainc.choices.run_choices import Generation, Prompt, Ranks
 from ratrain.ratrainc.commands.training.data_options import chat_template_option
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
@@ -14,7 +18,7 @@ from ratrain.ratrainc.commands.words.options import (
     json_option,
     refuse_idle,
 )
-from ratrain.targets.runtime.settings import Sampling
+from ratrain.targets.runtime.settings import Sampling, available_threads
 
 _EPILOG = """\b
 Examples:
@@ -23,6 +27,7 @@ Examples:
   ratrainc generate SmolLM2-135M/ --prompt "Gravity is" --json         a Hugging Face directory
   ratrainc generate tuned/best --init SmolLM2-135M/ --chat "Who are you?"    what 'ratrainc finetune' made
   ratrainc generate run1 --prompt-tokens 17,4,93 --eos none            a model without a tokenizer
+  mpirun -n 4 ratrainc generate run1 --prompt "$(cat book)" --engine mpi    keys and values over four processes
 """
 
 _MOST_TOKENS = 1 << 20
@@ -56,7 +61,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
     default=64,
     show_default=True,
     metavar="N",
-    help="The most tokens to add. Each takes a forward pass over all before it.",
+    help="The most tokens to add.",
 )
 @click.option(
     "--temperature",
@@ -116,13 +121,29 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @click.option(
     "--threads", "threads", type=click.IntRange(1, _MOST_THREADS), help="Threads of a kernel. Default: one a core."
 )
+@choice_option(
+    "--engine",
+    "engine",
+    "local",
+    "mpi",
+    "torch",
+    text="Who keeps keys and values: this process; or, each a part, those that mpirun or torchrun started.",
+)
 @json_option
 @in_groups(prompt=Prompt, asked_sampling=Sampling, asked=Generation)
-def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, as_json: bool) -> int:
+def command(
+    path: str,
+    prompt: Prompt,
+    asked: Generation,
+    threads: int | None,
+    engine: Literal["local", "mpi", "torch"],
+    as_json: bool,
+) -> int:
     """Continue a prompt with a model: a look at the result of a training.
 
-    It uses the routines and kernels of training, on one rank, without a cache of keys and values. Each token costs a
-    forward pass over all before it. Memory: the weights, and the activations of one layer.
+    It uses the routines and kernels of training. Memory: the weights, the activations of one layer, and keys and values
+    of all tokens. With several processes each has the weights and a part of keys and values: they share out the prompt,
+    then attend to each token together. The text is the same but for rounding.
     """
     if sum(said is not None for said in (prompt.text, prompt.tokens, prompt.chat)) != 1:
         raise click.UsageError("give what the text begins with: --prompt TEXT, --chat TEXT, or --prompt-tokens 17,4,93")
@@ -134,18 +155,26 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
             "asked_sampling_top_p",
             "asked_sampling_seed",
         )
-    from ratrain import api
     from ratrain.ratrainc.console.console import print_json, status
+    from ratrain.ratrainc.console.heartbeat import speaking
     from ratrain.ratrainc.console.terminal import echo
+    from ratrain.ratrainc.running.generation import generate
+    from ratrain.ratrainc.running.job import job_of
 
-    with status("generating: new kernels are compiled") as tell:
-        made = api.generate(
-            path,
-            prompt,
-            asked=asked,
-            threads=threads,
-            progress=lambda at: tell(f"generating, {at.done} of {at.total} tokens at most"),
-        )
+    asked = evolve(asked, threads=threads or available_threads())
+    with ExitStack() as ending:
+        job = ending.enter_context(job_of(Ranks(engine), as_json=as_json))
+        ending.enter_context(speaking(job.speaks))
+        with status("generating: new kernels are compiled") as tell:
+            made = generate(
+                path,
+                prompt,
+                asked,
+                lambda at: tell(f"generating, {at.done} of {at.total} tokens at most"),
+                job.holders(),
+            )
+        if not job.speaks:
+            return 0
     if as_json:
         print_json(made.to_json())
     elif made.whole is None:

@@ -271,6 +271,12 @@ class BoundRoutine:
             self._scratch.reset()
             kernel(**arguments)
 
+    def begin_at(self, position: int) -> None:
+        """Let the first row of a later slice be the token at a position, in all steps that say where rows begin."""
+        for _, arguments in self._calls:
+            if "first_position" in arguments:
+                arguments["first_position"] = position
+
     def argument(self, kernel: str, name: str) -> Any:
         """Return an argument of the first call of a kernel; None if the routine has none."""
         names = ((call.__name__, arguments) for call, arguments in self._calls)
