@@ -193,13 +193,12 @@ def terminated(bench: Bench) -> Row:
     )
 
 
-def full_disk(bench: Bench, checkpoint_bytes: int) -> Row:
-    """Checkpoints go to a disk that has room for one and a half."""
+def full_disk(bench: Bench, fault: dict[str, Any], checkpoint_bytes: int) -> Row:
+    """Somebody else fills the disk after the first checkpoint, but for half of another: a run begins only on a disk with room."""
     save = bench.folder / "disk"
     save.mkdir()
-    size = int(checkpoint_bytes * 1.5) + (1 << 20)
-    with mounted(save, size):
-        outcome, _ = bench.run(save / "run")
+    with mounted(save, checkpoint_bytes * 5 + (1 << 22)):
+        outcome, _ = bench.run(save / "run", {**fault, "path": str(save), "left": checkpoint_bytes // 2})
         said = outcome.first("No space left")
         before = outcome.first("step     3")
         done, equal = bench.resumed(save / "run")
@@ -255,7 +254,8 @@ def rows(bench: Bench, kills: int, seed: int, only: str | None) -> Iterator[Row]
         yield terminated(bench)
     if wanted("disk") and os.geteuid() == 0:
         size = sum(path.stat().st_size for path in Path(saved_steps(str(bench.folder / "plain"))[0][1]).iterdir())
-        yield full_disk(bench, size)
+        where, _ = place(step=SAVE_EVERY)
+        yield full_disk(bench, {"kind": "fill", **where}, size)
     if wanted("nan"):
         where, words = place("backward", step=5)
         yield going_on(bench, {"kind": "nan", **where}, words, "skipped: overflow")

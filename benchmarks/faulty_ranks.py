@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -40,6 +41,8 @@ class Fault:
     peer: int = 0
     seconds: float = 0.0
     factor: float = 1.0
+    path: str = ""
+    left: int = 0
 
 
 FAULT = Fault(**json.loads(sys.argv[1]))
@@ -68,6 +71,8 @@ class FaultyEngine(RankEngine):
         elif FAULT.kind == "hang":
             while True:
                 time.sleep(1)
+        elif FAULT.kind == "fill":
+            fill_disk(Path(FAULT.path), FAULT.left)
 
     def complete(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         if self.is_slow and engine is Engine.COMPUTE:
@@ -91,6 +96,13 @@ class FaultyEngine(RankEngine):
             end = time.time() + FAULT.seconds
             yield [_Late(end)]
         yield from message
+
+
+def fill_disk(folder: Path, left: int) -> None:
+    """Write a file to the disk of a folder, so that this many bytes are left."""
+    disk = os.statvfs(folder)
+    with (folder / "filler").open("wb") as filler:
+        filler.write(bytes(disk.f_bavail * disk.f_frsize - left))
 
 
 @frozen
