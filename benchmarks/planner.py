@@ -229,7 +229,7 @@ def _on_one_plan(name: str, request: PlanRequest, owner: str, plan: Plan) -> Non
     for item in named:
         key = applied[item.name]
         if key not in known:
-            known[key] = evaluate(Task(request.model, *key, request.machine, is_folded(plan)))
+            known[key] = evaluate(Task(request.model, *key, request.machine, is_folded(plan, key[1])))
     first = known[applied[named[0].name]].step_seconds
     for item in named:
         outcome = known[applied[item.name]]

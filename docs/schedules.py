@@ -28,6 +28,11 @@ TEXTS = {
         "Forward and backward take turns once the pipeline is full (PipeDream-Flush; Megatron-LM's default). A stage holds as many "
         "micro-batches as there are stages behind it, itself included."
     ),
+    "1f1b-ahead": (
+        "1F1B with one more forward in the warm-up of every stage, also where there is one stage, and one more micro-batch in memory. By "
+        "itself it is no faster. With [expert](experts.md) or tensor-parallel ranks a forward and the backward behind it are of different "
+        "micro-batches on every stage: `overlap-tensor` merges them, and each computes while the other exchanges."
+    ),
     "gpipe": "All forwards, then all backwards: the bubble of 1F1B, and every micro-batch of the step in memory. The yardstick.",
     "zb-h1": (
         "1F1B whose backwards are split: nobody waits for the half that makes the gradients of weights, so it fills idle time (Qi et al., "

@@ -1,14 +1,15 @@
-"""`overlap-tensor{pieces=auto|apart|merged halves=auto|whole|split}`: hides exchanges of tensor-parallel ranks.
+"""`overlap-tensor{pieces=auto|apart|merged halves=auto|whole|split}`: hides exchanges within forwards and backwards.
 
     backward mlp.1, reduce_rows, gather_rows, gather_rows, backward attention.1, ...      becomes, with halves,
     gather_rows, backward_input mlp.1, [backward_weight mlp.1 | reduce_rows, gather_rows],
     backward_input attention.1, ...
 
-A block reads what was gathered or summed just before, so in list order compute waits for every exchange. Three rewrites
-hide exchanges behind products that do not need them. None adds a kind of op or changes a bit of the results:
+Tensor-parallel, context and expert ranks exchange activations on the tensor engine. A block reads what was exchanged
+just before, so in list order compute waits for every exchange. Three rewrites hide exchanges behind products that do
+not need them. None adds a kind of op or changes a bit of the results:
 
-- The input of a backward is gathered a block earlier, while the input gradient of the block above runs. Recovery from
-  it then runs while that block's gradient is exchanged.
+- What a backward gathers again, its input or keys, is gathered a block earlier, while the input gradient of the block
+  above runs. Recovery from it then runs while that block's gradient is exchanged.
 - `halves=split`: each backward becomes its two halves, one right after the other. The weight half runs while the
   gradient of the input is exchanged.
 - `pieces=merged`: neighbouring passes of different pieces (two slices, two micro-batches, a forward and a backward)
@@ -22,8 +23,8 @@ schedule stays: two forwards, two backwards, or a forward and the backward after
 forward after it, which would put one more piece in flight.
 
 The pass runs after placement, best before recovery, and before addresses. Strategies with `joint-order` contain it
-where a plan has tensor-parallel ranks (tp > 1). With tp = 1 it changes nothing and has no options. Cost: one simulated
-step per rewrite tried, at most seven with `auto`.
+where a plan has such ranks (tp, cp or ep above 1). Without, it changes nothing and has no options. `halves=auto` splits
+backwards of tensor-parallel ranks alone. Cost: one simulated step per rewrite tried, at most seven with `auto`.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _by_seconds(ways: Iterable[_Way]) -> list[_Way]:
 
 @frozen
 class OverlapTensorPass(Pass):
-    """Run exchanges of tensor-parallel ranks at the same time as products that do not need them."""
+    """Run exchanges within forwards and backwards at the same time as products that do not need them."""
 
     name: ClassVar[str] = "overlap-tensor"
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.EXCHANGES})
@@ -138,12 +139,12 @@ class OverlapTensorPass(Pass):
     """`split`: split every backward in place; `whole`: do not; `auto`: if the simulated step is shorter."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """Yield both options where tp = 1: there are no exchanges to hide."""
+        """Yield both options where ranks compute micro-batches alone: there are no exchanges to hide."""
         del model
-        if plan.tp == 1:
+        if plan.is_whole:
             for option in ("pieces", "halves"):
-                why = "without tensor-parallel ranks (tp = 1) there are no exchanges to hide"
-                yield Idle(option, why, "leave it out, or use tp = 2 or more")
+                why = "without tensor-parallel, context and expert ranks there are no exchanges to hide"
+                yield Idle(option, why, "leave it out, or use a tp, cp or ep of 2 or more")
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage in the fastest allowed way, preferring ways that fit.
@@ -151,8 +152,8 @@ class OverlapTensorPass(Pass):
         Raises `DiagnosticError` RT073 where `pieces=merged` finds no passes to merge, or `halves` is set and every
         backward is split already.
         """
-        if module.plan.tp == 1:
-            context.statistics["tensor-parallel ranks"] = "none: nothing changed"
+        if module.plan.is_whole:
+            context.statistics["exchanges"] = "none: nothing changed"
             return
         if self.halves != "auto" and not any(_can_be_split(op) for stage in module.stages for op in stage.ops):
             text = (
@@ -162,7 +163,8 @@ class OverlapTensorPass(Pass):
             fail("RT073", text, help="leave it out, or use a schedule with whole backwards, as 1f1b")
         before = _Way(_seconds(module, context), module, context)
         # halves of what trains less than the whole model are not built: only a plan that asks for them is refused
-        halves = _open(self.halves, ("whole",) if module.plan.training or module.plan.ep > 1 else ("whole", "split"))
+        in_halves = module.plan.tp > 1 and not module.plan.training and module.plan.ep == 1
+        halves = _open(self.halves, ("whole", "split") if in_halves else ("whole",))
         tried = [self.rewritten(module, context, each, "none") for each in halves]
         if self.pieces != "apart":
             apart = _first_that_fits(_by_seconds(tried))

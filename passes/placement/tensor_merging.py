@@ -18,6 +18,7 @@ from attrs import define, field
 from ratrain.ratrain_ir.ops.base import Engine, Op, Phase
 from ratrain.ratrain_ir.ops.collectives import GatherRows
 from ratrain.ratrain_ir.ops.compute import Backward, BackwardWeight, Forward, InputGradientOp
+from ratrain.ratrain_ir.ops.context_ranks import GatherKeys
 from ratrain.ratrain_ir.ops.kinds import brings_parameters, piece_of
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
@@ -104,10 +105,11 @@ def merged(
 
 
 def hoisted(ops: Sequence[Op]) -> list[Op]:
-    """Return a stage's list with the gathers of backward inputs moved a block earlier.
+    """Return a stage's list with the gathers of backward inputs and of keys moved a block earlier.
 
-    The gather of a block's input, from which its backward recomputes or with which it multiplies, needs no gradient. It
-    moves before the input gradient of the block above, and runs at the same time, ahead of that gradient's exchanges.
+    The gather of a block's input, from which its backward recomputes or with which it multiplies, needs no gradient,
+    and neither does that of keys. It moves before the input gradient of the block above, and runs at the same time,
+    ahead of that gradient's exchanges.
     """
     result: list[Op] = []
     for op in ops:
@@ -121,7 +123,7 @@ def hoisted(ops: Sequence[Op]) -> list[Op]:
 
 def _place_of(op: Op, before: Sequence[Op]) -> int | None:
     """Return the index in `before` to which the gather of a backward's input may move; None if it must stay."""
-    if not isinstance(op, GatherRows) or op.phase is not Phase.BACKWARD:
+    if not isinstance(op, GatherRows | GatherKeys) or op.phase is not Phase.BACKWARD:
         return None
     for place in range(len(before) - 1, max(-1, len(before) - _SEARCHED), -1):
         other = before[place]

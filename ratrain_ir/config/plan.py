@@ -538,6 +538,11 @@ class Plan:
         return self.pp * self.replicas * self.tp
 
     @property
+    def is_whole(self) -> bool:
+        """True if a rank of a stage computes a micro-batch alone, without tensor-parallel, context and expert ranks."""
+        return self.tp == self.cp == self.ep == 1
+
+    @property
     def keeps_documents_apart(self) -> bool:
         """True if attention stays inside documents, whose starts are then an input."""
         return self.attention_mask == "document"

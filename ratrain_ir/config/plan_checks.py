@@ -281,7 +281,6 @@ def _check_expert_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | No
 _WITHOUT_EXPERT_RANKS: Mapping[str, object] = {
     "tp": 1,
     "cp": 1,
-    "slices": (),
     "shard_group": None,
     "view_group": None,
     "gather_quantised": None,

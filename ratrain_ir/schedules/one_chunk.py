@@ -1,4 +1,7 @@
-"""Schedules of one chunk a stage, without slices: GPipe, 1F1B and ZB-H1. Chunk s is on stage s."""
+"""Schedules of one chunk a stage, without slices: GPipe, 1F1B, with and without one more ahead, and ZB-H1.
+
+Chunk s is on stage s.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,22 @@ if TYPE_CHECKING:
 
 def schedule_1f1b(shape: PipelineShape, stage: int) -> list[Action]:
     """Return the 1F1B order of one stage: warm-up forwards, alternation, cool-down backwards."""
+    return _alternating(shape, stage, shape.stages - stage - 1)
+
+
+def schedule_1f1b_ahead(shape: PipelineShape, stage: int) -> list[Action]:
+    """Return the order of 1F1B with one more forward in the warm-up of each stage.
+
+    So a forward stands next to the backward of an earlier micro-batch even on one stage, or on the last: each computes
+    while the other waits for exchanges, if they are merged.
+    """
+    return _alternating(shape, stage, shape.stages - stage)
+
+
+def _alternating(shape: PipelineShape, stage: int, ahead: int) -> list[Action]:
+    """Return forwards and backwards in turns, forwards `ahead` micro-batches before backwards."""
     micro_batches = shape.micro_batches
-    warm_up = min(shape.stages - stage - 1, micro_batches)
+    warm_up = min(ahead, micro_batches)
     actions = [Action(ActionKind.FORWARD, m, stage) for m in range(warm_up)]
     for m in range(warm_up, micro_batches):
         actions.append(Action(ActionKind.FORWARD, m, stage))

@@ -7,7 +7,7 @@ usually has. Chunks change no bit; slices round differently.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve, frozen
 
@@ -77,7 +77,7 @@ class Strategy:
         Raises `DiagnosticError` RT064 as `adapted` does.
         """
         adapted = self.adapted(plan, model, machine)
-        return adapted, hiding_exchanges(self.passes, adapted.tp)
+        return adapted, hiding_exchanges(self.passes, adapted)
 
     def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
         """Adapt a plan to this strategy: set its ZeRO level, and add chunks or slices if the schedule needs them.
@@ -108,11 +108,29 @@ class Strategy:
         return shaped
 
 
-def hiding_exchanges(pipeline: str, peers: int) -> str:
-    """Insert `overlap-tensor` before `joint-order` if there are several tensor-parallel ranks and it is missing."""
+class _Exchanging(Protocol):
+    """Numbers of ranks, of a plan or of a shape of plans."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def ep(self) -> int: ...
+
+
+def may_hide_exchanges(ranks: _Exchanging) -> bool:
+    """Tell whether `ratrain` hides the exchanges of a plan's ranks: of tensor-parallel and of expert ranks.
+
+    Those of context ranks are few: hiding them was worth less than 0.01 % of a step in the plans of
+    docs/long-sequences.md.
+    """
+    return ranks.tp > 1 or ranks.ep > 1
+
+
+def hiding_exchanges(pipeline: str, ranks: _Exchanging) -> str:
+    """Insert `overlap-tensor` before `joint-order` if a plan has exchanges to hide and it is missing."""
     passes = parse_pipeline(pipeline)
     at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
-    if peers == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
+    if not may_hide_exchanges(ranks) or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
         return pipeline
     return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
 

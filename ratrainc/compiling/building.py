@@ -215,7 +215,7 @@ def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig, *, fetched
 
     The passes of a strategy are exempt, as they are written for any plan.
     """
-    if passes not in {known for each in STRATEGIES for known in (each.passes, hiding_exchanges(each.passes, plan.tp))}:
+    if passes not in {known for each in STRATEGIES for known in (each.passes, hiding_exchanges(each.passes, plan))}:
         refuse_idle_options(passes, plan, model, fetched=fetched)
         refuse_deciding_twice(parse_pipeline(passes))
 

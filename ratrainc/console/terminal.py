@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import current_process
 from threading import RLock
 from typing import Any, Protocol
 
@@ -111,23 +110,25 @@ def warnings_in_words() -> Iterator[None]:
         yield
 
 
-def warnings_of_worker() -> None:
-    """Show the project's own warnings in the first worker process; silence them in the others.
+def warnings_of_worker(tell: Callable[[], None]) -> None:
+    """Call `tell` in place of showing that loops are not kept: the command says it once, for all of its processes.
 
     The setting holds for the life of the process.
     """
-    if current_process().name.rpartition("-")[2] == "1":
-        _show_in_words()
-    else:
-        warnings.simplefilter("ignore", UncachedWarning)
+    _show_with(lambda _message: tell())
 
 
 def _show_in_words() -> None:
+    _show_with(lambda message: echo(f"warning: {message}", err=True))
+
+
+def _show_with(own: Callable[[Warning | str], None]) -> None:
+    """Show the project's own warnings by a function of their message; others as before."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, UncachedWarning):
-            echo(f"warning: {message}", err=True)
+            own(message)
         else:
             usual(message, category, *place, **more)
 

@@ -72,7 +72,11 @@ class FoldedStep:
     @classmethod
     def of(cls, task: Task) -> FoldedStep | None:
         """Compile a task; None if its plan does not fit. Raises `DiagnosticError` if the plan is not allowed."""
-        plan = evolve(task.plan, micro_batches=folded_micro_batches(task.plan)) if task.folded else task.plan
+        plan = (
+            evolve(task.plan, micro_batches=folded_micro_batches(task.plan, task.pipeline))
+            if task.folded
+            else task.plan
+        )
         plans = [plan]
         if plan.chunks > 1 and plan.micro_batches < task.plan.micro_batches:
             plans.append(shorter_plan(plan))
@@ -93,4 +97,4 @@ class FoldedStep:
         if self.shorter is not None:
             shorter = simulated(self.shorter, machine)[0].step_seconds
             return figures.step_seconds + left_out * (figures.step_seconds - shorter) / turns_apart(self.plan)
-        return figures.step_seconds + (left_out * pace(timeline, self.plan) if left_out else 0.0)
+        return figures.step_seconds + (left_out * pace(timeline, self.plan, self.task.pipeline) if left_out else 0.0)

@@ -319,7 +319,7 @@ class _RowReader:
             adapted = self.attempt("plan", lambda: self.adapted(plan, chosen, model, machine))
             return None if adapted is None else Task(model, *adapted, machine, times=times)
         self.attempt("strategy", lambda: self.check_strategy(plan, chosen))
-        return Task(model, plan, hiding_exchanges(chosen.passes, plan.tp), machine, times=times)
+        return Task(model, plan, hiding_exchanges(chosen.passes, plan), machine, times=times)
 
     def adapted(self, plan: Plan, chosen: Strategy, model: ModelConfig, machine: Machine) -> tuple[Plan, str]:
         """Adapt a plan to a strategy that the row does not name; what the row itself says must agree."""

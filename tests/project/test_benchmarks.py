@@ -303,7 +303,7 @@ def test_growth(capsys, tmp_path):
     benchmark["main"](["-o", str(picture)])
     rows, exponents = capsys.readouterr().out.split("exponents of CPU seconds and of memory")
     assert len(rows.splitlines()) == 1 + 5 * (3 + 2 + 2) + 2 + 1
-    assert re.search(r"^ops +compile +\d", exponents, re.MULTILINE)
+    assert re.search(r"^ops +compile +-?\d", exponents, re.MULTILINE)
     figures = [line.split() for line in rows.splitlines()[1:-2]]
     assert {series for series, *_ in figures} == {*small}
     assert all(float(cpu) > 0 and float(memory) > 0 for *_, cpu, _, memory in figures)

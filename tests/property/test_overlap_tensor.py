@@ -1,4 +1,4 @@
-"""Exchanges of tensor-parallel ranks during other products: plans verify, train to the same bits, and hide them."""
+"""Exchanges of ranks during other products: plans verify, train to the same bits, and hide them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
-from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2
+from tests.end_to_end.toys import EXPERTS, GEMMA3, NEOX, OLMO2
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PLACED = {
     "1f1b": "place-1f1b",
     "gpipe": "place-gpipe",
+    "1f1b-ahead": "place-schedule{kind=1f1b-ahead}",
     "zb-h1": "place-zb-h1",
     "seq1f1b": "place-schedule{kind=seq1f1b}",
     "interleaved": "place-schedule{kind=interleaved}",
@@ -49,21 +50,26 @@ BEHIND = (
 
 @st.composite
 def overlapped(draw: st.DrawFn) -> tuple[dict[str, Any], str, str]:
-    """Keys of a plan with tensor-parallel ranks, the passes before and after, and options of the pass."""
-    schedule = draw(st.sampled_from(sorted(PLACED)))
+    """Keys of a plan with tensor-parallel, context or expert ranks, and the passes before and after."""
+    ranks = draw(st.sampled_from(["tp", "tp", "cp", "ep"]))
+    schedule = draw(st.sampled_from([each for each in sorted(PLACED) if ranks != "ep" or each != "zb-h1"]))
     pp = draw(st.integers(2 if schedule == "interleaved" else 1, 2))
     zero, reduce = draw(st.sampled_from([(0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last")]))
-    keys: dict[str, Any] = {"pp": pp, "dp": 2, "zero": zero, "reduce": reduce, "tp": 2, "schedule": schedule}
+    keys: dict[str, Any] = {"pp": pp, "dp": 2, "zero": zero, "reduce": reduce, ranks: 2, "schedule": schedule}
     keys["micro_batches"] = 2 * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, 3))
-    keys["sequence_sharding"] = draw(st.booleans())
+    if ranks == "tp":
+        keys["sequence_sharding"] = draw(st.booleans())
+    if ranks == "cp":
+        keys["seq_len"] = 12
     if schedule == "seq1f1b":
-        keys["slices"] = (4, 6)
+        keys["slices"] = (4, 8 if ranks == "cp" else 6)
     if schedule == "interleaved":
         keys |= {"chunks": 2, "cuts": (1, 2, 3)}
-    keys["model"] = draw(st.sampled_from((MODEL, GEMMA3, NEOX, OLMO2)))
+    models = (MODEL, GEMMA3, NEOX, OLMO2) if ranks == "tp" else (MODEL, GEMMA3) if ranks == "cp" else (EXPERTS,)
+    keys["model"] = draw(st.sampled_from(models))
     pieces, halves = (
         draw(st.sampled_from(["auto", "apart", "merged"])),
-        draw(st.sampled_from(["auto", "whole", "split"])),
+        draw(st.sampled_from(["auto", "whole"] if ranks == "ep" else ["auto", "whole", "split"])),
     )
     before = draw(st.booleans())
     own, behind = f"overlap-tensor{{pieces={pieces} halves={halves}}}", draw(st.sampled_from(BEHIND))

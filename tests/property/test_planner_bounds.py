@@ -83,12 +83,12 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS, *, shares_experts=Fals
     replicas always share out experts.
     """
     tp = draw(peers)
-    known = [s for s in STRATEGIES if tp > 1 or not s.needs_tensor_ranks]
+    known = [s for s in (*STRATEGIES, strategy("1f1b-ahead")) if tp > 1 or not s.needs_tensor_ranks]
     if shares_experts:
-        known = [s for s in known if s.schedule in (None, "1f1b", "interleaved")]
+        known = [s for s in known if s.schedule in (None, "1f1b", "1f1b-ahead", "interleaved")]
     named = strategy(draw(st.sampled_from([s.name for s in known])))
-    if tp > 1 and draw(st.booleans()):
-        hiding = OverlapTensorPass(draw(st.sampled_from(PIECES)), draw(st.sampled_from(HALVES)))
+    if (tp > 1 or shares_experts) and draw(st.booleans()):
+        hiding = OverlapTensorPass(draw(st.sampled_from(PIECES)), draw(st.sampled_from(HALVES)) if tp > 1 else "auto")
         passes = parse_pipeline(named.passes)
         at = sum(item.name.startswith("place-") for item in passes)
         named = evolve(named, passes=pipeline_text([*passes[:at], hiding, *passes[at:]]))
@@ -343,7 +343,7 @@ def test_stages_wait_for_each_other_in_the_middle_of_a_step(name, tp, share):
     machine = with_constants(load_machine(None), constants | {"collective_chunk": 4096.0})
     shape, layers, named = Shape(2, 1, 1, 8, 0, "last", chunks=2, layout="vee", tp=tp), (4, 4), strategy(name)
     model = small_model(8, wide=True)
-    found = evaluated(model, shape, layers, hiding_exchanges(named.passes, tp), named, machine)
+    found = evaluated(model, shape, layers, hiding_exchanges(named.passes, shape), named, machine)
     check(model, shape, layers, named, machine, found)
     columns, array = columns_of(model, shape, named, machine), np.array([layers], float)
     assert order_seconds(columns, array)[0] > share * found.step_seconds
@@ -427,7 +427,7 @@ def test_bounds_of_tensor_peers_are_near_what_is_found(pp, name, sharded):
     setting = setting_of(model, named, machine)
     setting = evolve(setting, template=evolve(setting.template, sequence_sharding=sharded))
     plan = shape.plan(setting, cuts_of(layers))
-    timed = time_plan(model, plan, hiding_exchanges(named.passes, plan.tp), machine)
+    timed = time_plan(model, plan, hiding_exchanges(named.passes, plan), machine)
     profiles = Profiles(setting)
     columns = Columns.of(profiles, [shape])
     engine = shape.micro_batches * (np.array([1, model.layers, 1]) @ profiles.exchange(shape).engine)

@@ -114,7 +114,7 @@ def plan_text(
 
 def _is_default(passes: str, plan: Plan, config: ModelConfig) -> bool:
     """Tell whether `compile` runs these passes unasked, for a plan that names the schedule that they place."""
-    usual = hiding_exchanges(strategy(DEFAULT_STRATEGY).passes, plan.tp)
+    usual = hiding_exchanges(strategy(DEFAULT_STRATEGY).passes, plan)
     ordered = [item for item in parse_pipeline(passes) if not (is_placement(item) and item.schedule is not None)]
     return pipeline_text(ordered) == without_idle_options(usual, plan, config)
 

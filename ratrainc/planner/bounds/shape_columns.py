@@ -13,6 +13,7 @@ from attrs import field, fields, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrainc.choices.strategies import may_hide_exchanges
 from ratrain.ratrainc.planner.bounds.exchange_profile import ExchangeProfile
 from ratrain.ratrainc.planner.bounds.held_passes import has_halves
 from ratrain.ratrainc.planner.bounds.layer_mix import LayerMix, Span
@@ -89,7 +90,7 @@ class Columns:
     exchange: Numbers
     """seconds of the tensor engine for a micro-batch"""
     merged: Numbers
-    """1 if a pass may be merged with the next one, as with tensor-parallel ranks, else 0"""
+    """1 if a pass may be merged with the next one, as with tensor-parallel or expert ranks, else 0"""
     exchanging: Numbers
     """1 if several ranks compute a micro-batch together, and exchange for it, else 0"""
     pending: Numbers
@@ -227,7 +228,7 @@ class Columns:
             forward_way=of_work["forward"] + exchanged["forward"],
             backward_way=of_work.pop("passed_back") + exchanged["backward"],
             exchange=exchanged["engine"],
-            merged=np.array([float(shape.tp > 1) for shape in sizes])[size],
+            merged=np.array([float(may_hide_exchanges(shape)) for shape in sizes])[size],
             exchanging=np.array([float(not shape.is_whole) for shape in sizes])[size],
             mix=LayerMix.of(profiles.setting.classes),
             **of_work,

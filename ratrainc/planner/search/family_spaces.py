@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.time_limit import OutOfTime, is_ended
-from ratrain.ratrainc.choices.strategies import hiding_exchanges
+from ratrain.ratrainc.choices.strategies import hiding_exchanges, may_hide_exchanges
 from ratrain.ratrainc.planner.bounds.bounds import shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import BestCuts, best_cuts, cuts_of, partition_count
 from ratrain.ratrainc.planner.bounds.estimates import shape_guesses
@@ -26,7 +26,7 @@ from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, leas
 from ratrain.ratrainc.planner.search.answer import Candidate, OversizedShape
 from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.space.objective import WORST, Cost
-from ratrain.ratrainc.planner.space.plan_families import PlanFamily
+from ratrain.ratrainc.planner.space.plan_families import AHEAD, PlanFamily
 from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.variants import least_bytes_passes
 
@@ -73,6 +73,8 @@ class FamilySpace:
         # On one stage ZB-H1 has no idle time to fill and equals 1F1B, and `peer` has no other stage to keep anything.
         if (request.families and family.schedule == "zb-h1") or family.memory == PEER:
             shapes = [shape for shape in shapes if shape.pp > 1]
+        if request.families and family.schedule == AHEAD:
+            shapes = [shape for shape in shapes if may_hide_exchanges(shape) and shape.micro_batches > 1]
         if _is_1f1b_on_one_stage(request, family):
             shapes = [shape for shape in shapes if shape.pp > 1]
         if not shapes:
@@ -178,7 +180,7 @@ class FamilySpace:
         passes = self.request.strategy.passes
         if self.request.objective.of_bytes:
             passes = least_bytes_passes(passes)
-        return hiding_exchanges(passes, plan.tp)
+        return hiding_exchanges(passes, plan)
 
     def candidate(self, shape: Shape, cuts: BestCuts, *, estimate: float = np.inf) -> Candidate:
         """Return the plan of a shape and cuts under its usual pipeline."""

@@ -54,7 +54,7 @@ def bounds_of_any_levels(space: FamilySpace, gathered: Shape, plan: Plan) -> Sta
 def with_levels(request: PlanRequest, candidate: Candidate, plan: Plan, seconds: float | None) -> Plan | None:
     """Return a plan of ZeRO 3 with the levels of the shortest step; None if there are none, or time is up."""
     whole = request.exhaustive
-    folded = plan if whole else evolve(plan, micro_batches=folded_micro_batches(plan))
+    folded = plan if whole else evolve(plan, micro_batches=folded_micro_batches(plan, candidate.pipeline))
     try:
         with time_limit(seconds):
             levels = choose_levels(request.model, folded, candidate.pipeline, request.machine).levels

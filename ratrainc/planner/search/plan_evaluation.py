@@ -2,7 +2,8 @@
 
 Under 1F1B, also with slices, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P)
 of M micro-batches (3P + (M mod P) if P is small), and the pace of its last P backwards on the first stage stands for
-the others. With k slices, P is replaced by the micro-batches of the P + k - 1 slices that the first stage holds.
+the others. With k slices, P is replaced by the micro-batches of the P + k - 1 slices that the first stage holds; under
+1f1b-ahead by P + 1.
 Example: P = 16, M = 100 is simulated with 36 micro-batches, and 64 times the pace is added. Plans of several chunks a
 stage, whose backwards do not end evenly, are simulated with 4P + (M mod P) micro-batches and with 2P fewer: the
 difference is the pace. Example: P = 4, M = 256 costs 16 + 8 micro-batches. A folded time is an estimate and is called
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from ratrain.passes.placed_by import placed_by
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -31,6 +33,7 @@ from ratrain.ratrain_ir.support.time_limit import OutOfTime, time_limit
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.choices.timed_plan import RefusedPlan, time_plan
 from ratrain.ratrainc.planner.search.disturbance import Disturbance, disturbance_of
+from ratrain.ratrainc.planner.space.plan_families import AHEAD
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.simulator.figures import step_figures
 from ratrain.targets.simulator.given_times import GivenTimes
@@ -101,26 +104,30 @@ STOPPED = PlanEvaluation(None, (), refusal="stopped: it takes longer than the se
 """The outcome of a task whose time passed."""
 
 
-def folded_micro_batches(plan: Plan) -> int:
-    """Return the micro-batches of the folded plan; all if folding saves nothing."""
+def folded_micro_batches(plan: Plan, pipeline: str = "") -> int:
+    """Return the micro-batches of the folded plan under a pipeline of passes; all if folding saves nothing."""
     if plan.chunks > 1:
         longer = _TURNS_OF_CHUNKS * plan.pp + plan.micro_batches % plan.pp
         return longer if 2 * longer - 2 * plan.pp <= _WORTH_FOLDING * plan.micro_batches else plan.micro_batches
-    depth = _depth(plan)
+    depth = _depth(plan, pipeline)
     turns = 3 if depth <= _SMALL_PIPELINE else 2
     # the remainder is kept, so that the last group of micro-batches is as full as in the whole step
     return min(plan.micro_batches, turns * depth + plan.micro_batches % depth)
 
 
-def is_folded(plan: Plan) -> bool:
+def is_folded(plan: Plan, pipeline: str) -> bool:
     """Return True if folding the plan's step saves micro-batches."""
-    return folded_micro_batches(plan) < plan.micro_batches
+    return folded_micro_batches(plan, pipeline) < plan.micro_batches
 
 
-def _depth(plan: Plan) -> int:
-    """Return the micro-batches in flight on the first stage: P, or with k slices as many as P + k - 1 slices make."""
+def _depth(plan: Plan, pipeline: str) -> int:
+    """Return the micro-batches in flight on the first stage: P, or with k slices as many as P + k - 1 slices make.
+
+    It is one more where each stage has one more ahead.
+    """
     slices = max(1, len(plan.slices))
-    return -(-(plan.pp + slices - 1) // slices)
+    is_ahead = AHEAD in (plan.schedule, placed_by(pipeline) if pipeline else None)
+    return -(-(plan.pp + slices - 1) // slices) + is_ahead
 
 
 def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) -> float:
@@ -156,7 +163,7 @@ def _evaluated(task: Task) -> PlanEvaluation:
     check_plan(task.plan, task.model)
     plan = task.plan
     if task.folded:
-        plan = attrs.evolve(plan, micro_batches=folded_micro_batches(plan))
+        plan = attrs.evolve(plan, micro_batches=folded_micro_batches(plan, task.pipeline))
     timed = time_plan(task.model, plan, task.pipeline, task.machine)
     if isinstance(timed, RefusedPlan):
         if not timed.is_for_bytes:
@@ -182,7 +189,7 @@ def _evaluated(task: Task) -> PlanEvaluation:
             return shorter
         seconds += left_out * (seconds - shorter.step_seconds) / turns_apart(plan)
     elif left_out:
-        seconds += left_out * pace(timeline, plan)
+        seconds += left_out * pace(timeline, plan, task.pipeline)
     return PlanEvaluation(
         seconds,
         timed.peak_bytes,
@@ -219,7 +226,7 @@ def turns_apart(plan: Plan) -> int:
     return 2 * plan.pp
 
 
-def pace(timeline: Timeline, plan: Plan) -> float:
+def pace(timeline: Timeline, plan: Plan, pipeline: str) -> float:
     """Return the seconds a micro-batch of the steady part, between first-stage backwards that are its depth apart."""
     spans = timeline.spans[0][Engine.COMPUTE]
     count = len(timeline.program.stages[0].streams[Engine.COMPUTE])
@@ -228,7 +235,7 @@ def pace(timeline: Timeline, plan: Plan) -> float:
     for span in spans[-count:]:
         if _is_backward(span.instruction) and span.instruction.micro_batch is not None:
             ends[span.instruction.micro_batch] = span.end
-    depth = _depth(plan)
+    depth = _depth(plan, pipeline)
     last = plan.micro_batches - depth
     # over a whole turn of the pipeline, within which backwards are not evenly spaced
     return (ends[last] - ends[last - depth]) / depth

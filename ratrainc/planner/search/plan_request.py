@@ -205,7 +205,7 @@ class PlanRequest:
 
     def task(self, plan: Plan, pipeline: str) -> Task:
         """Return the evaluation of a plan with its step folded, if folding saves anything."""
-        return Task(self.model, plan, pipeline, self.machine, is_folded(plan))
+        return Task(self.model, plan, pipeline, self.machine, is_folded(plan, pipeline))
 
 
 def _in_halves(schedule: str) -> bool:

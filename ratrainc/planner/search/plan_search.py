@@ -306,7 +306,7 @@ class Search:
     ) -> None:
         """Queue cuts of a shape; `ratio` is the cost over the bound of a similar plan."""
         expected = self.cost_of(shape, cuts, ratio)
-        usual = pipeline or hiding_exchanges(space.family.strategy.passes, shape.tp)
+        usual = pipeline or hiding_exchanges(space.family.strategy.passes, shape)
         units = self.units(space, shape, cuts) * trials_of(usual)
         order = scaled(order or expected, self.effort.dearness(units))
         bound, number = self.cost_of(shape, cuts), next(self.numbers)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.loops import unkept
 from ratrain.ratrain_ir.support.time_limit import end_early, is_ended, passing_the_end_on
 from ratrain.ratrainc.console.terminal import warnings_of_worker
 from ratrain.ratrainc.planner.search.plan_evaluation import STOPPED, PlanEvaluation, evaluate
@@ -86,16 +87,18 @@ def workers(jobs: int) -> Iterator[WorkerPool]:
             forkserver.set_forkserver_preload([evaluate.__module__])
             with _interruptions_held_back():
                 forkserver.ensure_running()
-        end = context.Event()
+        end, is_unkept = context.Event(), context.Event()
         with (
             passing_the_end_on(end.set),
-            ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(end,)) as executor,
+            ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(end, is_unkept)) as executor,
         ):
             token = _OPEN.set(pool := WorkerPool(executor, jobs))
             try:
                 yield pool
             finally:
                 _OPEN.reset(token)
+                if is_unkept.is_set():
+                    unkept()
 
 
 _START = "forkserver" if sys.platform == "linux" else "spawn"
@@ -131,10 +134,10 @@ def evaluate_all(
     return [found.get(number, STOPPED) for number in range(len(tasks))]
 
 
-def _start_worker(end: Event) -> None:
+def _start_worker(end: Event, is_unkept: Event) -> None:
     """Make a worker end its work early if `end` is set, or if it is interrupted; at once if it is interrupted again.
 
-    It ends at once if its parent is gone, too.
+    It ends at once if its parent is gone, too. It sets `is_unkept` where its loops cannot be kept on disk.
     """
 
     def interrupted(_signal: int, _frame: object) -> None:
@@ -156,4 +159,4 @@ def _start_worker(end: Event) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    warnings_of_worker()
+    warnings_of_worker(is_unkept.set)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HALVES = "backwards in halves, of a model whose experts replicas share out, are not built"
 """Reason why some schedules have no expert ranks."""
-SLICES = "slices of sequences, of a model whose experts replicas share out, are not built"
+SLICES = "slices, which leave each expert fewer rows, are not searched where replicas share out experts"
 """Reason why others have none."""
 
 

@@ -24,7 +24,9 @@ from ratrain.ratrainc.choices.strategies import Strategy
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
-USUAL = ("1f1b", "zb-h1", "interleaved", "zb-v", "v-half", "v-min", "seq1f1b")
+AHEAD = "1f1b-ahead"
+"""Schedule that is searched where a plan has exchanges to hide: without any it is 1F1B with more in memory."""
+USUAL = ("1f1b", AHEAD, "zb-h1", "interleaved", "zb-v", "v-half", "v-min", "seq1f1b")
 """Schedules of the whole space. GPipe and breadth-first hold more for the same bubble, DualPipe-V more than ZB-V;
 `--schedules` has them."""
 _WITH = "+"

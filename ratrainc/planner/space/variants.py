@@ -1,9 +1,9 @@
 """Pipelines that are tried for one plan: the strategy's own, and the same with other options of its passes.
 
 `joint-order` itself chooses buckets, the order of updates, the prefetch distance of views and what to recover.
-`overlap-tensor` hides the exchanges of tensor-parallel ranks; a strategy that decides with `joint-order` gets it for
-plans with several peers. A pipeline without `joint-order`, as baselines have it, has no variants: only its plan is
-tuned.
+`overlap-tensor` hides the exchanges of tensor-parallel and expert ranks; a strategy that decides with `joint-order`
+gets it for plans with such ranks. A pipeline without `joint-order`, as baselines have it, has no variants: only its
+plan is tuned.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def variants(strategy_passes: str, plan: Plan) -> list[str]:
 
     Those that are the same as the usual pipeline of the plan, or that cannot differ from another, are left out.
     """
-    first = hiding_exchanges(strategy_passes, plan.tp)
+    first = hiding_exchanges(strategy_passes, plan)
     own = dict.fromkeys((first, strategy_passes))
     others = (pipeline for each in own for pipeline in (each, *_inline(each, plan)) if pipeline != first)
     return [*storing(first), *others]

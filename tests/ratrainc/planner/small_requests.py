@@ -50,7 +50,7 @@ def every_candidate(request: PlanRequest):
             for layers in partitions(request.model.layers, shape.pp, shape.chunks):
                 plan = shape.plan(request.setting, cuts_of(layers, shape))
                 others = () if of_bytes else variants(own, plan)
-                usual = hiding_exchanges(least_bytes_passes(own) if of_bytes else own, plan.tp)
+                usual = hiding_exchanges(least_bytes_passes(own) if of_bytes else own, plan)
                 for pipeline in (usual, *others):
                     yield Task(request.model, plan, pipeline, request.machine)
 

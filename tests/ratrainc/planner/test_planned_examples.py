@@ -67,7 +67,7 @@ def test_the_bounds_allow_it(path):
 )
 def test_it_compiles_and_fits(path):
     model, plan, pipeline = of_file(path)
-    folded = folded_micro_batches(plan) < plan.micro_batches
+    folded = folded_micro_batches(plan, pipeline) < plan.micro_batches
     found = evaluate(Task(model, plan, pipeline, load_machine(None), folded))
     bounds = bounds_of(model, plan, pipeline)
     assert found.step_seconds is not None, found.refusal
