@@ -191,6 +191,8 @@ def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
     m, layers = c.micro_batches, memory.layers
     work = unit_sum(c, m * (c.forward + c.backward), layers) + memory.recovery()
     window = unit_sum(c, m * c.forward, layers) if c.has_halves else work - left_behind(c, layers)
+    if not (c.has_halves or c.is_chunked):  # of few micro-batches exchanges may take longer than the work
+        window = np.maximum(window, unit_sum(c, c.first_forward + c.first_backward, layers))
     longest: Numbers = window + _first_slice_way(c, before, stage_numbers(layers)) + c.tail[EMBED]
     longest = np.maximum(longest, first_slice_there_and_back(c))
     return raise_to_engines(c, longest, work, layers)
