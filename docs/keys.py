@@ -196,6 +196,12 @@ OTHERS = {
     "norm_topk_prob": Key(
         "whether the weights of a token's experts sum to 1 (qwen2_moe, qwen3_moe, olmoe)", True, NUMBERS, _QWEN2_MOE
     ),
+    "decoder_sparse_step": Key(
+        "every layer of that number has experts, the others a dense mlp (qwen2_moe, qwen3_moe)", 2, SCHEDULE, _QWEN2_MOE
+    ),
+    "mlp_only_layers": Key(
+        "numbers of layers with a dense mlp, from 0 on (qwen2_moe, qwen3_moe)", [1], SCHEDULE, _QWEN2_MOE
+    ),
     "qkv_bias": Key("biases of query, key and value (qwen2_moe)", False, SCHEDULE, _QWEN2_MOE),
     "no_rope_layers": Key("a 0 for each layer that rotates nothing (smollm3)", [0, 1, 1], NUMBERS, _SMOLLM3),
     "no_rope_layer_interval": Key("every layer of that number rotates nothing (smollm3)", 2, NUMBERS, _SMOLLM3),

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.target import Target, WorkspaceRequest
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Stage
     from ratrain.ratrain_ir.ops.base import Op
 
@@ -126,17 +127,13 @@ class PassContext:
 _CALL_ROUTINES = frozenset(BLOCK_OPS)
 
 
-def _layer_like(op: Op, model: ModelConfig) -> int | None:
-    """Return the first layer of the same kind as the op's layer.
-
-    None where all layers are alike, or the op has no layer.
-    """
-    if not model.layer_kinds:
-        return None
+def _layer_like(op: Op, model: ModelConfig) -> tuple[int, ...]:
+    """Return the first layers whose blocks are as those of the op; empty where all layers are alike."""
+    if not model.layer_kinds and not model.mlp_kinds:
+        return ()
     block = getattr(op, "block", None)
-    if block is None or block.layer is None:
-        return None
-    return model.first_alike(block.layer)
+    blocks: tuple[Block, ...] = getattr(op, "blocks", ()) if block is None else (block,)
+    return tuple(model.first_alike(each.kind, each.layer) for each in blocks if each.layer is not None)
 
 
 PATH = "path"

@@ -64,18 +64,18 @@ class AttentionLowering(StageTensors):
         views, gathered = [], []
         for role in view_roles(self.model, self.plan, block):
             is_view = role.name == "w"
-            within = gathers_within_step(self.plan, block) if is_view else shares_frozen(self.plan, block)
+            within = gathers_within_step(self.plan, block) if is_view else shares_frozen(self.model, self.plan, block)
             if not within:
                 views.append(self.named(f"{role.name}.{block}"))
                 continue
             name = f"{role.name}.{block}.{piece_name(piece)}.{phase.value}"
             if name not in self.stage.tensors:
-                part = f"{role.name}s" if not is_view else "v" if parts_view(self.plan, block) else "p"
+                part = f"{role.name}s" if not is_view else "v" if parts_view(self.model, self.plan, block) else "p"
                 gathered.append((self.named(f"{part}.{block}"), self.stage.add(Tensor(name, role.kind, role.type))))
             views.append(self.named(name))
         if gathered:
             parts, wholes = zip(*gathered, strict=True)
-            group = shards_group(self.plan, block)
+            group = shards_group(self.model, self.plan, block)
             fields = {"blocks": (block,), "group": group, **piece_fields(piece), "phase": phase}
             self.emit(AllGather(**fields, reads=parts, writes=wholes))
         return tuple(views)

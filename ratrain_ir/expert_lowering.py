@@ -40,7 +40,7 @@ class ExpertLowering(AttentionLowering):
 
     def send_to_experts(self, block: Block, piece: Piece) -> None:
         """Emit routing, and the forward of rows by the ranks of their experts; nothing for other blocks."""
-        if not shares_experts(self.plan, block):
+        if not shares_experts(self.model, self.plan, block):
             return
         fields, model, plan = {"block": block, **piece_fields(piece)}, self.model, self.plan_of(piece)
         views, routed = self.views(block, piece, Phase.FORWARD), self.routed(block, piece)
@@ -72,7 +72,7 @@ class ExpertLowering(AttentionLowering):
 
         `first`: the piece begins the gradient of the block. Empty for other blocks.
         """
-        if not shares_experts(self.plan, block):
+        if not shares_experts(self.model, self.plan, block):
             return ()
         fields, model, plan = {"block": block, **piece_fields(piece)}, self.model, self.plan_of(piece)
         views, sent = self.views(block, piece, Phase.BACKWARD), self.sent(block, piece)

@@ -34,6 +34,7 @@ from ratrain.ratrain_ir.expert_lowering import ExpertLowering
 from ratrain.ratrain_ir.model.blocks import (
     Block,
     has_backward,
+    has_experts,
     next_block,
     passes_gradient_on,
     ties_gradients,
@@ -148,7 +149,7 @@ class _StageLowering(ExpertLowering):
     def uses_scale(self, blocks: tuple[Block, ...]) -> bool:
         """Tell whether any op of a stage reads or follows the loss scale: not if it only goes forward and is fixed."""
         model, plan = self.model, self.plan
-        routes = plan.router and any(each.kind == "mlp" and has_backward(model, plan, each) for each in blocks)
+        routes = plan.router and any(has_experts(model, each) and has_backward(model, plan, each) for each in blocks)
         ends = blocks[-1].kind == "head" or any(trains(model, plan, each) for each in blocks)
         return plan.has_dynamic_scale or ends or bool(routes)
 
@@ -294,7 +295,7 @@ class _StageLowering(ExpertLowering):
                 self.sum_parts(block, piece, around, gradient=True)
             if (
                 trains(self.model, self.plan, block)
-                and reduces_each_micro_batch(self.plan, block)
+                and reduces_each_micro_batch(self.model, self.plan, block)
                 and self.is_last_share(piece)
             ):
                 self.emit(self.reduce_scatter(block, piece if isinstance(piece, int) else piece.micro_batch))
@@ -308,7 +309,7 @@ class _StageLowering(ExpertLowering):
 
     def is_first_share(self, block: Block, piece: Piece) -> bool:
         """Tell whether a piece is the first that adds to a block's gradient tensor (see `gradient`)."""
-        each = reduces_each_micro_batch(self.plan, block)
+        each = reduces_each_micro_batch(self.model, self.plan, block)
         if isinstance(piece, int):
             return piece == 0 or each
         # slices descend in the backward: the last one comes first
@@ -343,7 +344,7 @@ class _StageLowering(ExpertLowering):
                 if self.head_gradients(block, piece):
                     others += self.documents(block, piece)
                 others += self.branch_sums(block, piece)
-                if block.kind == "mlp" and self.plan.router:
+                if self.plan.router and has_experts(self.model, block):
                     others += (self.named("scale"),)
                 views = self.views(block, piece, Phase.BACKWARD)
                 source_of = source_block(self.model, self.plan, block)
@@ -364,7 +365,11 @@ class _StageLowering(ExpertLowering):
         """Build a block's reduction into shards: of micro-batch `m` alone, or of the whole step if `m` is None."""
         results = (self.shard(block), self.scalar(f"flag.{block}", Dtype.U32))
         source = (self.gradient(block, m or 0),)
-        fields: dict[str, Any] = {"blocks": (block,), "group": mean_group(self.plan, block), "micro_batch": m}
+        fields: dict[str, Any] = {
+            "blocks": (block,),
+            "group": mean_group(self.model, self.plan, block),
+            "micro_batch": m,
+        }
         if m:  # micro-batch 0 and the reduction of a whole step (None) begin the shard, later ones add to it
             return ReduceScatter(**fields, reads=source, updates=results)
         return ReduceScatter(**fields, reads=source, writes=results)
@@ -373,7 +378,7 @@ class _StageLowering(ExpertLowering):
         """Emit the end of the step: reductions, scalars, updates, gathers of views, the next loss scale."""
         blocks = tuple(block for block in blocks if trains(self.model, self.plan, block))
         for block in reversed(blocks):
-            if not reduces_each_micro_batch(self.plan, block):
+            if not reduces_each_micro_batch(self.model, self.plan, block):
                 self.emit(self.grad_sync(block))
         # Gradients first become final: over replicas, over tensor-parallel ranks, over tied ends. The norm reads final
         # gradients. Flags meet before any update, so that their barrier does not wait for updates and gathers.
@@ -387,19 +392,19 @@ class _StageLowering(ExpertLowering):
         for block in blocks:
             self.emit(self.update(block))
         for block in blocks:
-            if gathers_at_step_end(self.plan, block):
-                view = self.named(f"{'v' if parts_view(self.plan, block) else 'w'}.{block}")
+            if gathers_at_step_end(self.model, self.plan, block):
+                view = self.named(f"{'v' if parts_view(self.model, self.plan, block) else 'w'}.{block}")
                 source = (self.named(f"p.{block}"),)
-                group = shards_group(self.plan, block)
+                group = shards_group(self.model, self.plan, block)
                 self.emit(AllGather(blocks=(block,), group=group, reads=source, writes=(view,)))
         if self.plan.has_dynamic_scale:
             self.emit(ScaleUpdate(reads=(self.named("overflow"),), updates=(self.named("scale"),)))
 
     def grad_sync(self, block: Block) -> Op:
-        if is_sharded(self.plan, block):
+        if is_sharded(self.model, self.plan, block):
             return self.reduce_scatter(block, None)
         flag = self.scalar(f"flag.{block}", Dtype.U32)
-        group = mean_group(self.plan, block)
+        group = mean_group(self.model, self.plan, block)
         return AllReduce(blocks=(block,), group=group, updates=(self.gradient(block, 0),), writes=(flag,))
 
     def sum_shared(self, blocks: tuple[Block, ...]) -> None:
@@ -408,7 +413,7 @@ class _StageLowering(ExpertLowering):
         The flags are summed so that all ranks skip the same updates. Expert ranks do so for the mlps.
         """
         for block in reversed(blocks):
-            if shares_experts(self.plan, block):
+            if shares_experts(self.model, self.plan, block):
                 updates = (self.reduced(block), self.named(f"flag.{block}"))
                 self.emit(AllReduce(blocks=(block,), group=Group.EXPERTS, updates=updates))
         if self.plan.tp > 1:
@@ -450,5 +455,5 @@ class _StageLowering(ExpertLowering):
         norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
         reads = (self.reduced(block), self.named(f"flag.{block}"), self.named("scale"), *norm)
         state = tuple(self.named(f"{prefix}.{block}") for prefix in ("p", "m1", "m2", "t"))
-        writes = (self.named(f"w.{block}"),) if keeps_view(self.plan, block) else ()
+        writes = (self.named(f"w.{block}"),) if keeps_view(self.model, self.plan, block) else ()
         return Update(block=block, reads=reads, writes=writes, updates=state)

@@ -92,7 +92,7 @@ class StageTensors:
 
     def declare_state(self, block: Block) -> None:
         """Declare a block's carried tensors: frozen parameters, view (or part of one), master, moments, count."""
-        if shares_frozen(self.plan, block):
+        if shares_frozen(self.model, self.plan, block):
             for role in frozen_part_roles(self.model, self.plan, block):
                 self.carried(role.kind, role.name, role.type)
         else:
@@ -104,7 +104,7 @@ class StageTensors:
         shard = shard_elements(self.model, self.plan, block)
         if not gathers_within_step(self.plan, block):
             self.carried(StateKind.VIEW, f"w.{block}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
-        elif parts_view(self.plan, block):
+        elif parts_view(self.model, self.plan, block):
             part = view_shard_elements(self.model, self.plan, block)
             self.carried(StateKind.VIEW_SHARD, f"v.{block}", tensor_type(Dtype(self.plan.view_dtype), (part,)))
         self.carried(StateKind.MASTER, f"p.{block}", tensor_type(Dtype.F32, (shard,)))
@@ -120,7 +120,7 @@ class StageTensors:
     def gradient(self, block: Block, micro_batch: int) -> Tensor:
         """Return the gradient that a backward adds to: one per step, or per micro-batch if each is reduced alone."""
         elements = flat_elements(self.model, self.plan, block)
-        suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan, block) else ""
+        suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.model, self.plan, block) else ""
         return self.tensor(StateKind.GRAD, f"g.{block}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
 
     def shard(self, block: Block) -> Tensor:
@@ -308,4 +308,4 @@ class StageTensors:
 
     def reduced(self, block: Block) -> Tensor:
         """Return the reduced gradient that the block's update reads."""
-        return self.shard(block) if is_sharded(self.plan, block) else self.gradient(block, 0)
+        return self.shard(block) if is_sharded(self.model, self.plan, block) else self.gradient(block, 0)

@@ -22,7 +22,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, holders
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, has_experts, holders
 from ratrain.ratrain_ir.model.sharded_blocks import (
     frozen_parts,
     parts_view,
@@ -395,7 +395,7 @@ class Topology(Mesh):
 
     def among_holders(self, block: Block, replica: int) -> int:
         """Return the number of a replica among those with the same parameters of a block, ascending."""
-        return replica // self.expert_ranks if block.kind == "mlp" else replica
+        return replica // self.expert_ranks if has_experts(self.model, block) else replica
 
     def shard_index(self, block: Block, replica: int) -> int:
         """Return the shard of a block's flat tensors that a replica owns, as an index in the order of addresses.
@@ -404,9 +404,9 @@ class Topology(Mesh):
         the same part of a view are adjacent, so together they are that part. Example, 4 shards and view groups of 2:
         replicas 0 1 2 3 own shards 0 2 1 3.
         """
-        count = shard_count(self.plan, block)
+        count = shard_count(self.model, self.plan, block)
         replica = self.among_holders(block, replica)
-        copies = count // self.viewers if parts_view(self.plan, block) else 1
+        copies = count // self.viewers if parts_view(self.model, self.plan, block) else 1
         # `across`: which view group of the shard group; `part`: which part of a view. The shards of a part are the
         # `copies` shards at the same `part`, one from each view group.
         across, part = divmod(replica % count, count // copies)
@@ -418,12 +418,12 @@ class Topology(Mesh):
         The gradient has as many parts as there are replicas. The part lies in the replica's own shard; replicas with
         copies of a shard reduce different parts of it.
         """
-        count, number = shard_count(self.plan, block), self.among_holders(block, replica)
-        return self.shard_index(block, replica) * (holders(self.plan, block) // count) + number // count
+        count, number = shard_count(self.model, self.plan, block), self.among_holders(block, replica)
+        return self.shard_index(block, replica) * (holders(self.model, self.plan, block) // count) + number // count
 
     def is_rearranged(self, block: Block) -> bool:
         """Tell whether `reduced_part` of a sharded block can differ from the replica's number."""
-        return self.shard_group is not None or parts_view(self.plan, block)
+        return self.shard_group is not None or parts_view(self.model, self.plan, block)
 
     def lanes_by_shard(self, block: Block) -> list[int]:
         """Return the ranks of a stage, as `lane` indices, sorted by the shard of a block that they own."""
@@ -442,15 +442,16 @@ class Topology(Mesh):
 
     def frozen_range(self, block: Block, replica: int, count: int) -> range:
         """Return the elements of a block's frozen tensor of `count` that a replica holds from step to step."""
-        parts = frozen_parts(self.plan, block)
+        parts = frozen_parts(self.model, self.plan, block)
         index = 0
         if parts > 1:
-            index = replica % self.viewers if parts_view(self.plan, block) else self.shard_index(block, replica)
+            of_group = parts_view(self.model, self.plan, block)
+            index = replica % self.viewers if of_group else self.shard_index(block, replica)
         return range(index * count // parts, (index + 1) * count // parts)
 
     def is_first_holder(self, block: Block, replica: int) -> bool:
         """Tell whether no replica with a lower number has the same optimizer state of a block, and the same experts."""
-        return self.among_holders(block, replica) < shard_count(self.plan, block)
+        return self.among_holders(block, replica) < shard_count(self.model, self.plan, block)
 
 
 _TRANSFERS = tuple(PeerTransfer)

@@ -94,7 +94,7 @@ class MachineTarget:
             return WorkspaceRequest(f"state-{op.keyword}-{staging}", staging)
         if (
             isinstance(op, AllGather)
-            and any(gathered_bits(module.plan, block) is not None for block in op.blocks)
+            and any(gathered_bits(module.model, module.plan, block) is not None for block in op.blocks)
             and any(read.kind is StateKind.MASTER for read in op.reads)
         ):
             return self._staging_chunks

@@ -40,10 +40,10 @@ def check_state_actions(table: ActionTable, topology: Topology) -> None:
     Raises `DiagnosticError` RT010 at the cell.
     """
     gathered: set[int] = set()
-    plan, blocks_of = topology.plan, topology.chunk_blocks
+    model, plan, blocks_of = topology.model, topology.plan, topology.chunk_blocks
     for action in table.actions:
         if action.kind is ActionKind.REDUCE_GRAD and any(
-            reduces_each_micro_batch(plan, block) for block in blocks_of[action.stage]
+            reduces_each_micro_batch(model, plan, block) for block in blocks_of[action.stage]
         ):
             text = f"'{action}' reduces gradients once a step, but the plan says reduce = \"each-micro-batch\""
             refuse_action(table, action, text, 'write reduce = "last", or delete every REDUCE_GRAD from the table')

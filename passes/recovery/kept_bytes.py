@@ -60,8 +60,9 @@ def branch_bytes(model: ModelConfig, plan: Plan) -> int:
 
 
 def kept_with_checkpoint_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
-    """Return the bytes that a layer keeps of a micro-batch: its checkpoint (its input) and what the choice keeps."""
-    return checkpoint_bytes(model, plan) + kept_bytes(model, plan, choice)
+    """Return the most bytes that a layer keeps of a micro-batch: its checkpoint (its input) and what is kept."""
+    alike = {model.first_alike("mlp", layer) for layer in range(model.layers)}
+    return checkpoint_bytes(model, plan) + max(kept_bytes(model, plan, choice, layer) for layer in alike)
 
 
 def checkpoint_bytes(model: ModelConfig, plan: Plan) -> int:

@@ -133,7 +133,7 @@ def _idle_of_layers(policy: str, checkpoint: str, plan: Plan, model: ModelConfig
     elif model.parallel_residual:
         why = f"attention and mlp of {model.name} read one input, which is the layer's checkpoint"
         yield Idle("checkpoint", why, "leave it out")
-    if policy == "full" and plan.ep > 1:
+    if policy == "full" and plan.ep > 1 and not model.mlp_kinds:
         yield Idle("repeat", "an mlp whose experts replicas share out is never made again", "leave it out")
     if policy == "full" and plan.tp > 1 and (never or checkpoint == BLOCK):
         why = never or "results of exchanges are kept with checkpoint=block, and nothing makes a layer's output again"

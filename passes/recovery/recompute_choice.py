@@ -345,11 +345,13 @@ def kept_in_ddr(
 
 def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:
     """Return the layers of a stage that have a backward, by kind; layers of a kind take the same time to recompute."""
-    kinds: dict[int, list[int]] = {}
+    kinds: dict[tuple[int, int], list[int]] = {}
+    model = module.model
     for chunk in module.topology.chunks_of(stage.index):
         layers = module.topology.chunk_layers[chunk]
-        for layer in (each for each in layers if has_backward(module.model, module.plan, block("mlp", each))):
-            kinds.setdefault(module.model.first_alike(layer), []).append(layer)
+        for layer in (each for each in layers if has_backward(model, module.plan, block("mlp", each))):
+            alike = model.first_alike("attention", layer), model.first_alike("mlp", layer)
+            kinds.setdefault(alike, []).append(layer)
     return [tuple(layers) for layers in kinds.values()]
 
 

@@ -38,7 +38,7 @@ def even_work_lengths(model: ModelConfig, seq_len: int, count: int, unit: int = 
 
     def work(tokens: int) -> float:
         pairs = sum(visible_pairs_of_layers(model, tokens)) / model.layers
-        return 2.0 * model.matrix_elements_per_layer * tokens + 4.0 * model.q_size * pairs
+        return 2.0 * (model.matrix_elements / model.layers) * tokens + 4.0 * model.q_size * pairs
 
     # `work` is monotone in the end of a slice, so each end is bisected: the first one with its share of the whole.
     whole = work(seq_len)

@@ -99,12 +99,12 @@ FAMILY: Mapping[str, Family] = {
     "mixtral": Family(("MixtralForCausalLM",), free=("sliding_window", _PADS, *_EXPERTS, "rope_scaling")),
     "qwen2_moe": Family(
         ("Qwen2MoeForCausalLM",),
-        free=("qkv_bias", *_EXPERTS, *_SIZED_EXPERTS, "shared_expert_size", _PADS, "rope_scaling"),
+        free=("qkv_bias", *_EXPERTS, *_SIZED_EXPERTS, "mlp_kinds", "shared_expert_size", _PADS, "rope_scaling"),
     ),
     "qwen3_moe": Family(
         ("Qwen3MoeForCausalLM",),
         {"qk_norm": "head"},
-        (*_BIASED_ATTENTION, *_EXPERTS, *_SIZED_EXPERTS, _PADS, "rope_scaling"),
+        (*_BIASED_ATTENTION, *_EXPERTS, *_SIZED_EXPERTS, "mlp_kinds", _PADS, "rope_scaling"),
     ),
     "olmoe": Family(
         ("OlmoeForCausalLM",),

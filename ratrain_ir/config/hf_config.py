@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.config.families import ARCHITECTURES, FAMILIES, FAMILY, 
 from ratrain.ratrain_ir.config.hf_keys import (
     CALLED_ELSEWHERE,
     CLASS_DEFAULTS,
+    DENSE_LAYERS,
     LAYER_NORM_EPS,
     PADDING_TOKEN_KEY,
     RMS_NORM_EPS,
@@ -21,7 +22,7 @@ from ratrain.ratrain_ir.config.hf_keys import (
     keys_of,
 )
 from ratrain.ratrain_ir.config.hf_rope import Translation, positions
-from ratrain.ratrain_ir.config.hf_rules import WINDOW_OF_QWEN, activation, biases, layers, scales
+from ratrain.ratrain_ir.config.hf_rules import WINDOW_OF_QWEN, activation, biases, layers, mlp_kinds, scales
 from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.text import shown
 
@@ -50,6 +51,8 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
     _defaults(family, out)
     _kv_heads(data, family, report)
     out.fields |= layers(data, family, report)
+    if "mlp_kinds" in FAMILY[family].free:
+        out.fields |= mlp_kinds(data, report)
     positions(data, family, out, report)
     out.fields |= biases(data, family, report)
     out.fields |= scales(data, family, out.fields.get("hidden_size"), report)
@@ -201,10 +204,12 @@ def inert_keys(data: Mapping[str, object], family: str) -> dict[str, object]:
     """Return the keys of a readable `config.json` that change nothing in the mathematics of training, in its order.
 
     The dtype of stored weights is not among them, as each file of weights has its own. Qwen's window is, if it is
-    unused.
+    unused. So is a key of layers with a dense MLP, if it names none.
     """
     unused = WINDOW_OF_QWEN if not data.get("use_sliding_window") and "use_sliding_window" in data else ()
-    inert = keys_of(family).inert
+    known = keys_of(family)
+    said = {key for key in DENSE_LAYERS if key in data and data[key] not in known.neutral.get(key, ((), ""))[0]}
+    inert = known.inert - said
     return {key: value for key, value in data.items() if key in inert or key in unused}
 
 

@@ -113,6 +113,9 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
         keys["mlp_bias"] = model.mlp_bias
     if model.family == "qwen2_moe":
         keys["qkv_bias"] = model.qkv_bias
+    if model.mlp_kinds:
+        dense = [layer for layer, kind in enumerate(model.mlp_kinds) if kind == "d"]
+        keys |= {"decoder_sparse_step": 1, "mlp_only_layers": dense}
     if model.family in ("gemma2", "gemma3_text"):
         assert model.attention_scale is not None  # required in this family
         keys["query_pre_attn_scalar"] = _inverse(model.attention_scale, -2, lambda scalar: scalar**-0.5)

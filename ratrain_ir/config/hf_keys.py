@@ -407,6 +407,8 @@ def _with_experts(
     )
 
 
+DENSE_LAYERS = ("mlp_only_layers", "decoder_sparse_step")
+"""Keys of Qwen's layers with a dense MLP among those with experts."""
 _NORMALISED = {"router_normalised": "norm_topk_prob"}
 _SIZED = {"expert_size": "moe_intermediate_size", **_NORMALISED}
 _LOGIT_SOFTCAP = {"logit_softcap": "final_logit_softcapping"}
@@ -434,9 +436,13 @@ _KEYS = {
     "gpt_neox": _gpt_neox(),
     "mixtral": _with_experts("num_local_experts"),
     "qwen2_moe": _with_experts(
-        "num_experts", "qkv_bias", renamed={**_SIZED, "shared_expert_size": "shared_expert_intermediate_size"}
+        "num_experts",
+        "qkv_bias",
+        *DENSE_LAYERS,
+        renamed={**_SIZED, "shared_expert_size": "shared_expert_intermediate_size"},
     ),
-    "qwen3_moe": _with_experts("num_experts", renamed=_SIZED),  # versions below 5 of `transformers` read this key only
+    # versions below 5 of `transformers` read this key of the number of experts only
+    "qwen3_moe": _with_experts("num_experts", *DENSE_LAYERS, renamed=_SIZED),
     "olmoe": _with_experts("num_experts", renamed=_NORMALISED),
     "granitemoe": _with_experts("num_local_experts", *_MULTIPLIERS, harmless=DROPOUT["granitemoe"]),
 }

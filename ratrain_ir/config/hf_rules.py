@@ -229,6 +229,32 @@ def _layer_types(data: Mapping[str, object], report: Report) -> str | None:
     return "".join(letters[kind] for kind in types)
 
 
+def mlp_kinds(data: Mapping[str, object], report: Report) -> dict[str, object]:
+    """Return which layers have experts, by Qwen's rule: every n-th one, but those with a dense MLP by their numbers.
+
+    n is `decoder_sparse_step`, and the others are listed in `mlp_only_layers`. No field where all layers have experts.
+    """
+    step, dense = data.get("decoder_sparse_step"), data.get("mlp_only_layers")
+    step, dense = 1 if step is None else step, [] if dense is None else dense
+    if type(step) is not int or step < 1:
+        message = f"'decoder_sparse_step' is {shown(step)}: a count of layers, from 1 on, is expected"
+        report.error("RT060", "decoder_sparse_step", message)
+        return {}
+    if not isinstance(dense, list) or not all(type(each) is int for each in dense):
+        message = f"'mlp_only_layers' is {shown(dense)}: a list of numbers of layers is expected"
+        report.error("RT060", "mlp_only_layers", message)
+        return {}
+    others = set(dense)
+    letters = "".join(
+        "e" if layer not in others and (layer + 1) % step == 0 else "d" for layer in range(_layer_count(data))
+    )
+    if "e" not in letters:
+        key = "mlp_only_layers" if len(others) >= len(letters) else "decoder_sparse_step"
+        message = f"'{key}' is {shown(data[key])}: no layer of the model has experts"
+        report.error("RT061", key, message, help="supported are models of which some layers have experts")
+    return {"mlp_kinds": letters} if set(letters) == {"d", "e"} else {}
+
+
 def _unwindowed(kinds: str | None, report: Report) -> dict[str, object]:
     """Return no fields; report `layer_types` that ask for a window when none is in use."""
     if kinds and "w" in kinds:

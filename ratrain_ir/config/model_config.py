@@ -48,7 +48,7 @@ _ALWAYS = (
 
 @frozen(cache_hash=True)
 class LayerKind:
-    """Properties in which layers of one model may differ: visible tokens and rotation."""
+    """Properties in which layers of one model may differ: visible tokens, rotation, and the kind of mlp."""
 
     window: int | None
     """Tokens that a token sees, itself included; None: all before it."""
@@ -56,6 +56,8 @@ class LayerKind:
     """Base of the rotary embedding; 0.0 without rotation."""
     rope_scaling: str
     """Text of a `RopeScaling`; empty: none."""
+    experts: bool = False
+    """True if its MLP is a mixture of experts."""
 
 
 @frozen(cache_hash=True)
@@ -63,7 +65,8 @@ class ModelConfig:
     """Decoder-only language model: its sizes, and the make-up of its blocks.
 
     Defaults are as in LLaMA: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads` need not
-    equal `hidden_size`. With `experts` the MLP of every layer is a mixture: a router sends each token to some of them.
+    equal `hidden_size`. With `experts` MLPs are mixtures, in all layers or where `mlp_kinds` says so: a router sends
+    each token to some of them.
     """
 
     name: str
@@ -141,7 +144,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     """Factor of logits."""
     experts: int | None = None
-    """Experts of each layer's MLP; None: the MLP is dense."""
+    """Experts of each MLP that has some; None: all MLPs are dense."""
     experts_per_token: int | None = None
     """Experts that the router chooses for each token."""
     expert_size: int | None = None
@@ -150,6 +153,8 @@ class ModelConfig:
     """Inner width of an expert that every token passes through, weighted by a sigmoid gate of its own; None: none."""
     router_normalised: bool = True
     """True if the weights of a token's experts sum to 1 (softmax over the chosen), else softmax over all experts."""
+    mlp_kinds: str = ""
+    """One letter per layer, if layers differ: `e` a mixture of experts, `d` a dense MLP of width `ffn_size`."""
     padding_token: int | None = None
     """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
     training: Training = WHOLE
@@ -199,24 +204,42 @@ class ModelConfig:
         """Inner width of one expert."""
         return self.expert_size or self.ffn_size
 
+    def has_experts(self, layer: int) -> bool:
+        """Tell whether the MLP of a layer is a mixture of experts."""
+        # A slice in place of an index: a text may name a layer that the model has not, until the verifier refuses it.
+        return self.experts is not None and (not self.mlp_kinds or self.mlp_kinds[layer : layer + 1] == "e")
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers whose MLP is a mixture of experts."""
+        return 0 if self.experts is None else self.mlp_kinds.count("e") if self.mlp_kinds else self.layers
+
     def layer_kind(self, layer: int) -> LayerKind:
-        """Return the window and rotation of a layer."""
+        """Return the window, the rotation and the kind of MLP of a layer."""
+        experts = self.has_experts(layer)
         letter = self.layer_kinds[layer] if self.layer_kinds else "f" if self.sliding_window is None else "w"
         window = self.sliding_window if letter == "w" else None
         if letter == "n" or self.position != "rope":
-            return LayerKind(window, 0.0, "")
+            return LayerKind(window, 0.0, "", experts)
         if letter == "w" and self.local_rope_theta is not None:
-            return LayerKind(window, self.local_rope_theta, "")
-        return LayerKind(window, self.rope_theta, self.rope_scaling)
+            return LayerKind(window, self.local_rope_theta, "", experts)
+        return LayerKind(window, self.rope_theta, self.rope_scaling, experts)
 
-    def first_alike(self, layer: int) -> int:
-        """Return the first layer of the same kind as a layer, which represents all of them."""
-        return self.layer_kinds.index(self.layer_kinds[layer]) if self.layer_kinds else 0
+    def first_alike(self, kind: str, layer: int) -> int:
+        """Return the first layer whose block of a kind (`attention` or `mlp`) computes as a layer's does.
+
+        It represents all such layers; 0 for a layer that the model has not.
+        """
+        letters = self.mlp_kinds if kind == "mlp" else self.layer_kinds
+        return letters.find(letters[layer : layer + 1])
 
     def of_layers(self, numbers: tuple[int, ...]) -> ModelConfig:
         """Return the model with some of its layers alone, whose parameters keep their names."""
-        kinds = "".join(self.layer_kinds[number] for number in numbers) if self.layer_kinds else ""
-        return evolve(self, layers=len(numbers), layer_kinds=kinds, layer_numbers=numbers)
+        kinds, mlps = (
+            "".join(letters[number] for number in numbers) if letters else ""
+            for letters in (self.layer_kinds, self.mlp_kinds)
+        )
+        return evolve(self, layers=len(numbers), layer_kinds=kinds, mlp_kinds=mlps, layer_numbers=numbers)
 
     @property
     def widest_window(self) -> int | None:
@@ -233,18 +256,23 @@ class ModelConfig:
         """Parameters of one norm over the hidden size: weights, and biases if it is a layer norm."""
         return self.hidden_size * (2 if self.has_layer_norm else 1)
 
-    @property
-    def matrix_elements_per_layer(self) -> int:
-        """Elements of one layer's matrices that each token is multiplied by.
+    def layer_matrix_elements(self, layer: int) -> int:
+        """Return the elements of a layer's matrices that each token is multiplied by.
 
         They are query, key, value, output, and the MLP's. Of experts count the chosen ones, the router and, if there is
         one, the shared expert with its gate.
         """
-        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + self._mlp_elements(self.experts_per_token or 0)
+        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
+        return attention + self._mlp_elements(layer, self.experts_per_token or 0)
 
-    def _mlp_elements(self, experts: int) -> int:
-        """Return the elements of an MLP's matrices, with the given number of its experts."""
-        if self.experts is None:
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of all layers' matrices that each token is multiplied by."""
+        return sum(map(self.layer_matrix_elements, range(self.layers)))
+
+    def _mlp_elements(self, layer: int, experts: int) -> int:
+        """Return the elements of the matrices of a layer's MLP, with the given number of its experts if it has some."""
+        if self.experts is None or not self.has_experts(layer):
             return len(self.mlp_matrices) * self.hidden_size * self.ffn_size
         shared = 0 if self.shared_expert_size is None else len(self.mlp_matrices) * self.shared_expert_size + 1
         return self.hidden_size * (self.experts + experts * len(self.mlp_matrices) * self.expert_width + shared)
@@ -261,16 +289,11 @@ class ModelConfig:
         normed = {"none": 0, "head": 2 * self.head_dim, "whole": self.q_size + self.kv_size}[self.qk_norm]
         return self._block_norm_parameters + self.hidden_size * (projected + self.q_size) + biases + normed
 
-    @property
-    def mlp_parameters(self) -> int:
-        """Parameters of one MLP block: norms and matrices (of all experts), with biases if any."""
+    def layer_parameters(self, layer: int) -> int:
+        """Return the parameters of a layer: attention, and an MLP with norms, matrices (of all experts) and biases."""
         biases = (len(self.mlp_matrices) - 1) * self.ffn_size + self.hidden_size if self.mlp_bias else 0
-        return self._block_norm_parameters + self._mlp_elements(self.experts or 0) + biases
-
-    @property
-    def parameters_per_layer(self) -> int:
-        """Parameters of one layer: an attention and an MLP block."""
-        return self.attention_parameters + self.mlp_parameters
+        mlp = self._block_norm_parameters + self._mlp_elements(layer, self.experts or 0) + biases
+        return self.attention_parameters + mlp
 
     @property
     def head_parameters(self) -> int:
@@ -280,13 +303,14 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Trainable parameters of the model; a tied matrix counts once."""
-        total = self.embedding_parameters + self.layers * self.parameters_per_layer + self.head_parameters
+        total = self.embedding_parameters + sum(map(self.layer_parameters, range(self.layers))) + self.head_parameters
         return total - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
 
     @property
     def expert_parameters(self) -> int:
         """Parameters of the experts that routers choose from, in all layers; 0 without."""
-        return self.layers * (self._mlp_elements(self.experts or 0) - self._mlp_elements(0)) if self.experts else 0
+        of_one = len(self.mlp_matrices) * self.hidden_size * self.expert_width
+        return self.expert_layers * (self.experts or 0) * of_one
 
     @property
     def active_parameters(self) -> int:

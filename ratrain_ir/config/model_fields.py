@@ -133,6 +133,12 @@ def read_model(reader: FieldReader) -> ModelConfig:
         experts_per_token=reader.integer_or_none("experts_per_token", 1, _MAX_EXPERTS),
         expert_size=reader.integer_or_none("expert_size", 1, _MAX_FFN),
         shared_expert_size=reader.integer_or_none("shared_expert_size", 1, _MAX_FFN),
+        mlp_kinds=_optional_text(
+            reader,
+            "mlp_kinds",
+            lambda kinds: len(kinds) in (0, layers) and set(kinds) <= set("de"),
+            "a letter for each layer: e (experts) or d (a dense MLP)",
+        ),
         padding_token=reader.integer_or_none("padding_token", -_MAX_VOCAB, _MAX_VOCAB),
         **flags,
     )
@@ -242,11 +248,11 @@ def _check_activation(reader: FieldReader, config: ModelConfig) -> None:
 def _check_experts(reader: FieldReader, config: ModelConfig) -> None:
     """Check the fields of a mixture of experts: its kernels are of MLPs with a SiLU gate and without biases."""
     label = reader.label
-    others = ("experts_per_token", "expert_size", "shared_expert_size")
+    others = ("experts_per_token", "expert_size", "shared_expert_size", "mlp_kinds")
     if config.experts is None:
         asked = reader.good("family") and "experts" in FAMILY[config.family].free  # then their absence is reported
         for name in others if reader.good("experts") and not asked else ():
-            if reader.good(name) and getattr(config, name) is not None:
+            if reader.good(name) and getattr(config, name) not in (None, ""):
                 text = f"'{label(name)}' is {getattr(config, name)}, but the model has no experts"
                 reader.contradiction("RT062", name, text, help=f"give '{label('experts')}', or leave it out")
         return
@@ -259,6 +265,10 @@ def _check_experts(reader: FieldReader, config: ModelConfig) -> None:
     if reader.good("activation", "gated_mlp") and (config.activation, config.gated_mlp) != ("silu", True):
         text = f"experts with the activation {config.activation} are not supported"
         reader.contradiction("RT062", "activation", text, help="supported is silu with a gate")
+    if len(set(config.mlp_kinds)) == 1 and reader.good("mlp_kinds"):
+        text = f"'mlp_kinds' is {config.mlp_kinds}: all layers are alike"
+        way_out = "leave it out" if "e" in config.mlp_kinds else "give some layers an e; without any, leave out experts"
+        reader.contradiction("RT062", "mlp_kinds", text, help=way_out)
     for name in ("mlp_bias", "parallel_residual"):
         if reader.good(name) and getattr(config, name):
             text = f"'{label(name)}' does not go with experts"

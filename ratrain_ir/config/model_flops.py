@@ -41,4 +41,4 @@ def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """Return the operations per trained token, forward and backward: 6 per matrix weight, plus causal attention."""
     visible = sum(visible_pairs_of_layers(model, seq_len)) / seq_len
     attention = 3 * 4 * visible * model.q_size
-    return 6.0 * (model.layers * model.matrix_elements_per_layer + model.vocab_size * model.hidden_size) + attention
+    return 6.0 * (model.matrix_elements + model.vocab_size * model.hidden_size) + attention

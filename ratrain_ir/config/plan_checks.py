@@ -160,7 +160,9 @@ def _check_experts(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
     if model.experts is None:
         return
     if plan.mlp_chunk is not None and reader.good("mlp_chunk"):
-        text = f"mlp_chunk cuts the rows of dense MLPs, but those of {model.name} are experts, which take all rows"
+        some = "some of " if model.mlp_kinds else ""
+        whose = f"{some}those of {model.name} are experts"
+        text = f"mlp_chunk cuts the rows of dense MLPs, but {whose}, which take all rows"
         way_out = "leave it out; smaller micro-batches or slices have fewer rows at a time"
         reader.contradiction("RT064", "mlp_chunk", text, help=way_out)
     if plan.half_run is not None and reader.good("accumulate"):

@@ -124,6 +124,11 @@ def previous_block(later: Block, model: ModelConfig) -> Block:
     return block("mlp", later.layer - 1) if later.layer else block("embed")
 
 
+def has_experts(model: ModelConfig, block: Block) -> bool:
+    """Tell whether a block is an mlp whose router sends each token to some of its experts."""
+    return block.kind == "mlp" and block.layer is not None and model.has_experts(block.layer)
+
+
 class Held(Enum):
     """Tensor of a block that a parameter lies in; the value is the operand of block ops."""
 
@@ -184,7 +189,7 @@ def _shapes(model: ModelConfig, block: Block) -> list[tuple[str, tuple[int, ...]
         shapes += _linear_shapes("o", hidden, model.q_size, bias=model.o_bias)
         for name in ("q", "k") if model.qk_norm != "none" else ():
             shapes.append((f"{name}_norm", (model.head_dim if model.qk_norm == "head" else widths[name],)))
-    elif model.experts is not None:
+    elif has_experts(model, block):
         shapes += expert_shapes(model)
     else:
         for name, shape in mlp_shapes(model, model.ffn_size):
@@ -278,17 +283,17 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     model = rank_model(model, plan)
     owners = (block("embed"), block("head")) if tied else (owner,)
     # a group of replicas divides their number, so its larger shards are aligned too
-    quantum = PARAMETER_ALIGNMENT * holders(plan, owner)
+    quantum = PARAMETER_ALIGNMENT * holders(model, plan, owner)
     ends = [last.offset + last.elements for each in owners for last in trained_parameters(model, each)]
     return -(-max(ends, default=0) // quantum) * quantum
 
 
-def holders(plan: Plan, owner: Block) -> int:
+def holders(model: ModelConfig, plan: Plan, owner: Block) -> int:
     """Return the number of a stage's replicas with the same parameters of a block: all of them, or a share.
 
-    Where neighbouring replicas share out experts, the mlps of one in `ep` are alike.
+    Where neighbouring replicas share out experts, mlps with experts are alike on one in `ep`.
     """
-    return plan.replicas // plan.ep if owner.kind == "mlp" else plan.replicas
+    return plan.replicas // plan.ep if has_experts(model, owner) else plan.replicas
 
 
 def trains(model: ModelConfig, plan: Plan, owner: Block) -> bool:

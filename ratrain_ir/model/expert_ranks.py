@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
-from ratrain.ratrain_ir.model.blocks import Block, Parameter, block, trained_parameters
+from ratrain.ratrain_ir.model.blocks import Block, Parameter, block, has_experts, trained_parameters
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, experts_of
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 
@@ -32,9 +32,14 @@ Types = dict[str, TensorType]
 """Types by name of tensor, in the order of operands."""
 
 
-def shares_experts(plan: Plan, block: Block) -> bool:
+def shares_experts(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether replicas share out the experts of a block, and exchange rows for them."""
-    return plan.ep > 1 and block.kind == "mlp"
+    return plan.ep > 1 and has_experts(model, block)
+
+
+def first_with_experts(model: ModelConfig) -> Block:
+    """Return the first mlp that has experts; those of all such mlps are as many and as large."""
+    return block("mlp", max(0, model.mlp_kinds.find("e")))
 
 
 class Stack(NamedTuple):
@@ -69,7 +74,7 @@ def copied_stacks(model: ModelConfig, owner: Block) -> list[tuple[str, tuple[int
 
 def pool_elements(model: ModelConfig, plan: Plan) -> int:
     """Return the elements of copies of as many experts as a rank holds."""
-    return sum(each.elements for each in expert_stacks(rank_model(model, plan), block("mlp", 0)))
+    return sum(each.elements for each in expert_stacks(rank_model(model, plan), first_with_experts(model)))
 
 
 def is_stack(weight: str) -> bool:
@@ -126,7 +131,7 @@ def combined_types(model: ModelConfig, plan: Plan, *, gradient: bool) -> Types:
 
 def exchanged_types(model: ModelConfig, plan: Plan, owner: Block) -> Types:
     """Return all tensors that ops of expert ranks leave for each other; none for other blocks."""
-    if not shares_experts(plan, owner):
+    if not shares_experts(model, plan, owner):
         return {}
     types = dispatched_types(model, plan, gradient=True) | made_types(model, plan) | made_gradient_types(model, plan)
     return types | combined_types(model, plan, gradient=False) | combined_types(model, plan, gradient=True)

@@ -19,7 +19,7 @@ def routed_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ..
 
     Nothing for other blocks, and without expert ranks.
     """
-    if not shares_experts(plan, block):
+    if not shares_experts(model, plan, block):
         return ()
     return tuple(slot for slot in forward_slots(model, plan, block) if not slot.name.startswith("shared_"))
 

@@ -30,24 +30,26 @@ def zero_level(plan: Plan, block: Block) -> int:
     return plan.zero if levels is None else levels.level(block.kind, block.layer, plan.zero)
 
 
-def is_sharded(plan: Plan, block: Block) -> bool:
+def is_sharded(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether a block's optimizer state is sharded over replicas: ZeRO level 1 or more, and several replicas."""
-    return holders(plan, block) > 1 and zero_level(plan, block) >= 1
+    return holders(model, plan, block) > 1 and zero_level(plan, block) >= 1
 
 
-def shard_count(plan: Plan, block: Block) -> int:
+def shard_count(model: ModelConfig, plan: Plan, block: Block) -> int:
     """Return the number of shards of a block's optimizer state; 1 if every replica has all of it."""
-    return (plan.shard_group or holders(plan, block)) if is_sharded(plan, block) else 1
+    return (plan.shard_group or holders(model, plan, block)) if is_sharded(model, plan, block) else 1
 
 
-def gathered_bits(plan: Plan, block: Block) -> int | None:
+def gathered_bits(model: ModelConfig, plan: Plan, block: Block) -> int | None:
     """Return the bits that each element of a block is rounded to for its gathers; None if gathers are exact."""
-    return FORMATS[plan.gather_quantised] if plan.gather_quantised is not None and is_sharded(plan, block) else None
+    kind = plan.gather_quantised
+    return FORMATS[kind] if kind is not None and is_sharded(model, plan, block) else None
 
 
-def reduced_bits(plan: Plan, block: Block) -> int | None:
+def reduced_bits(model: ModelConfig, plan: Plan, block: Block) -> int | None:
     """Return the bits that each replica rounds a block's gradient elements to before their reduction; None if exact."""
-    return FORMATS[plan.reduce_quantised] if plan.reduce_quantised is not None and is_sharded(plan, block) else None
+    kind = plan.reduce_quantised
+    return FORMATS[kind] if kind is not None and is_sharded(model, plan, block) else None
 
 
 def gathers_within_step(plan: Plan, block: Block) -> bool:
@@ -58,25 +60,25 @@ def gathers_within_step(plan: Plan, block: Block) -> bool:
     return zero_level(plan, block) == 3
 
 
-def parts_view(plan: Plan, block: Block) -> bool:
+def parts_view(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether `view_group` replicas each keep a part of a block's view and gather the whole for each use."""
-    return plan.view_group is not None and is_sharded(plan, block) and gathers_within_step(plan, block)
+    return plan.view_group is not None and is_sharded(model, plan, block) and gathers_within_step(plan, block)
 
 
-def shares_frozen(plan: Plan, block: Block) -> bool:
+def shares_frozen(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether replicas have parts of a block's frozen parameters, and gather the whole for each use (ZeRO 3).
 
     Where gathers of views are rounded each replica has the whole: frozen parameters are rounded once, when they are
     loaded.
     """
-    return is_sharded(plan, block) and gathers_within_step(plan, block) and plan.gather_quantised is None
+    return is_sharded(model, plan, block) and gathers_within_step(plan, block) and plan.gather_quantised is None
 
 
-def frozen_parts(plan: Plan, block: Block) -> int:
+def frozen_parts(model: ModelConfig, plan: Plan, block: Block) -> int:
     """Return the number of replicas that have a block's frozen parameters between them; 1 if each has all."""
-    if not shares_frozen(plan, block):
+    if not shares_frozen(model, plan, block):
         return 1
-    return plan.view_group if plan.view_group is not None else shard_count(plan, block)
+    return plan.view_group if plan.view_group is not None else shard_count(model, plan, block)
 
 
 @cache
@@ -95,13 +97,13 @@ def _frozen_end(model: ModelConfig, plan: Plan, owner: Block, held: Held) -> int
     """Return the length of a block's frozen tensor, padded to equal parts where replicas share it."""
     frozen = [each for each in parameters(rank_model(model, plan), owner) if each.held is held]
     ends = [each.offset + prod(each.stored_shape) for each in frozen]
-    quantum = PARAMETER_ALIGNMENT * (holders(plan, owner) if shares_frozen(plan, owner) else 1)
+    quantum = PARAMETER_ALIGNMENT * (holders(model, plan, owner) if shares_frozen(model, plan, owner) else 1)
     return -(-max(ends, default=0) // quantum) * quantum
 
 
-def gathers_at_step_end(plan: Plan, block: Block) -> bool:
+def gathers_at_step_end(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether a block's view, or a replica's part of it, is made from masters once a step, for the next one."""
-    return is_sharded(plan, block) and (parts_view(plan, block) or not gathers_within_step(plan, block))
+    return is_sharded(model, plan, block) and (parts_view(model, plan, block) or not gathers_within_step(plan, block))
 
 
 def view_shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
@@ -126,16 +128,16 @@ def gathers_layers_within_step(plan: Plan) -> bool:
     return 3 in levels.of_layers.values() or any(levels.level(kind, None, plan.zero) == 3 for kind in SPLIT_KINDS)
 
 
-def keeps_view(plan: Plan, block: Block) -> bool:
+def keeps_view(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether every rank keeps a block's whole view from step to step, and its own update writes it."""
-    return not is_sharded(plan, block) and not gathers_within_step(plan, block)
+    return not is_sharded(model, plan, block) and not gathers_within_step(plan, block)
 
 
-def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
+def reduces_each_micro_batch(model: ModelConfig, plan: Plan, block: Block) -> bool:
     """Tell whether a block's gradient is reduced into shards after every micro-batch. No full gradient is then kept."""
-    return plan.reduce == "each-micro-batch" and holders(plan, block) > 1 and zero_level(plan, block) >= 2
+    return plan.reduce == "each-micro-batch" and holders(model, plan, block) > 1 and zero_level(plan, block) >= 2
 
 
 def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
     """Return the elements of one replica's shard of a block."""
-    return flat_elements(model, plan, block) // shard_count(plan, block)
+    return flat_elements(model, plan, block) // shard_count(model, plan, block)

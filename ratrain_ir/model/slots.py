@@ -15,7 +15,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, copies_of_keys, norms_over_ranks, rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.adapters import FIRST, is_stack
-from ratrain.ratrain_ir.model.blocks import Block, has_backward, parameters, trained_parameters
+from ratrain.ratrain_ir.model.blocks import Block, has_backward, has_experts, parameters, trained_parameters
 from ratrain.ratrain_ir.model.context_rows import held_runs
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows, expert_slots, pending_expert_slots
 from ratrain.ratrain_ir.model.expert_ranks import shares_experts
@@ -62,7 +62,7 @@ With experts the normed input is read for the router's logits, through which the
 
 def _unread_slots(model: ModelConfig, plan: Plan, block: Block) -> list[str]:
     """Return the slots that no gradient reads, as no weight or adapter of their linear layers trains."""
-    kind = "experts" if model.experts is not None and block.kind == "mlp" else block.kind
+    kind = "experts" if has_experts(model, block) else block.kind
     model = rank_model(model, plan)
     trained = {parameter.weight for parameter in trained_parameters(model, block)}
     read = {weight.rpartition("_lora_")[0] or weight.removesuffix("_proj") for weight in trained}
@@ -94,7 +94,7 @@ def forward_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
     if block.kind == "mlp":
         return (
             *_normed_slots(model, plan),
-            *_mlp_slots(model, plan),
+            *_mlp_slots(model, plan, block),
             *_low_slots(model, plan, block),
             *branch,
             *_statistics_slots(model, plan, "") * model.has_pre_norm,
@@ -116,9 +116,9 @@ def _low_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]
     return tuple(Slot(f"{stem}_low", type_) for stem, type_ in zip(stems, types, strict=True))
 
 
-def _mlp_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
+def _mlp_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return what an mlp saves between its norm and its branch: inputs of products; with experts also their choice."""
-    if model.experts is not None:
+    if has_experts(model, block):
         return tuple(Slot(*slot) for slot in expert_slots(model, plan))
     wide = tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.ffn_size))
     return tuple(Slot(name, wide) for name in (("gate", "up", "prod") if model.gated_mlp else ("up", "act")))
@@ -390,7 +390,7 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
         # The softmax gradient subtracts each row's mean of the probabilities' gradient. Whole probabilities give it
         # directly; fused attention computes it from its output `o`.
         names.remove("o")
-    if read is INPUT_HALF_SLOTS and block.kind == "mlp" and model.experts is None and "xn" in names:
+    if read is INPUT_HALF_SLOTS and block.kind == "mlp" and not has_experts(model, block) and "xn" in names:
         names.remove("xn")  # only a router's gradient is computed from its input again
     if read is INPUT_HALF_SLOTS and not through_heads:
         names = [name for name in names if name in ("q_in", "k_in", SQUARES)]
@@ -434,7 +434,7 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
         widths = {"dq_in": model.q_size, "dk_in": model.kv_size}
     elif block.kind == "attention":
         widths = {"dq": model.q_size, "dk": model.kv_size, "dv": model.kv_size}
-    elif block.kind == "mlp" and model.experts is not None:
+    elif has_experts(model, block):
         return (*(Slot(*slot) for slot in pending_expert_slots(model, plan)), *_pending_norm_slots(whole, plan, block))
     elif block.kind == "mlp":
         widths = dict.fromkeys(("dgate", "dup") if model.gated_mlp else ("dup",), model.ffn_size)
@@ -534,7 +534,7 @@ def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, 
     heads' output, and what comes with it, where ops of their own attend; all of an mlp whose experts replicas share
     out; and sums over tensor-parallel ranks.
     """
-    if shares_experts(plan, block):
+    if shares_experts(model, plan, block):
         return tuple(slot.name for slot in saved_slots(model, plan, block))
     if block.kind == "attention" and plan.cp > 1:
         return (*KEY_SLOTS, *ATTENDED * plan.attends_apart) if plan.exchanges_keys else ("o",)

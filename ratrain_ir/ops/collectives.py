@@ -426,14 +426,14 @@ def why_never_repeated(model: ModelConfig, plan: Plan) -> str:
     return ""
 
 
-def mean_group(plan: Plan, block: Block) -> Group:
+def mean_group(model: ModelConfig, plan: Plan, block: Block) -> Group:
     """Return the replicas over which a block's gradient is averaged: all, or those with the same experts."""
-    return Group.COPIES if shares_experts(plan, block) else Group.REPLICAS
+    return Group.COPIES if shares_experts(model, plan, block) else Group.REPLICAS
 
 
-def shards_group(plan: Plan, block: Block) -> Group:
+def shards_group(model: ModelConfig, plan: Plan, block: Block) -> Group:
     """Return the ranks that have all shards of a block between them: of all replicas, or those with its experts."""
-    return Group.COPIES if shares_experts(plan, block) else Group.SHARDS
+    return Group.COPIES if shares_experts(model, plan, block) else Group.SHARDS
 
 
 def repeats_sum(op: Op) -> TypeGuard[ReduceRows]:
@@ -517,11 +517,11 @@ def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], *, wi
     reads, writes = [], []
     for block in blocks:
         if trains(model, plan, block):
-            part = view_shard_role(model, plan, block) if parts_view(plan, block) else None
+            part = view_shard_role(model, plan, block) if parts_view(model, plan, block) else None
             master = state_role(model, plan, block, f"p.{block}", StateKind.MASTER)
             reads.append(part if part and within_step else master)
             writes.append(part if part and not within_step else view_role(model, plan, block, f"w.{block}"))
-        if within_step and shares_frozen(plan, block):
+        if within_step and shares_frozen(model, plan, block):
             reads += frozen_part_roles(model, plan, block)
             writes += [role._replace(name=f"{role.name}.{block}") for role in frozen_roles(model, plan, block)]
     return [(False, Signature(tuple(reads), tuple(writes)))]

@@ -411,7 +411,7 @@ def _stream_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 @cache
 def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
-    if shares_experts(plan, block):
+    if shares_experts(model, plan, block):
         raise SignatureError(f"replicas share out the experts of {block}: nothing of it is recomputed")
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     given = saved_roles(model, plan, block, optional=True, needed=sums)
@@ -441,10 +441,10 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     else:
         others = (*documents, *seen_key_roles(model, plan, block), *own_sum_roles(model, plan, block))
         others += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
-        others += (*branch_sum_roles(model, plan, block), *router_scale_roles(plan, block))
+        others += (*branch_sum_roles(model, plan, block), *router_scale_roles(model, plan, block))
         reads = (output_role("dy", model, plan, block), source, *saved, *views, *others)
     gradient = gradient_roles(model, plan, block)
-    if shares_experts(plan, block):  # `backward_experts` has begun the gradient of this piece
+    if shares_experts(model, plan, block):  # `backward_experts` has begun the gradient of this piece
         reads += combined_roles(model, plan, gradient=True)
         return [(True, Signature(reads, outputs, gradient))]
     # Key and value gradients of earlier slices: this slice writes the sums that it is the first to add to (`begun`),
@@ -535,14 +535,14 @@ def _add_branch_backward(model: ModelConfig, plan: Plan, block: Block) -> Candid
 
 @cache
 def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_whole_backward(plan, block)
+    check_whole_backward(model, plan, block)
     saved = half_roles(model, plan, block, INPUT_HALF_SLOTS)
     others = (
         *document_roles(model, plan, block),
         *seen_key_roles(model, plan, block),
         *own_sum_roles(model, plan, block),
         *branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block))),
-        *router_scale_roles(plan, block),
+        *router_scale_roles(model, plan, block),
     )
     ends = (output_role("dy", model, plan, block), input_role(model, plan, block))
     if gradients := gradients_of_heads(model, plan, block):
@@ -560,7 +560,7 @@ def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 @cache
 def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_whole_backward(plan, block)
+    check_whole_backward(model, plan, block)
     saved = half_roles(model, plan, block, WEIGHT_HALF_SLOTS)
     source = () if model.has_pre_norm else (input_role(model, plan, block),)
     values = tuple(role for role in gradients_before_norms(model, plan, block) if role.name == "dv")
@@ -585,7 +585,7 @@ def _update(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         state_role(model, plan, block, "m2", StateKind.MOMENT),
         scalar_role("t", Dtype.I64),
     )
-    writes = (view_role(model, plan, block),) if keeps_view(plan, block) else ()
+    writes = (view_role(model, plan, block),) if keeps_view(model, plan, block) else ()
     return [(True, Signature(reads, writes, state))]
 
 

@@ -140,9 +140,9 @@ EXPERT_OPS: tuple[type[Op], ...] = (Dispatch, Combine)
 """Kinds of collectives of expert ranks"""
 
 
-def check_expert_ranks(plan: Plan, block: Block) -> None:
+def check_expert_ranks(model: ModelConfig, plan: Plan, block: Block) -> None:
     """Raise `SignatureError` unless replicas share out the experts of a block."""
-    if not shares_experts(plan, block):
+    if not shares_experts(model, plan, block):
         raise SignatureError(f"{block} has no experts that replicas share out (ep = {plan.ep}): no row is exchanged")
 
 
@@ -159,14 +159,14 @@ def _choice_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 @cache
 def _route(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_expert_ranks(plan, block)
+    check_expert_ranks(model, plan, block)
     reads = (input_role(model, plan, block), *view_roles(model, plan, block))
     return [(False, Signature(reads, slot_roles(routed_slots(model, plan, block))))]
 
 
 @cache
 def _dispatch(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
-    check_expert_ranks(plan, block)
+    check_expert_ranks(model, plan, block)
     gradient = payload is Payload.GRADIENT
     dy = (output_role("dy", model, plan, block),) if gradient else ()
     reads = (*dy, *_choice_roles(model, plan, block), *view_roles(model, plan, block))
@@ -175,14 +175,14 @@ def _dispatch(model: ModelConfig, plan: Plan, block: Block, payload: Payload) ->
 
 @cache
 def _forward_experts(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_expert_ranks(plan, block)
+    check_expert_ranks(model, plan, block)
     given = _roles(dispatched_types(model, plan, gradient=False), "rows", "row_weights", "bounds", "pool")
     return [(False, Signature((*given, *view_roles(model, plan, block)), _roles(made_types(model, plan))))]
 
 
 @cache
 def _backward_experts(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    check_expert_ranks(plan, block)
+    check_expert_ranks(model, plan, block)
     types = dispatched_types(model, plan, gradient=True)
     given = _roles(types, "rows", "row_weights", "bounds", "pool", "drows")
     reads, made = (*given, *view_roles(model, plan, block)), _roles(made_gradient_types(model, plan))
@@ -192,7 +192,7 @@ def _backward_experts(model: ModelConfig, plan: Plan, block: Block) -> Candidate
 
 @cache
 def _combine(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
-    check_expert_ranks(plan, block)
+    check_expert_ranks(model, plan, block)
     gradient = payload is Payload.GRADIENT
     types = dispatched_types(model, plan, gradient=gradient)
     chosen = tuple(role for role in _choice_roles(model, plan, block) if role.name == "chosen")

@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
     Held,
     flat_elements,
+    has_experts,
     next_block,
     passes_gradient_on,
     trains,
@@ -118,9 +119,9 @@ def scale_role() -> Role:
     return scalar_role("scale", Dtype.F32, 2)
 
 
-def router_scale_roles(plan: Plan, block: Block) -> Roles:
+def router_scale_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the role of the loss scale for a backward that adds the gradients of a router's own losses; else none."""
-    return (scale_role(),) if block.kind == "mlp" and plan.router else ()
+    return (scale_role(),) if plan.router and has_experts(model, block) else ()
 
 
 def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:
@@ -211,8 +212,8 @@ def frozen_part_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
     Where a group of replicas shares views, they are parts of views too; `AllGather.members` tells groups by the kind.
     """
-    kind = StateKind.VIEW_SHARD if parts_view(plan, block) else StateKind.FROZEN
-    count = frozen_parts(plan, block)
+    kind = StateKind.VIEW_SHARD if parts_view(model, plan, block) else StateKind.FROZEN
+    count = frozen_parts(model, plan, block)
     return tuple(
         kind_role(f"{role.name}s.{block}", kind, tensor_type(role.type.dtype, (role.type.elements // count,)))
         for role in frozen_roles(model, plan, block)
@@ -248,7 +249,8 @@ def shard_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
 
 def reduced_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
     """Return the role of the reduced gradient that an update reads: a shard, or all of it if nothing is sharded."""
-    return shard_role(model, plan, block, name) if is_sharded(plan, block) else gradient_role(model, plan, block, name)
+    role = shard_role if is_sharded(model, plan, block) else gradient_role
+    return role(model, plan, block, name)
 
 
 def token_role(name: str, plan: Plan) -> Role:
@@ -336,9 +338,9 @@ def check_exchanged_heads(plan: Plan, block: Block) -> None:
         raise SignatureError(text)
 
 
-def check_whole_backward(plan: Plan, block: Block) -> None:
+def check_whole_backward(model: ModelConfig, plan: Plan, block: Block) -> None:
     """Raise `SignatureError` if replicas share out the experts of a block, whose backward then is not split."""
-    if shares_experts(plan, block):
+    if shares_experts(model, plan, block):
         raise SignatureError(f"replicas share out the experts of {block}: halves of its backward are not built")
 
 

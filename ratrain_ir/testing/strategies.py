@@ -117,6 +117,9 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
     if "experts" in known.free:
         fields["experts"] = draw(st.integers(1, 5))
         fields["experts_per_token"] = draw(st.integers(1, fields["experts"]))
+    if "mlp_kinds" in known.free:
+        kinds = draw(st.text(st.sampled_from("de"), min_size=layers, max_size=layers))
+        fields["mlp_kinds"] = kinds if len(set(kinds)) > 1 else ""
     if "o_bias" in known.free:
         fields |= dict.fromkeys(("qkv_bias", "o_bias"), draw(st.booleans()))
     return fields

@@ -189,7 +189,7 @@ class SymbolicRun(SymbolicCompletion):
                 self.set(roles["y"], self.written("x"), next_block(self.module.model, block), m)
         self.documents(op, roles, m)
         self.see_keys(op, roles, block, m)
-        if shares_experts(self.module.plan, block):
+        if shares_experts(self.module.model, self.module.plan, block):
             self.expect_saved(op, roles, block, m)
             self.take_back(op, roles, "returned")
         self.set_saved(op, roles, block, m)
@@ -257,7 +257,7 @@ class SymbolicRun(SymbolicCompletion):
     def contributed(self, block: Block, m: Piece) -> range | Shares:
         """Return the contributions that a gradient has once a piece's is whole."""
         share = self.sums.share(m, descending=True)
-        alone = reduces_each_micro_batch(self.module.plan, block)
+        alone = reduces_each_micro_batch(self.module.model, self.module.plan, block)
         return self.sums.shares(share + 1, share - share % self.sums.slices if alone else 0)
 
     def end_contribution(self, op: Backward, gradient: Tensor, block: Block, m: Piece) -> None:
@@ -424,7 +424,7 @@ class SymbolicRun(SymbolicCompletion):
         self.take_branch_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], self.written("dx"), block, m)
-        if shares_experts(self.module.plan, block):
+        if shares_experts(self.module.model, self.module.plan, block):
             self.take_back(op, roles, "dreturned", "dweights")
             self.end_contribution(op, roles["g"], block, m)
         elif "g" in roles:
@@ -477,7 +477,7 @@ class SymbolicRun(SymbolicCompletion):
         """Add to a gradient: micro-batches in ascending order, the slices of each in descending order."""
         share = self.sums.share(m, descending=True)
         # `begin` is the first contribution: the micro-batch's own if gradients are reduced after each micro-batch.
-        alone = reduces_each_micro_batch(self.module.plan, block)
+        alone = reduces_each_micro_batch(self.module.model, self.module.plan, block)
         begin = share - share % self.sums.slices if alone else 0
         if gradient in op.writes:
             if share != begin:

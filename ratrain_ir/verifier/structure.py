@@ -153,16 +153,16 @@ def check_sharding(
     module: Module, stage: Stage, op: ReduceScatter | AllGather | AllReduce, block: Block, report: Reporter
 ) -> None:
     """Report RT026 unless a collective on a block fits how the block's state is sharded."""
-    plan = module.plan
-    kept = keeps_view(plan, block) if type(op) is AllGather else not is_sharded(plan, block)
+    model, plan = module.model, module.plan
+    kept = keeps_view(model, plan, block) if type(op) is AllGather else not is_sharded(model, plan, block)
     if type(op) is not AllReduce and kept:
         text = f"'{op.keyword}' needs sharded state: {block} has zero = {zero_level(plan, block)} and dp = {plan.dp}"
         report.at_op("RT026", text, stage, op)
     if type(op) is AllGather:
         check_gather(module, stage, op, block, report)
     averages = type(op) is ReduceScatter or op.group in (Group.REPLICAS, Group.COPIES)
-    if type(op) is not AllGather and averages and op.group is not mean_group(plan, block):
-        wanted = mean_group(plan, block).value
+    if type(op) is not AllGather and averages and op.group is not mean_group(model, plan, block):
+        wanted = mean_group(model, plan, block).value
         report.at_op("RT026", f"'{op!r}': the gradient of {block} is averaged over '{wanted}'", stage, op)
     if type(op) is AllReduce and averages and not kept:
         report.at_op("RT026", f"{block} has sharded state, whose gradients 'reduce_scatter' reduces", stage, op)
@@ -170,12 +170,12 @@ def check_sharding(
 
 def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, report: Reporter) -> None:
     """Report RT026 unless a view is gathered when its ZeRO level requires, by the replicas that share it."""
-    plan = module.plan
-    group = shards_group(plan, block)
+    model, plan = module.model, module.plan
+    group = shards_group(model, plan, block)
     if op.group is not group:
         whose = "the replicas with its experts have" if group is Group.COPIES else "all replicas have"
         report.at_op("RT026", f"'{op!r}': {whose} the shards of {block} between them", stage, op)
-    within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(plan, block)
+    within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(model, plan, block)
     said = {op.phase is not None, op.micro_batch is not None}
     if said not in [{True}] * within_step + [{False}] * (at_end or not within_step):
         when = "within the step, for the forward or backward of a micro-batch"
@@ -183,7 +183,7 @@ def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, repo
         wanted += ", or a part of it once, at its end" * (within_step and at_end)
         text = f"under zero = {zero_level(plan, block)} the view of {block} is gathered {wanted}"
         report.at_op("RT026", text, stage, op)
-    if parts_view(plan, block) is not parts_view(plan, op.blocks[0]):
+    if parts_view(model, plan, block) is not parts_view(model, plan, op.blocks[0]):
         text = (
             f"groups have the view of one of {op.blocks[0]} and {block} between them, of the other they do "
             "not: no group gathers both"
@@ -207,7 +207,10 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
         report.at_op("RT026", "'all_reduce tensor' needs tensor-parallel ranks: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
         op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS, Group.CONTEXT)
-        or (op.group is Group.EXPERTS and not all(shares_experts(module.plan, block) for block in op.blocks))
+        or (
+            op.group is Group.EXPERTS
+            and not all(shares_experts(module.model, module.plan, block) for block in op.blocks)
+        )
         or (op.group is Group.ENDS and not ties_gradients(module.model, module.plan))
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
@@ -265,7 +268,7 @@ def _of_frozen(module: Module, op: Op, block: Block) -> str | None:
     if not plan.training:
         return None
     state = isinstance(op, ReduceScatter | AllGather | AllReduce | AllReduceScalar | Update)
-    gathers_frozen = isinstance(op, AllGather) and op.phase is not None and shares_frozen(plan, block)
+    gathers_frozen = isinstance(op, AllGather) and op.phase is not None and shares_frozen(model, plan, block)
     if state and not gathers_frozen and not trains(model, plan, block):
         return f"no parameter of {block} trains"
     if isinstance(op, BackwardInput | BackwardWeight):

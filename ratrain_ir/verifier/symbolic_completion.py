@@ -43,12 +43,12 @@ class SymbolicCompletion(SymbolicExchanges):
 
     def required(self) -> Iterator[Value]:
         """Yield everything that must be done in a step, as keys of `done`."""
-        plan = self.module.plan
+        model, plan = self.module.model, self.module.plan
         for share in range(plan.micro_batches * self.sums.slices):
             yield from self.passes(self.sums.piece(share, descending=False))
         yield from (("backward_weight", block, m) for block, m in self.split)
         for block in self.trained:
-            for m in range(plan.micro_batches) if reduces_each_micro_batch(plan, block) else ():
+            for m in range(plan.micro_batches) if reduces_each_micro_batch(model, plan, block) else ():
                 yield "reduce", block, m
             yield from self.required_of(block)
         yield from self.required_at_end()
@@ -63,14 +63,14 @@ class SymbolicCompletion(SymbolicExchanges):
 
     def required_of(self, block: Block) -> Iterator[Value]:
         """Yield what must be done for a block once a step: reductions and the update."""
-        plan = self.module.plan
-        if not is_sharded(plan, block):
-            yield ("all_reduce", mean_group(plan, block), block)
-        elif not reduces_each_micro_batch(plan, block):
+        model, plan = self.module.model, self.module.plan
+        if not is_sharded(model, plan, block):
+            yield ("all_reduce", mean_group(model, plan, block), block)
+        elif not reduces_each_micro_batch(model, plan, block):
             yield ("reduce", block, None)
         if plan.tp > 1:
             yield ("all_reduce", Group.TENSOR, block)
-        if shares_experts(plan, block):
+        if shares_experts(model, plan, block):
             yield ("all_reduce", Group.EXPERTS, block)
         yield ("update", block)
 

@@ -228,9 +228,10 @@ class _Sweep:
 
     def required(self) -> list[Int64s]:
         """Return numbers of everything that must happen, except weight halves."""
-        plan, run, every = self.module.plan, self.recorder, np.arange(self.module.plan.micro_batches)
+        model, plan, run = self.module.model, self.module.plan, self.recorder
+        every = np.arange(plan.micro_batches)
         of_each = [*run.passes(_ANY)]
-        of_each += [("reduce", block, _ANY) for block in run.trained if reduces_each_micro_batch(plan, block)]
+        of_each += [("reduce", block, _ANY) for block in run.trained if reduces_each_micro_batch(model, plan, block)]
         once = [what for block in run.trained for what in run.required_of(block)] + list(run.required_at_end())
         found = [self.numbers(what, every) for what in of_each]
         return [*found, np.array([self.number(what)[0] for what in once], np.int64)]

@@ -113,7 +113,7 @@ class SymbolicUpdates(SymbolicOffload):
         for block in op.blocks:
             master, part, whole = ("p", "p"), ("v", "part of view"), ("w", "view")
             source, made = master, whole
-            if parts_view(self.module.plan, block):
+            if parts_view(self.module.model, self.module.plan, block):
                 source, made = (master, part) if op.phase is None else (part, whole)
             frozen = zip(FROZEN_PARTS.items(), FROZEN.items(), strict=True)
             for (read, value), (name, whole_value) in ((source, made), *frozen):
@@ -163,7 +163,7 @@ class SymbolicUpdates(SymbolicOffload):
     def peer_values(self, block: Block) -> tuple[Value, Value]:
         """Return the values of a gradient and its flag after tensor-parallel or expert ranks have summed shared."""
         gradient, flag = self.reduced_values(block)
-        shared = self.module.plan.tp > 1 or shares_experts(self.module.plan, block)
+        shared = self.module.plan.tp > 1 or shares_experts(self.module.model, self.module.plan, block)
         return (("summed", block), (*flag, "of peers")) if shared else (gradient, flag)
 
     def final_values(self, block: Block) -> tuple[Value, Value]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.machine.cost import weight_bound_rows
 
 if TYPE_CHECKING:
@@ -25,10 +26,16 @@ def experts_text(model: ModelConfig) -> str:
         return ""
     share = 100 * model.expert_parameters / model.parameters
     shared = "" if model.shared_expert_size is None else f", and one of {model.shared_expert_size:,} for all tokens"
+    where = kinds_text(model) if model.mlp_kinds else "a layer"
     return (
-        f"experts: {model.experts} a layer, {model.expert_width:,} wide, {model.experts_per_token} for each token"
+        f"experts: {model.experts} {where}, {model.expert_width:,} wide, {model.experts_per_token} for each token"
         f"{shared}; they hold {share:.1f} % of the parameters, and a token uses {model.active_parameters:,} in all"
     )
+
+
+def kinds_text(model: ModelConfig) -> str:
+    """Return in how many layers there are experts, in words."""
+    return f"in {model.expert_layers} of {number_of(model.layers, 'layer')}"
 
 
 NOT_COUNTED = "experts that a token does not use are not counted"
@@ -41,6 +48,7 @@ def experts_json(model: ModelConfig) -> dict[str, Any] | None:
         return None
     return {
         "experts": model.experts,
+        "layers": model.expert_layers,
         "experts_per_token": model.experts_per_token,
         "expert_width": model.expert_width,
         "shared_expert_width": model.shared_expert_size,

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Dtype, tensor_type
-from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, Block, block_chain, parameters
+from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, Block, block_chain, has_experts, parameters
 from ratrain.ratrain_ir.model.slots import stream_type
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.console.console import size_text
@@ -47,7 +47,7 @@ class ModelFacts(Shown):
     kv_bytes_per_token: int
     """bytes of keys and values of all layers"""
     saved_bytes_per_layer: dict[str, int]
-    """bytes that a layer keeps of a sequence from forward to backward, by policy of `recompute`"""
+    """most bytes that a layer keeps of a sequence from forward to backward, by policy of `recompute`"""
     unusual: tuple[str, ...]
     """differences from LLaMA-2, a sentence each"""
 
@@ -107,17 +107,18 @@ def model_parts(facts: ModelFacts) -> Iterator[Part]:
     """Yield the tables and lines that describe a model."""
     model = facts.model
     rows = []
-    for (kind, count), group in groupby(sorted(facts.blocks, key=_place), key=lambda each: (each[0].kind, each[1])):
+    named = sorted((*_place(model, block), count) for block, count in facts.blocks)
+    for (_, name, count), group in groupby(named):
         number = sum(1 for _ in group)
         share = f"{100 * number * count / model.parameters:.1f} %"
-        name = f"{kind} of {model.experts} experts" if kind == "mlp" and model.experts else kind
         rows.append([name, str(number), f"{count:,}", f"{number * count:,}", share])
     yield TextTable(f"{model.name}, {model.family}", ("block", "blocks", "parameters each", "together", "share"), rows)
     kept = [
         [policy, size_text(count), f"{count // facts.seq_len:,}"]
         for policy, count in facts.saved_bytes_per_layer.items()
     ]
-    title = f"what a layer keeps of a sequence of {number_of(facts.seq_len, 'token')} for its backward, in f16"
+    most = ", at most" if model.mlp_kinds else ""
+    title = f"what a layer keeps of a sequence of {number_of(facts.seq_len, 'token')} for its backward{most}, in f16"
     yield TextTable(title, ("recompute policy", "kept", "bytes a token"), kept)
     yield (
         f"a token has {facts.boundary_bytes_per_token:,} bytes between layers, and {facts.kv_bytes_per_token:,} "
@@ -139,9 +140,10 @@ def summary(facts: ModelFacts) -> list[str]:
     return [each for each in (line, experts_text(model), unusual) if each]
 
 
-def _place(counted: tuple[Block, int]) -> int:
-    """Return the sort key of a kind of block in the table of blocks."""
-    return BLOCK_KINDS.index(counted[0].kind)
+def _place(model: ModelConfig, block: Block) -> tuple[int, str]:
+    """Return the sort key of a block in the table of blocks, and its kind in words."""
+    name = f"{block.kind} of {model.experts} experts" if has_experts(model, block) else block.kind
+    return BLOCK_KINDS.index(block.kind), name
 
 
 def _counted_blocks(model: ModelConfig) -> Iterator[tuple[Block, int]]:

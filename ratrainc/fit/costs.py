@@ -117,7 +117,7 @@ def _score_share(job: Job) -> float:
     model = job.model
     whole = model_flops_per_token(model, _of(job.seq_len))
     head = 6.0 * model.vocab_size * model.hidden_size
-    return (whole - head - 6.0 * model.layers * model.matrix_elements_per_layer) / whole
+    return (whole - head - 6.0 * model.matrix_elements) / whole
 
 
 def _dequantisation(job: Job, machine: Machine) -> float:
@@ -129,7 +129,7 @@ def _dequantisation(job: Job, machine: Machine) -> float:
     assert job.model is not None
     if job.adapter is None or job.adapter.base_bits is None:
         return 0.0
-    weights = job.model.layers * job.model.matrix_elements_per_layer
+    weights = job.model.matrix_elements
     passes = _of(job.gradient_accumulation) * (3 if job.checkpointing is Checkpointing.FULL else 2)
     each = job.adapter.base_bits / 8 + 2 * _bytes(job.compute_dtype)
     return passes * weights * each / machine["ddr_bandwidth"]

@@ -171,7 +171,7 @@ class _Stage:
     def parameters(self) -> int:
         """Elements of the stage's parameters; a tied matrix counts once in a stage."""
         model = self.model
-        count = self.layers * model.parameters_per_layer
+        count = sum(map(model.layer_parameters, self.plan.chunk_layers(self.index, model)))
         count += model.embedding_parameters if self.index == 0 else 0
         if not self.last:
             return count

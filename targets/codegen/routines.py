@@ -15,7 +15,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, trained_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
-from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, parameters, passes_gradient_on
+from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, has_experts, parameters, passes_gradient_on
 from ratrain.ratrain_ir.model.expert_ranks import shares_experts
 from ratrain.ratrain_ir.model.expert_slots import routed_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
@@ -121,11 +121,11 @@ def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
 def representative(one: Block, model: ModelConfig, plan: Plan) -> Block:
     """Return the block of the first layer of its kind: like layers share one routine.
 
-    All mlp blocks are alike, unless other parameters of them train.
+    Mlp blocks differ by having experts or not, and by which of their parameters train.
     """
     if one.layer is None:
         return one
-    alike = block(one.kind, model.first_alike(one.layer) if one.kind == "attention" else 0)
+    alike = block(one.kind, model.first_alike(one.kind, one.layer))
     return _first_trained_alike(one, alike, model, plan) if plan.training else alike
 
 
@@ -134,7 +134,7 @@ def _first_trained_alike(one: Block, alike: Block, model: ModelConfig, plan: Pla
     """Return the first block that is like `alike` and trains as `one` does."""
     form = _trained_form(one, model, plan)
     layers = range(alike.layer or 0, model.layers)
-    of_kind = [layer for layer in layers if one.kind == "mlp" or model.first_alike(layer) == alike.layer]
+    of_kind = [layer for layer in layers if model.first_alike(one.kind, layer) == alike.layer]
     others = (block(one.kind, layer) for layer in of_kind)
     return next(each for each in others if _trained_form(each, model, plan) == form)
 
@@ -189,16 +189,16 @@ def _recipe(form: RoutineForm, model: ModelConfig, plan: Plan) -> Callable[[Buil
     kind, backward = form.block.kind, form.keyword in _BACKWARDS
     if plan.cp > 1 and (kind, form.keyword) == ("attention", "forward"):
         return _attend
-    if shares_experts(plan, form.block):
+    if shares_experts(model, plan, form.block):
         return _OF_EXPERT_RANKS[form.keyword]
     return (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
-        ("mlp", False): mlp_forward if model.experts is None else experts_forward,
+        ("mlp", False): experts_forward if has_experts(model, form.block) else mlp_forward,
         ("head", False): _head_forward,
         ("embed", True): _embed_backward,
         ("attention", True): _attention_backward,
-        ("mlp", True): mlp_backward if model.experts is None else experts_backward,
+        ("mlp", True): experts_backward if has_experts(model, form.block) else mlp_backward,
         ("head", True): _head_backward,
     }[kind, backward]
 

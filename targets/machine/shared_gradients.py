@@ -49,18 +49,25 @@ def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block], group: 
     They are tensor-parallel ranks, or expert ranks.
     """
     total: dict[int, SharedElements] = {}
-    for (kind, shards), count in Counter((each.kind, shard_count(plan, each)) for each in blocks).items():
-        for replica, shared in _shared_of_kind(model, plan, kind, shards, group).items():
+    counts = Counter((_first_alike(model, each), shard_count(model, plan, each)) for each in blocks)
+    for (owner, shards), count in counts.items():
+        for replica, shared in _shared_of_block(model, plan, owner, shards, group).items():
             before = total.get(replica, NONE_SHARED)
             total[replica] = SharedElements(before.given + count * shared.given, before.added + count * shared.added)
     given = max((shared.given for shared in total.values()), default=0)
     return SharedElements(given, max((shared.added for shared in total.values()), default=0))
 
 
+def _first_alike(model: ModelConfig, owner: Block) -> Block:
+    """Return the first block with the same parameters as a block."""
+    return owner if owner.layer is None else block(owner.kind, model.first_alike(owner.kind, owner.layer))
+
+
 @cache
-def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int, group: str) -> Mapping[int, SharedElements]:
-    """Return the exchanged elements of the gradient of a block of a kind, by shard that exchanges any."""
-    owner = block(kind, 0 if kind in ("attention", "mlp") else None)
+def _shared_of_block(
+    model: ModelConfig, plan: Plan, owner: Block, shards: int, group: str
+) -> Mapping[int, SharedElements]:
+    """Return the exchanged elements of a block's gradient, by shard that exchanges any."""
     shard = flat_elements(model, plan, owner) // shards
     found: dict[int, SharedElements] = {}
     for parameter in trained_parameters(rank_model(model, plan), owner):

@@ -15,6 +15,12 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.model.blocks import block, block_chain
+from ratrain.ratrain_ir.model.sharded_blocks import shard_count
+from ratrain.ratrain_ir.ops.base import Group
+from ratrain.ratrain_ir.ops.collectives import AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Backward, Recompute
+from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, Combine, Dispatch, ForwardExperts, Route
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import parse_program, program_bytes
@@ -34,7 +40,7 @@ from tests.end_to_end.tiny_runs import (
     start,
     train,
 )
-from tests.end_to_end.toys import EXPERTS, SIX_EXPERTS
+from tests.end_to_end.toys import EXPERTS, SIX_EXPERTS, SOME_EXPERTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +65,7 @@ SCALED_EXPERTS = evolve(
     attention_scale=0.2,
 )
 """A tiny model with scaled embeddings, branches, scores and logits, and experts."""
-MODELS = {"experts": EXPERTS, "shared-expert": SIX_EXPERTS, "granite": SCALED_EXPERTS}
+MODELS = {"experts": EXPERTS, "shared-expert": SIX_EXPERTS, "granite": SCALED_EXPERTS, "some-layers": SOME_EXPERTS}
 SHARED_OUT = [(name, ranks) for name, of in MODELS.items() for ranks in (2, 4) if (of.experts or 0) % ranks == 0]
 """Models, and numbers of ranks that share out their experts evenly."""
 
@@ -105,10 +111,11 @@ def test_half_precision_rounds_rows_where_they_travel() -> None:
 
 
 @pytest.mark.parametrize("policy", ["joint", "none", "full", "attention", "mlp", "auto", "forward-side"])
-def test_passes_do_not_change_bits(policy: str) -> None:
+@pytest.mark.parametrize("model", [SIX_EXPERTS, SOME_EXPERTS], ids=["all-layers", "some-layers"])
+def test_passes_do_not_change_bits(model: ModelConfig, policy: str) -> None:
     keys: dict[str, Any] = {"pp": 3, "cuts": (1, 2), "ep": 2, "zero": 2}
-    expected = train(make_program(SIX_EXPERTS, **{**FOUR, **keys}), 2)
-    same_bits(expected, train(placed(policy, SIX_EXPERTS, **keys), 2, poison=True, check_memory=True))
+    expected = train(make_program(model, **{**FOUR, **keys}), 2)
+    same_bits(expected, train(placed(policy, model, **keys), 2, poison=True, check_memory=True))
 
 
 @pytest.mark.parametrize(
@@ -122,10 +129,11 @@ def test_passes_do_not_change_bits(policy: str) -> None:
     ],
     ids=str,
 )
-def test_stages_and_levels_do_not_change_bits(keys: dict[str, Any]) -> None:
+@pytest.mark.parametrize("model", [EXPERTS, SOME_EXPERTS], ids=["all-layers", "some-layers"])
+def test_stages_and_levels_do_not_change_bits(model: ModelConfig, keys: dict[str, Any]) -> None:
     common = {**FOUR, **F32, "router": RouterLosses(0.5, 0.1), "ep": 2}
-    expected = train(make_program(EXPERTS, **common, zero=1), 3)
-    other = train(make_program(EXPERTS, **{**common, **keys}), 3)
+    expected = train(make_program(model, **common, zero=1), 3)
+    other = train(make_program(model, **{**common, **keys}), 3)
     assert losses(expected) == losses(other)
     same_state_of_blocks(expected, other)
 
@@ -157,8 +165,39 @@ def test_the_order_of_instructions_does_not_change_bits() -> None:
         same_bits(expected, train(program, 2, interleave_seed=seed))
 
 
-def test_a_program_is_the_same_from_its_file() -> None:
-    program = make_program(SIX_EXPERTS, **FOUR, ep=2, zero=3)
+def test_only_layers_with_experts_exchange_rows_and_learn_losses_of_routers() -> None:
+    """The state of a dense mlp is among all replicas, as that of an attention."""
+    plan = make_plan(SOME_EXPERTS, **FOUR, ep=2, zero=2, router=RouterLosses(0.1))
+    stage = api.compile(SOME_EXPERTS, plan).stages[0]
+    with_experts = {block("mlp", layer) for layer, kind in enumerate(SOME_EXPERTS.mlp_kinds) if kind == "e"}
+    routed = [
+        op.block for op in stage.ops if isinstance(op, Route | Dispatch | ForwardExperts | BackwardExperts | Combine)
+    ]
+    assert {*routed} == with_experts
+    assert {op.block for op in stage.ops if type(op) is Backward and any(t.name == "scale" for t in op.reads)} == {
+        block("head"),
+        *with_experts,
+    }
+    averaged = {(each, op.group) for op in stage.ops if type(op) is ReduceScatter for each in op.blocks}
+    expected = {each: Group.COPIES if each in with_experts else Group.REPLICAS for each in block_chain(SOME_EXPERTS)}
+    assert averaged == {*expected.items()}
+    summed = {each for op in stage.ops if type(op) is AllReduce and op.group is Group.EXPERTS for each in op.blocks}
+    assert summed == with_experts
+    shards = {each: shard_count(SOME_EXPERTS, plan, each) for each in block_chain(SOME_EXPERTS)}
+    assert shards == {each: 2 if each in with_experts else 4 for each in shards}
+
+
+def test_recovery_of_a_dense_layer_is_as_without_expert_ranks() -> None:
+    """Its mlp is made again under `full`, of layers with experts nothing is."""
+    plan = make_plan(SOME_EXPERTS, **FOUR, ep=2)
+    module = api.compile(SOME_EXPERTS, plan, passes=f"place-1f1b,{POLICIES['full']}")
+    again = {str(op.block) for stage in module.stages for op in stage.ops if type(op) is Recompute}
+    assert again == {"attention.0", "mlp.0", "attention.1", "attention.2"}
+
+
+@pytest.mark.parametrize("model", [SIX_EXPERTS, SOME_EXPERTS], ids=["all-layers", "some-layers"])
+def test_a_program_is_the_same_from_its_file(model: ModelConfig) -> None:
+    program = make_program(model, **FOUR, ep=2, zero=3)
     data = program_bytes(program)
     again = parse_program(data, "experts.rtx")
     check_program(again)
@@ -167,19 +206,20 @@ def test_a_program_is_the_same_from_its_file() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"ep": 1}, {"ep": 3, "dp": 3}, {"ep": 2, "zero": 3}, {"pp": 3, "dp": 2}], ids=str)
-def test_a_run_goes_on_under_other_expert_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [SIX_EXPERTS, SOME_EXPERTS], ids=["all-layers", "some-layers"])
+def test_a_run_goes_on_under_other_expert_ranks(model: ModelConfig, keys: dict[str, Any], tmp_path: Path) -> None:
     """The state that is read is equal in every bit."""
     given = {**FOUR, **F32, "ep": 2, "zero": 2}
     place = str(tmp_path / "checkpoint")
-    written = train(make_program(SIX_EXPERTS, **given), 2, save=place)
+    written = train(make_program(model, **given), 2, save=place)
     changed = {**given, **keys}
     changed["cuts"] = tuple(range(1, changed["pp"]))
-    run = start(make_program(SIX_EXPERTS, **changed), 2, resume=place, new_data="dp" in keys)
+    run = start(make_program(model, **changed), 2, resume=place, new_data="dp" in keys)
     same_state_of_blocks(written, run)
     list(run.steps())
     back = str(tmp_path / "back")
-    other = train(make_program(SIX_EXPERTS, **{**given, "ep": 1}), 2, save=back)
-    again = start(make_program(SIX_EXPERTS, **given), 2, resume=back)
+    other = train(make_program(model, **{**given, "ep": 1}), 2, save=back)
+    again = start(make_program(model, **given), 2, resume=back)
     same_state_of_blocks(other, again)
 
 

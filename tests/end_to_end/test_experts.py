@@ -11,9 +11,14 @@ import pytest
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.model.blocks import block, block_chain, parameters
+from ratrain.ratrain_ir.model.slots import saved_slots
+from ratrain.ratrain_ir.model.trained_flops import block_flops
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.state import start_from_weights, training_state
 from ratrain.targets.runtime.kernels import kernel_set
@@ -31,7 +36,7 @@ from tests.end_to_end.tiny_runs import (
     stream_for,
     train,
 )
-from tests.end_to_end.toys import EXPERTS, SHARED_EXPERT
+from tests.end_to_end.toys import EXPERTS, SHARED_EXPERT, SIX_EXPERTS, SOME_EXPERTS, UNEVEN
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
@@ -111,7 +116,7 @@ ROUTERS = ("drawn", "one-hot", "hot-pair", "ragged", "idle", "equal")
 def with_router(model: ModelConfig, kind: str) -> dict[str, npt.NDArray[np.float32]]:
     """Weights whose routers send tokens as `kind` says."""
     values = drawn(model)
-    for unit in (block("mlp", layer) for layer in range(model.layers)):
+    for unit in (block("mlp", layer) for layer in range(model.layers) if model.has_experts(layer)):
         norm, router = (each for each in parameters(model, unit) if each.weight in ("norm", "router_proj"))
         matrix = values[router.name]
         if kind in ("one-hot", "hot-pair"):  # an input that is always large, and experts that want it
@@ -128,8 +133,10 @@ def with_router(model: ModelConfig, kind: str) -> dict[str, npt.NDArray[np.float
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize("model", [EXPERTS, SHARED_EXPERT], ids=["experts", "shared-expert"])
-@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "model", [EXPERTS, SHARED_EXPERT, SOME_EXPERTS], ids=["experts", "shared-expert", "some-layers"]
+)
+@pytest.mark.sampled(6)
 def test_any_router_fits_the_addresses_of_the_program(model: ModelConfig, router: str) -> None:
     """Released bytes are poisoned and reads are checked; `fast` and `reference` agree, so nothing is lost."""
     program, values = make_program(model, **{**ONE_RANK, "pp": 2}), with_router(model, router)
@@ -149,11 +156,12 @@ def test_any_router_fits_the_addresses_of_the_program(model: ModelConfig, router
     ],
     ids=lambda keys: "-".join(f"{name}{value}" for name, value in keys.items()),
 )
-def test_stages_and_levels_do_not_change_bits(keys: dict[str, Any]) -> None:
+@pytest.mark.parametrize("model", [SHARED_EXPERT, SOME_EXPERTS], ids=["all-layers", "some-layers"])
+def test_stages_and_levels_do_not_change_bits(model: ModelConfig, keys: dict[str, Any]) -> None:
     """With both losses of routers, which are taken of micro-batches and not of what a rank has."""
     common = {"micro_batches": 3, "router": RouterLosses(0.5, 0.1), **F32, "dp": keys["dp"]}
-    one = train(make_program(SHARED_EXPERT, **{**common, "pp": 1, "zero": 0, "grad_shard_dtype": "f32"}), 3)
-    other = train(make_program(SHARED_EXPERT, **{**common, **keys}), 3)
+    one = train(make_program(model, **{**common, "pp": 1, "zero": 0, "grad_shard_dtype": "f32"}), 3)
+    other = train(make_program(model, **{**common, **keys}), 3)
     assert losses(one) == losses(other)
     same_state_of_blocks(one, other)
 
@@ -180,6 +188,7 @@ def test_losses_of_routers_train_them() -> None:
         (EXPERTS, {"accumulate": "f16-runs"}, "is not built for the products of experts"),
         (EXPERTS, {"slices": (5, 5), "router": RouterLosses(0.1)}, "balance_loss is taken of whole micro-batches"),
         (MODEL, {"router": RouterLosses(0.0, 0.1)}, "z_loss is for routers of experts"),
+        (SOME_EXPERTS, {"mlp_chunk": 5}, "but some of those of"),
     ],
 )
 def test_what_experts_do_not_follow_is_refused(model: ModelConfig, keys: dict[str, Any], words: str) -> None:
@@ -213,7 +222,9 @@ def test_a_run_goes_on_under_another_layout(keys: dict[str, Any], tmp_path: Path
         same_state_of_blocks(run, whole)
 
 
-@pytest.mark.parametrize("model", [EXPERTS, SHARED_EXPERT], ids=["experts", "shared-expert"])
+@pytest.mark.parametrize(
+    "model", [EXPERTS, SHARED_EXPERT, SOME_EXPERTS], ids=["experts", "shared-expert", "some-layers"]
+)
 def test_exported_weights_start_a_run_of_any_layout(model: ModelConfig, tmp_path: Path) -> None:
     place, folder = str(tmp_path / "checkpoint"), str(tmp_path / "weights")
     train(make_program(model, **F32), 2, save=place)
@@ -226,6 +237,24 @@ def test_exported_weights_start_a_run_of_any_layout(model: ModelConfig, tmp_path
         found = training_state(begun.engine, 0).blocks
         for unit in state:
             assert found[unit].p.tobytes() == state[unit].p.tobytes()
+
+
+def test_layers_of_both_kinds_are_those_of_models_of_one() -> None:
+    """A model of which no router is asked, and one of which all are, have the same parameters layer by layer."""
+    dense = in_family(UNEVEN, "qwen2", qkv_bias=True)
+    for layer, kind in enumerate(SOME_EXPERTS.mlp_kinds):
+        for alike in ("attention", "mlp"):
+            unit, other = block(alike, layer), SIX_EXPERTS if kind == "e" else dense
+            assert parameters(SOME_EXPERTS, unit) == parameters(other, unit)
+            plans = [make_plan(model, **ONE_RANK) for model in (SOME_EXPERTS, other)]
+            assert saved_slots(SOME_EXPERTS, plans[0], unit) == saved_slots(other, plans[1], unit)
+    held = {each.name: each.elements for unit in block_chain(SOME_EXPERTS) for each in parameters(SOME_EXPERTS, unit)}
+    assert SOME_EXPERTS.parameters == sum(held.values())
+    idle = sum(count for name, count in held.items() if ".experts." in name) * 3 // 6
+    assert SOME_EXPERTS.active_parameters == SOME_EXPERTS.parameters - idle
+    assert [model_flops_per_token(model, 8) for model in (SOME_EXPERTS, dense)] == [
+        sum(block_flops(model, 8, WHOLE).values()) / 8 for model in (SOME_EXPERTS, dense)
+    ]
 
 
 def test_a_step_starts_again_where_it_stopped(tmp_path: Any) -> None:

@@ -220,7 +220,7 @@ def test_frozen_parameters_in_parts_train_the_same_bits(plan: str) -> None:
     wanted = 0
     for owner in block_chain(model):
         size = frozen_elements(model, made, owner) * 2 + packed_frozen_bytes(model, made, owner)
-        wanted += size // frozen_parts(made, owner)
+        wanted += size // frozen_parts(model, made, owner)
     assert carried_frozen(shared) == wanted < carried_frozen(kept)
 
 

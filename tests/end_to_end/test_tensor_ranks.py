@@ -60,6 +60,7 @@ MODELS = {
     "olmo2": evolve(OLMO2, layers=4, ffn_size=37),
     "experts": evolve(LAYERS4, family="mixtral", experts=4, experts_per_token=2),
     "shared-expert": evolve(SHARED_EXPERT, layers=4),
+    "some-layers": evolve(SHARED_EXPERT, layers=4, mlp_kinds="dede"),
     "normed-head": evolve(LAYERS4, family="baichuan", packed_qkv=True, kv_heads=4, normalised_head=True),
 }
 PLACEMENTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -43,7 +43,7 @@ from tests.end_to_end.tiny_runs import (
     state,
     train,
 )
-from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2, SHARED_EXPERT
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2, SHARED_EXPERT, SOME_EXPERTS
 from tests.targets.runtime.weights.parameter_views import named_parameters_of
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ def test_a_parameter_that_trains_alone_has_the_gradient_of_full_training(name: s
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize(
     "model",
-    [GPT2, GEMMA3, OLMO2, GRANITE, NEOX, EXPERTS, SHARED_EXPERT],
-    ids=("gpt2", "gemma3", "olmo2", "granite", "neox", "experts", "shared expert"),
+    [GPT2, GEMMA3, OLMO2, GRANITE, NEOX, EXPERTS, SHARED_EXPERT, SOME_EXPERTS],
+    ids=("gpt2", "gemma3", "olmo2", "granite", "neox", "experts", "shared expert", "layers with experts"),
 )
 @pytest.mark.sampled(3)
 def test_half_of_the_parameters_train_as_in_full_training(model: ModelConfig, part: int) -> None:
@@ -461,6 +461,7 @@ BESIDE_EXPERTS = {
     ),
     "routed": (EXPERTS, evolve(LORA, targets="v_proj, experts.gate_up_proj, experts.down_proj")),
     "gates": (SHARED_EXPERT, evolve(QV, targets="experts.gate_up_proj")),
+    "some layers": (SOME_EXPERTS, LORA),
     "down": (SHARED_EXPERT, evolve(QV, targets="o_proj, experts.down_proj, shared_expert.down_proj")),
     "shared expert": (SHARED_EXPERT, evolve(QV, targets="shared_expert.down_proj, shared_expert_gate")),
 }
@@ -574,7 +575,7 @@ def test_an_a_that_parts_share_has_the_sum_of_their_gradients(model: ModelConfig
 
 def test_operations_of_a_token_are_those_that_are_needed() -> None:
     """All of the model; its head alone; adapters of its last matrix alone."""
-    head, matrices = MODEL.vocab_size * MODEL.hidden_size, MODEL.layers * MODEL.matrix_elements_per_layer
+    head, matrices = MODEL.vocab_size * MODEL.hidden_size, MODEL.matrix_elements
     scores = MODEL.layers * 4 * 5.5 * MODEL.q_size
     adapter = LORA.rank * (MODEL.hidden_size + MODEL.ffn_size)
     for training, wanted in (

@@ -58,3 +58,5 @@ SHARED_EXPERT = in_family(
 """A mixture with an expert that all tokens pass through, by a gate of its own."""
 SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
 """The same with experts that two or three ranks share out evenly."""
+SOME_EXPERTS = evolve(SIX_EXPERTS, mlp_kinds="dee")
+"""The same, but the first layer has a dense MLP."""

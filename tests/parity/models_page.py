@@ -40,8 +40,8 @@ that are the reason and exits with 1. `ratrainc plan` prints a short form.
 What a family does not name is as in LLaMA: RMSNorm before each block, rotary positions, grouped queries where there are
 fewer key-value heads, no biases, a gated SiLU MLP. A configuration may choose what stands under "by choice".
 
-In families with experts, every layer has them, and each token goes to its chosen ones, none dropped. Routers have losses of
-their own if the plan says so ([experts](experts.md)).
+In families with experts every layer has them, or in Qwen's some, and each token goes to its chosen ones, none dropped.
+Routers have losses of their own if the plan says so ([experts](experts.md)).
 
 Tensor-parallel ranks (`tp` in the plan) share out all of them but olmoe, which norms whole queries and keys behind a norm of
 the input. They refuse norms of what attention and MLP side by side add, which no family has.

@@ -62,6 +62,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**QWEN, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3}),
     "qwen3_moe-normalised": ("qwen3_moe", {**QWEN, "norm_topk_prob": True, "attention_bias": True}),
     "qwen3_moe-all-chosen": ("qwen3_moe", {**QWEN, "num_experts_per_tok": 4}),
+    "qwen3_moe-one-dense": ("qwen3_moe", {**QWEN, "mlp_only_layers": [1]}),
+    "qwen3_moe-first-dense": (
+        "qwen3_moe",
+        {**QWEN, "mlp_only_layers": [0], "num_hidden_layers": 4, "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
+    "qwen3_moe-every-second": ("qwen3_moe", {**QWEN, "decoder_sparse_step": 2, "num_hidden_layers": 4}),
+    "qwen2_moe-every-second": ("qwen2_moe", {**SHARED, "decoder_sparse_step": 2}),
+    "qwen2_moe-both-rules": (
+        "qwen2_moe",
+        {**SHARED, "decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 4},
+    ),
     "olmoe": ("olmoe", FEW),
     "olmoe-normalised": ("olmoe", {**FEW, "norm_topk_prob": True, "num_key_value_heads": 4}),
     "granitemoe": ("granitemoe", GRANITE),
@@ -167,7 +178,7 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
     found = gradients(run, model)
     same_gradients(found, wanted)
     routers = [gradient for name, gradient in wanted.items() if name.endswith(ROUTERS)]
-    assert len(routers) == model.layers
+    assert len(routers) == model.expert_layers
     assert model.experts == 1 or all(gradient.any() for gradient in routers)
 
 

@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve, frozen
 
 from ratrain import api
+from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from tests.end_to_end.test_experts import F32, ROUTERS, trained, with_router
@@ -68,6 +69,8 @@ class Case:
             "router": RouterLosses(0.1, 0.01) if random.integers(2) else RouterLosses(),
         }
         policy = POLICIES[int(random.integers(len(POLICIES)))]
+        if "mlp_kinds" in FAMILY[family].free:
+            model = evolve(model, mlp_kinds=("", "dee", "ede", "ded")[int(random.integers(4))])
         return cls(
             model,
             keys,

@@ -270,6 +270,17 @@ def test_bounds_of_shared_out_experts_are_never_above_what_is_found(case):
     check_with_a_budget(model, shape, layers, named, machine, room)
 
 
+@settings(max_examples=8)
+@given(planned(peers=st.just(1), contexts=st.just(1)), st.sampled_from(["de", "ed", "dde", "eed"]))
+def test_bounds_of_layers_with_and_without_experts_are_never_above_what_is_found(case, kinds):
+    model, shape, layers, named, machine, room = case
+    assume(model.layers > 1)
+    kinds = (kinds * model.layers)[: model.layers]
+    model = evolve(with_shared_expert(small_model(model.layers, wide=True)), mlp_kinds=kinds if "d" in kinds else "")
+    assume({*kinds} == {"d", "e"})
+    check_with_a_budget(model, shape, layers, named, machine, room)
+
+
 @settings(max_examples=4)
 @given(planned(peers=st.just(1)), st.sampled_from(["wf", "fw", "wwf"]), st.sampled_from([4, 20]))
 def test_bounds_of_layers_with_other_windows_are_never_above_what_is_found(case, kinds, window):

@@ -135,7 +135,7 @@ def share_differentiated(part: Part) -> float:
     model = part.model
     stacks = [each for name, each in adapted_parameters(part).items() if name != ROUTER]
     used = sum(each.inputs * each.outputs for each in stacks) * (model.experts_per_token or 0)
-    return used / model.matrix_elements_per_layer
+    return used / model.layer_matrix_elements(0)
 
 
 # Refusals

@@ -26,6 +26,7 @@ from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrain_ir.model.expert_targets import DOWN, GATE_UP
 from ratrain.ratrain_ir.support.module_patterns import is_expression
 from ratrain.ratrainc.bridge.jobs.job import Experts, Job, Sharding
+from ratrain.ratrainc.facts.expert_facts import kinds_text
 from ratrain.ratrainc.fit.holdings.adapted_experts import ROUTER as ADAPTED_ROUTER
 from ratrain.ratrainc.fit.holdings.adapted_experts import adapted_parameters, router_kept, stack_gradient, stacks_kept
 from ratrain.ratrainc.fit.holdings.adapters import SHARED_INPUT, SHARED_PRODUCT, inputs_kept, names_path
@@ -235,6 +236,8 @@ def experts_refusal(job: Job) -> str:
     model = job.model
     if model is None or model.experts is None:
         return ""
+    if model.mlp_kinds:
+        return f"experts: bytes of models with experts {kinds_text(model)} are not known: use `plan` and `compile`"
     if job.framework not in TRANSFORMERS:
         known = ", ".join(sorted(TRANSFORMERS))
         return f"experts: code of {job.framework} for experts was not read (known: {known})"

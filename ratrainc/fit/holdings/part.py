@@ -244,7 +244,7 @@ class Part:
         """Elements of one layer's parameters."""
         model = self.model
         if model.experts is not None:  # whole on each rank: no formula of tensor-parallel experts is known here
-            return model.parameters_per_layer
+            return model.layer_parameters(0)
         matrices = model.hidden_size * (2 * self.query + 2 * self.key + len(model.mlp_matrices) * self.ffn)
         return matrices + self.layer_vectors
 

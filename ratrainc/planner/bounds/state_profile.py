@@ -157,7 +157,7 @@ class _State:
 
     def view_bytes(self, owner: Block) -> int:
         """Return the bytes of a whole view, with frozen parameters that are gathered as it is."""
-        gathered = self.whole_frozen_bytes(owner) if shares_frozen(self.plan, owner) else 0
+        gathered = self.whole_frozen_bytes(owner) if shares_frozen(self.module.model, self.plan, owner) else 0
         return self.whole_bytes(owner, self.plan.view_dtype) + gathered
 
     def gradient_bytes(self, owner: Block) -> int:
@@ -174,7 +174,7 @@ class _State:
 
     def part_bytes(self, owner: Block) -> int:
         """Return the bytes of a replica's part of a view that a group shares out; 0 if no group does."""
-        if not parts_view(self.plan, owner):
+        if not parts_view(self.module.model, self.plan, owner):
             return 0
         elements = view_shard_elements(self.module.model, self.plan, owner)
         return aligned(elements * Dtype(self.plan.view_dtype).itemsize)
@@ -190,7 +190,7 @@ class _State:
 
     def frozen_bytes(self, owner: Block) -> int:
         """Return the bytes of a replica's frozen parameters of a block, plain and packed, from step to step."""
-        return self.whole_frozen_bytes(owner, frozen_parts(self.plan, owner))
+        return self.whole_frozen_bytes(owner, frozen_parts(self.module.model, self.plan, owner))
 
     def whole_frozen_bytes(self, owner: Block, parts: int = 1) -> int:
         """Return the bytes of a block's frozen parameters, plain and packed, or of one of some equal parts of them."""
@@ -212,7 +212,7 @@ class _State:
 
     def reduces_each(self, owner: Block) -> bool:
         """Return True if a block's gradient is reduced after each micro-batch."""
-        return reduces_each_micro_batch(self.plan, owner)
+        return reduces_each_micro_batch(self.module.model, self.plan, owner)
 
     def seconds(self, op: type, owner: Block) -> float:
         """Return the seconds of a block's shortest op of a class; 0 if it has none."""

@@ -275,7 +275,7 @@ def _class_profile(
     keys = always_kept if plan.cp == 1 or attention_goes_back else 0
     keys += _shared_heads_bytes(model, plan, attention) if attention_goes_back else 0
     saved = _saved_bytes(model, plan, mlp)
-    routed = saved if shares_experts(plan, mlp) else 0
+    routed = saved if shares_experts(model, plan, mlp) else 0
     return _ClassProfile(
         forward,
         backward,
@@ -351,10 +351,11 @@ def _mlp_scratch_bytes(module: Module, target: MachineTarget) -> int:
     """Return the least workspace of an mlp's backward, with what expert ranks exchange for it.
 
     Rows that came back are live in the backward itself. When the experts go back, the rows that came and all that is
-    made of them are; the gradient of the mlp's input is not yet, nor, if that is made again, its input.
+    made of them are; the gradient of the mlp's input is not yet, nor, if that is made again, its input. A dense mlp
+    exchanges nothing.
     """
     scratch = _scratch_bytes(module, target, Backward, "mlp")
-    if module.plan.ep == 1:
+    if module.plan.ep == 1 or module.model.expert_layers < module.model.layers:
         return scratch
     model, plan = module.model, module.plan
     returned = _type_bytes(combined_types(model, plan, gradient=True))

@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, shares_heads
-from ratrain.ratrain_ir.model.blocks import Block, trained_blocks, trained_parameters
+from ratrain.ratrain_ir.model.blocks import Block, has_experts, trained_blocks, trained_parameters
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
@@ -257,7 +257,7 @@ class _StoredPieces:
     def read(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Yield elements [start, stop) of a block's whole tensor of a kind."""
         readers = [partial(_pieces_of, pieces, kind) for pieces in self.of_peers[block]]
-        if self.expert_ranks > 1 and block.kind == "mlp":
+        if self.expert_ranks > 1 and has_experts(self.model, block):
             return whole_of_experts(self.model, block, readers)(start, stop)
         return whole_pieces(self.model, block, readers)(start, stop)
 
@@ -271,7 +271,7 @@ def _stored_pieces(
     """
     blocks = {str(block): block for block in trained_blocks(model)}
     pieces_of: dict[Block, list[list[_StoredPiece]]] = {
-        block: [[] for _ in range(expert_ranks if expert_ranks > 1 and block.kind == "mlp" else peers)]
+        block: [[] for _ in range(expert_ranks if expert_ranks > 1 and has_experts(model, block) else peers)]
         for block in blocks.values()
     }
     for name, entry in files.items():
@@ -291,7 +291,7 @@ def _stored_pieces(
                 fail(
                     "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(owner)}, or has them in another type"
                 )
-            of_experts = expert_ranks > 1 and blocks[owner].kind == "mlp"
+            of_experts = expert_ranks > 1 and has_experts(model, blocks[owner])
             number = (_expert_rank_of(entry) if of_experts else _peer_of(entry))[0]
             pieces_of[blocks[owner]][number].append(_StoredPiece(start, stop, sound))
     own = evolve(model_of_rank(model, peers), expert_ranks=expert_ranks)

@@ -122,7 +122,7 @@ def _emptied(ranks: Sequence[RankExecutor], what: str, block: Block) -> list[_Fr
     found = []
     for rank in ranks:
         program = rank.program
-        role = f"{what}s" if shares_frozen(program.plan, block) else what
+        role = f"{what}s" if shares_frozen(program.model, program.plan, block) else what
         arrays = rank.all_carried(role, str(block))
         if not arrays:
             continue
@@ -231,7 +231,7 @@ class _ArenaStates(BlockStates):
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Yield elements [start, stop) of a block's tensor of a kind, as views of the ranks' tensors."""
         plan = self.engine.program.plan
-        if shares_experts(plan, block):
+        if shares_experts(self.model, plan, block):
             of_experts = [partial(self._of_part, block, kind, (0, number)) for number in range(plan.ep)]
             return whole_of_experts(self.model, block, of_experts)(start, stop)
         readers = [partial(self._of_part, block, kind, (peer, 0)) for peer in range(plan.tp)]
@@ -277,7 +277,7 @@ def _trained(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]
 def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, whole: FlatReader) -> None:
     """Fill a block's tensor of a kind on the given ranks; for masters (`p`) also fill the views."""
     program = engine.program
-    if program.plan.tp == 1 and not shares_experts(program.plan, block):
+    if program.plan.tp == 1 and not shares_experts(program.model, program.plan, block):
         _fill_alike(engine, ranks, block, kind, whole)
         return
     for part in sorted({_part_of(rank, block) for rank in ranks}):
@@ -288,8 +288,8 @@ def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, ki
 
 def _part_of(rank: RankExecutor, block: Block) -> tuple[int, int]:
     """Return which part of a block a rank has: (tensor-parallel rank, expert rank)."""
-    plan = rank.program.plan
-    return rank.peer, rank.replica % plan.ep if shares_experts(plan, block) else 0
+    model, plan = rank.program.model, rank.program.plan
+    return rank.peer, rank.replica % plan.ep if shares_experts(model, plan, block) else 0
 
 
 def _fill_alike(
@@ -324,7 +324,7 @@ def _fill_alike(
                 engine.scratch.reset()
                 into = view[low - held.start : high - held.start]
                 engine.kernels.cast(values[low - at : high - at], into, scratch=engine.scratch)
-    bits = gathered_bits(engine.program.plan, block)
+    bits = gathered_bits(engine.program.model, engine.program.plan, block)
     if bits is not None:  # a gather would have quantised the views: round them alike
         length = shard_elements(engine.program.model, engine.program.plan, block)
         for part in (part for _, view in views for part in view.reshape(-1, length)):

@@ -248,13 +248,13 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
     owner = named_block(name)
     if not program.topology.is_first_holder(owner, replica):
         return
-    start = program.topology.shard_range(owner, replica).start
+    start, routed = program.topology.shard_range(owner, replica).start, shares_experts(model, program.plan, owner)
     for parameter, low, high in parameters_within(model, owner, start, elements):
         if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
             continue  # counted with embed
         if peer % share_of(program.model, peers, parameter.weight).copies:
             continue  # counted with the first peer that has it
-        if shares_experts(program.plan, owner) and replica % expert_copies(program.plan, parameter.weight):
+        if routed and replica % expert_copies(program.plan, parameter.weight):
             continue  # counted with the first expert rank
         for first in range(low, high, SQUARES_CHUNK):
             yield first, min(first + SQUARES_CHUNK, high)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.blocks import block
-from ratrain.ratrain_ir.model.expert_ranks import stacks_of
+from ratrain.ratrain_ir.model.expert_ranks import first_with_experts, stacks_of
 from ratrain.targets.program.expert_balance import Run, balanced_shares, bounds_of, first_rows, runs_of
 from ratrain.targets.runtime.engine.tensor_collectives import summed
 from ratrain.targets.runtime.kernels.shared import group_by_expert
@@ -37,7 +36,7 @@ def copied_places(model: ModelConfig, plan: Plan, runs: Iterable[Run]) -> list[t
     Each is (place in the flat tensor of the expert's holder, place in the rank's pool of copies).
     """
     assert model.experts is not None
-    stacks, own, places = stacks_of(rank_model(model, plan), block("mlp", 0)), model.experts // plan.ep, []
+    stacks, own, places = stacks_of(rank_model(model, plan), first_with_experts(model)), model.experts // plan.ep, []
     for expert in sorted({run.expert for run in runs if run.copied}):
         for stack in stacks:
             at, copied = (start + expert % own * stack.length for start in (stack.in_block, stack.in_pool))

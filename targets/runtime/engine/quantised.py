@@ -27,12 +27,12 @@ _PIECE = 1 << 18
 
 def view_bits(program: Program, name: str) -> int | None:
     """Return the bits to which the view of a block is rounded; None if it is not."""
-    return gathered_bits(program.plan, named_block(name))
+    return gathered_bits(program.model, program.plan, named_block(name))
 
 
 def gradient_bits(program: Program, name: str) -> int | None:
     """Return the bits to which the gradient of a block is rounded; None if it is not."""
-    return reduced_bits(program.plan, named_block(name))
+    return reduced_bits(program.model, program.plan, named_block(name))
 
 
 def round_view(shard: NDArray[Any], bits: int, kernels: KernelSet, scratch: Scratch) -> None:

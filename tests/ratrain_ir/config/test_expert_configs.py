@@ -129,9 +129,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**OLMOE, "head_dim": 8}, "RT062", "the queries of family 'olmoe' are as wide as the model (64), not 32"),
     ({**MIXTRAL, "router_jitter_noise": 0.1}, "RT061", "noise at the input of the router"),
     ({**MIXTRAL, "output_router_logits": True}, "RT061", "one over all layers"),
-    ({**QWEN3_MOE, "decoder_sparse_step": 2}, "RT061", "a dense MLP in some of the layers"),
-    ({**QWEN3_MOE, "mlp_only_layers": [0]}, "RT061", "a dense MLP in some of the layers"),
-    ({**QWEN2_MOE, "mlp_only_layers": [1, 2]}, "RT061", "a dense MLP in some of the layers"),
+    ({**OLMOE, "decoder_sparse_step": 2}, "RT061", "a dense MLP in some of the layers"),
+    ({**MIXTRAL, "mlp_only_layers": [0]}, "RT061", "a dense MLP in some of the layers"),
+    ({**QWEN3_MOE, "mlp_only_layers": [2, 1, 0]}, "RT061", "no layer of the model has experts"),
+    ({**QWEN2_MOE, "decoder_sparse_step": 4}, "RT061", "'decoder_sparse_step' is 4: no layer"),
+    ({**QWEN3_MOE, "decoder_sparse_step": 0}, "RT060", "'decoder_sparse_step' is 0"),
+    ({**QWEN3_MOE, "decoder_sparse_step": True}, "RT060", "'decoder_sparse_step' is true"),
+    ({**QWEN3_MOE, "mlp_only_layers": 1}, "RT060", "'mlp_only_layers' is 1"),
+    ({**QWEN3_MOE, "mlp_only_layers": ["1"]}, "RT060", "'mlp_only_layers' is"),
     ({**MIXTRAL, "hidden_act": "gelu"}, "RT061", "experts with this activation are not supported"),
     ({**GRANITEMOE, "residual_multiplier": None}, "RT060", "'residual_multiplier' is null"),
     (without(MIXTRAL, "num_key_value_heads"), "RT060", "'num_key_value_heads' is missing"),
@@ -146,6 +151,35 @@ def test_refusal(data: dict[str, Any], code: str, phrase: str) -> None:
     assert (error.code, error.location.file) == (code, "config.json")
     assert phrase in error.message
     assert error.help or code == "RT060" or "num_experts_per_tok" in error.message or "cannot go" in error.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "kinds"),
+    [
+        ({}, ""),
+        ({"decoder_sparse_step": None, "mlp_only_layers": None}, ""),
+        ({"mlp_only_layers": [7, -1]}, ""),
+        ({"mlp_only_layers": [1]}, "ede"),
+        ({"mlp_only_layers": [2, 0, 0]}, "ded"),
+        ({"decoder_sparse_step": 2}, "ded"),
+        ({"decoder_sparse_step": 3}, "dde"),
+        ({"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}, "dedd" + "de"),
+    ],
+)
+@pytest.mark.parametrize("given", [QWEN2_MOE, QWEN3_MOE], ids=["qwen2_moe", "qwen3_moe"])
+def test_layers_with_experts_are_those_of_the_rule(given: dict[str, Any], keys: dict[str, Any], kinds: str) -> None:
+    """A layer has experts unless `mlp_only_layers` has its number, or it is not every n-th one."""
+    model = parse({**given, **keys})
+    assert model.mlp_kinds == kinds
+    assert model.expert_layers == (kinds.count("e") if kinds else model.layers)
+    dense = [layer for layer in range(model.layers) if not model.has_experts(layer)]
+    assert dense == [layer for layer, kind in enumerate(kinds) if kind == "d"]
+    written = hugging_face_config(model)
+    if kinds:
+        assert (written["decoder_sparse_step"], written["mlp_only_layers"]) == (1, dense)
+    assert parse(written) == model
+    assert model_from_fields(model.to_fields()) == model
+    assert ("mlp_kinds" in model.to_fields()) is bool(kinds)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -172,6 +206,11 @@ def test_a_family_with_experts_of_another_kind_is_refused_with_those_that_are_bu
         ("qwen3_moe", {"expert_size": None}, "'expert_size' is missing, which family 'qwen3_moe' always says"),
         ("qwen2_moe", {"shared_expert_size": None}, "'shared_expert_size' is missing"),
         ("mixtral", {"shared_expert_size": 8}, "contradicts family 'mixtral'"),
+        ("olmoe", {"mlp_kinds": "ede"}, "contradicts family 'olmoe'"),
+        ("qwen3_moe", {"mlp_kinds": "eee"}, "all layers are alike"),
+        ("qwen3_moe", {"mlp_kinds": "ddd"}, "all layers are alike"),
+        ("qwen3_moe", {"mlp_kinds": "ed"}, "a letter for each layer"),
+        ("qwen3_moe", {"mlp_kinds": "ewd"}, "a letter for each layer"),
         ("mixtral", {"router_normalised": False}, "contradicts family 'mixtral'"),
         ("granitemoe", {"attention_scale": None}, "'attention_scale' is missing"),
         ("olmoe", {"heads": 2}, "the queries of family 'olmoe' are as wide as the model"),

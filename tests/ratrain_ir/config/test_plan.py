@@ -50,7 +50,7 @@ def test_slices_by_number_of_even_work_and_by_length():
     assert sum(by_work) == 4096
     assert list(by_work) == sorted(by_work, reverse=True), "later slices attend to more keys, so they are shorter"
     pairs = [sum(range(sum(by_work[:n]) + 1, sum(by_work[: n + 1]) + 1)) for n in range(4)]
-    work = [2 * MODEL.matrix_elements_per_layer * n + 4 * MODEL.q_size * p for n, p in zip(by_work, pairs, strict=True)]
+    work = [2 * MODEL.layer_matrix_elements(0) * n + 4 * MODEL.q_size * p for n, p in zip(by_work, pairs, strict=True)]
     assert max(work) / min(work) == pytest.approx(1, abs=0.01)
     windowed = evolve(MODEL, family="mistral", sliding_window=1)
     assert lengths('"even-work 4"', windowed) == (1024,) * 4, "with a window of one token all slices do the same"

@@ -12,6 +12,7 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.blocks import block_chain, parameters
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.facts.expert_facts import expert_rows_note, experts_json, experts_text
+from ratrain.ratrainc.facts.model_facts import model_facts, model_parts
 from ratrain.targets.machine.machine import load_machine
 
 PLAN = Plan(pp=1, dp=1, cuts=(), micro_batch_size=2, micro_batches=1, seq_len=2048)
@@ -53,6 +54,22 @@ def test_rows_of_experts_are_noted_with_a_way_out() -> None:
     dense = load_model("llama-3.2-1b")
     assert expert_rows_note(dense, PLAN, machine) == experts_text(dense) == ""
     assert experts_json(dense) is None
+
+
+def test_layers_of_both_kinds_are_counted_apart() -> None:
+    """Of a layer with experts, and of one without; what a layer keeps is that of the one that keeps more."""
+    whole = load_model("qwen3-30b-a3b")
+    model = evolve(whole, mlp_kinds="de" * 24)
+    assert model.layer_parameters(1) - model.layer_parameters(0) == 128 * (2048 + 3 * 2048 * 768) - 3 * 2048 * 6144
+    assert model.parameters == whole.parameters - 24 * (model.layer_parameters(1) - model.layer_parameters(0))
+    assert model.expert_parameters == whole.expert_parameters // 2
+    assert "experts: 128 in 24 of 48 layers, 768 wide" in experts_text(model)
+    facts = model_facts(model)
+    assert facts.saved_bytes_per_layer == model_facts(whole).saved_bytes_per_layer
+    (blocks, kept, *_) = model_parts(facts)
+    assert [row[:2] for row in blocks.rows if row[0].startswith("mlp")] == [["mlp", "24"], ["mlp of 128 experts", "24"]]
+    assert "at most" in kept.title
+    assert experts_json(model)["layers"] == 24
 
 
 def test_commands_say_what_experts_get(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -301,5 +301,5 @@ def test_a_file_says_what_trains_and_its_types(name: str, tmp_path) -> None:
     assert (job.weight_dtype, job.compute_dtype, job.trained_dtype) == types
     assert not job.not_understood
     part = Part(job, 0)
-    assert trained(part) == 2 * load_model("llama-3-8b").parameters_per_layer
+    assert trained(part) == 2 * load_model("llama-3-8b").layer_parameters(0)
     assert refusal(job) == ""

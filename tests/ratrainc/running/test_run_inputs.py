@@ -99,6 +99,7 @@ OTHERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "expert_size": (EXPERTS, {"expert_size": 9}),
     "shared_expert_size": (EXPERTS, {"shared_expert_size": 9}),
     "router_normalised": (EXPERTS, {"router_normalised": True}),
+    "mlp_kinds": (EXPERTS, {"mlp_kinds": "d" + "e" * (MODEL.layers - 1)}),
 }
 SAME = {
     "name": (MODEL, {"name": "another"}),

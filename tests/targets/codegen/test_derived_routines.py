@@ -21,7 +21,7 @@ from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, make_program
-from tests.end_to_end.toys import EXPERTS, GPT2, NEOX, SHARED_EXPERT
+from tests.end_to_end.toys import EXPERTS, GPT2, NEOX, SHARED_EXPERT, SOME_EXPERTS
 
 if TYPE_CHECKING:
     from ratrain.targets.codegen.routines import RoutineForm
@@ -42,6 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "side by side, split backward": {"model": evolve(NEOX, layers=2), "name": "zb-h1"},
     "split backward": {"model": evolve(MODEL, layers=2), "name": "zb-h1"},
     "experts, recovered": {"model": evolve(EXPERTS, layers=2), "name": "ratrain"},
+    "experts in the second layer": {"model": evolve(SOME_EXPERTS, layers=2, mlp_kinds="de"), "name": "ratrain"},
     "shared expert, losses of routers, split backward": {
         "model": evolve(SHARED_EXPERT, layers=2),
         "name": "zb-h1",
@@ -181,6 +182,7 @@ EXPERT_CHANGES: dict[str, Any] = {
     "expert_size": 24,
     "shared_expert_size": 36,
     "router_normalised": False,
+    "mlp_kinds": "de",
 }
 """Of a model with experts."""
 PLAN_CHANGES: dict[str, Any] = {

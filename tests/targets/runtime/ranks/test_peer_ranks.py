@@ -28,7 +28,7 @@ from ratrain.targets.runtime.engine.local import LocalEngine
 from ratrain.targets.runtime.engine.threaded import ThreadedEngine
 from ratrain.targets.runtime.weights.weights import named_parameters
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, reports_of, same_bits, start, train
-from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, NEOX, OLMO2, SIX_EXPERTS
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, NEOX, OLMO2, SIX_EXPERTS, SOME_EXPERTS
 from tests.targets.runtime.ranks.mpi_tools import needs_mpi
 from tests.targets.runtime.ranks.rank_jobs import (
     CLIPPED,
@@ -106,6 +106,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "2x2e2-each-micro-batch": {"model": EXPERTS, "dp": 2, "ep": 2, "zero": 2, "reduce": "each-micro-batch"},
     "1x4e4-hot": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 4, "zero": 3},
     "1x4e2-gathered": {"model": SIX_EXPERTS, "pp": 1, "dp": 4, "ep": 2, "zero": 3, "router": RouterLosses(0.1, 0.01)},
+    "3x2e2-some-layers": {"model": SOME_EXPERTS, "pp": 3, "dp": 2, "ep": 2, "zero": 2, "router": RouterLosses(0.1)},
     "1x2e2-overflow": {"model": EXPERTS, "pp": 1, "dp": 2, "ep": 2, "loss_scale": 2.0**19},
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
 }
