@@ -55,6 +55,12 @@ PLANNING = {
                 "x.rtx --json",
                 idle=("x.rtx --one-core", "x.rtx --cores 2", "x.rtx --times 1,1,1,0"),
             ),
+            "--routing": Option(
+                "rows of each expert",
+                "--routing one-hot",
+                "experts.rtx",
+                idle=("experts.rtx --one-core", "experts.rtx --cores 2", "experts.rtx --times 1,1,1,0"),
+            ),
             "--times": Option(
                 "what ops take, in place of a machine's times; adds the bubble",
                 "--times 1,1,1,0",

@@ -30,6 +30,7 @@ MOST_BYTES: dict[str, int] = {
     "validation table": 4 * MIB,
     "file of results": 64 * MIB,
     "table of op times": 1 * MIB,
+    "routing": 16 * MIB,
     "machine file": 16 * MIB,
     "profile": 512 * MIB,
     "tokenizer": 256 * MIB,

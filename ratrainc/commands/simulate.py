@@ -29,6 +29,7 @@ Examples:
   ratrainc simulate 7b.rtx --trace 7b.json                     then open it in Perfetto
   ratrainc simulate 7b.rtx --no-sharing                        what the overlap costs
   ratrainc simulate 7b.rtx --machine my-machine.toml --rendezvous
+  ratrainc simulate 30b-a3b.rtx --routing one-hot              routers send all tokens to the same experts
   ratrainc simulate 7b.rtx --times 1,1,1,0                     a textbook case: (M + P - 1)(T_F + T_B + T_W) under 1F1B
   ratrainc simulate zb.rtx --times 18.522,18.086,9.337,0.601   times of a pipeline that was measured: its bubble
   ratrainc simulate zb.rtx --times times.toml
@@ -51,6 +52,12 @@ give a time to each kind of op:
 @machine_option
 @rendezvous_option
 @sharing_option
+@click.option(
+    "--routing",
+    metavar="balanced|one-hot|hot-rank|FILE.json",
+    help="How many rows each expert gets: as many as any other [default]; all go to the same experts; all go to one "
+    "rank's experts (ep); or the shares that a file gives. Bytes are the same under each.",
+)
 @times_option("In place of a machine: what ops take, in any unit. Prints times in that unit, and the bubble.")
 @click.option(
     "--one-core",
@@ -77,6 +84,7 @@ def command(
     machine: str | None,
     rendezvous: bool,
     sharing: bool,
+    routing: str | None,
     times: str | GivenTimes | None,
     one_core: bool,
     cores: int | None,
@@ -96,9 +104,10 @@ def command(
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
     if one_core or cores is not None:
-        refuse_idle("is for engines that run side by side: --one-core and --cores take turns", "rendezvous", "sharing")
+        why = "is for engines that run side by side: --one-core and --cores take turns"
+        refuse_idle(why, "rendezvous", "sharing", "routing")
     if times is not None:
-        refuse_idle("is for the times of a machine: --times gives them", "one_core", "cores")
+        refuse_idle("is for the times of a machine: --times gives them", "one_core", "cores", "routing")
         refuse_machine_of_given_times(file)
     given = loaded_times(times)
     with status(f"simulating {file}"):
@@ -110,7 +119,8 @@ def command(
         elif given is not None:
             found = api.simulate_given(program, given, rendezvous=rendezvous)
         else:
-            found = api.simulate(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
+            options = {"rendezvous": rendezvous, "sharing": sharing}
+            found = api.simulate(program, machine=chosen, **options, routing=routing)
     if trace is not None:
         assert isinstance(found, StepSimulation)
         api.write_trace(found, trace)

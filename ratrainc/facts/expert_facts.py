@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.machine.routing import Routing
 
 
 def experts_text(model: ModelConfig) -> str:
@@ -57,10 +58,11 @@ def experts_json(model: ModelConfig) -> dict[str, Any] | None:
     }
 
 
-def expert_rows_note(model: ModelConfig, plan: Plan, machine: Machine) -> str:
+def expert_rows_note(model: ModelConfig, plan: Plan, machine: Machine, routing: Routing | None = None) -> str:
     """Return the rows of each expert in a micro-batch, and a way out if weights bind them; "" for a dense model.
 
-    With slices the rows are of the shortest one. Tensor-parallel ranks cut the experts, not their rows.
+    Under a `routing` that is not balanced, the rows of the busiest one. With slices the rows are of the shortest one.
+    Tensor-parallel ranks cut the experts, not their rows.
     """
     if model.experts is None or model.experts_per_token is None:
         return ""
@@ -69,6 +71,9 @@ def expert_rows_note(model: ModelConfig, plan: Plan, machine: Machine) -> str:
     least = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize, half_sums=plan.half_run is not None)
     part = "the shortest slice" if plan.slices else "a micro-batch"
     choices = f"{tokens:,} tokens, {model.experts_per_token} of {model.experts} experts each"
+    if routing is not None and routing.busiest > 1:
+        most = f"the busiest expert gets {rows * routing.busiest:,.0f} rows in {part} ({choices})"
+        return f"{most}: times assume the routing '{routing.name}', not a balanced one with {rows:,.0f} rows each"
     said = f"experts get {rows:,.0f} rows each in {part} ({choices}), if all get as many, as times assume"
     if rows >= least:
         return said

@@ -11,6 +11,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, html_of
 from ratrain.ratrainc.report.picture import boxes, step_picture
 from ratrain.ratrainc.report.summary_tables import figures_parts, given_times_parts
 from ratrain.targets.machine.machine import Machine
+from ratrain.targets.machine.routing import BALANCED, Routing
 from ratrain.targets.simulator.figures import Figures, StageFigures, StepFigures
 from ratrain.targets.simulator.given_times import GivenTimes
 from ratrain.targets.simulator.timeline import Timeline
@@ -81,6 +82,8 @@ class Simulation(StepSimulation):
 
     figures: Figures
     machine: Machine = field(eq=False)
+    routing: Routing | None = None
+    """rows that experts get; None: as many each"""
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,11 +102,13 @@ class Simulation(StepSimulation):
 
     def parts(self) -> Iterator[Part]:
         """Yield times and bytes of the stages and of a step."""
-        return figures_parts(self.program, self.figures, self.machine)
+        return figures_parts(self.program, self.figures, self.machine, self.routing)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
-        return super().to_json() | {"machine": self.machine.name, "step_error": self.machine.step_error}
+        routing = None if self.program.model.experts is None else self.routing.name if self.routing else BALANCED
+        of_machine = {"machine": self.machine.name, "step_error": self.machine.step_error}
+        return super().to_json() | of_machine | {"routing": routing}
 
 
 @frozen(repr=False)

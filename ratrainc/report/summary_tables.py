@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.machine.routing import Routing
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.figures import Figures, StepFigures
 
@@ -110,14 +111,16 @@ def _recomputed_text(module: Module) -> str:
     return f"recomputed for their backwards: {again:,} of {forwards:,} forwards of blocks{where}"
 
 
-def figures_parts(program: Program, figures: Figures, machine: Machine) -> Iterator[Part]:
-    """Yield the figures of a simulation on a machine."""
+def figures_parts(
+    program: Program, figures: Figures, machine: Machine, routing: Routing | None = None
+) -> Iterator[Part]:
+    """Yield the figures of a simulation on a machine, with the routing that it assumed."""
     yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine.name} (simulated)", figures, seconds_text)
     yield f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}"
     utilisation = f"model-flops utilisation {100 * figures.mfu:.1f} %"
     counted = f" ({NOT_COUNTED})" if program.model.experts else ""
     yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, {utilisation}{counted}"
-    if note := expert_rows_note(program.model, program.plan, machine):
+    if note := expert_rows_note(program.model, program.plan, machine, routing):
         yield note
     if machine.accuracy:
         yield machine.accuracy

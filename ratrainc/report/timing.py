@@ -10,6 +10,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.quantities import number_of
+from ratrain.ratrainc.choices.routing_text import routing_of
 from ratrain.ratrainc.choices.times_text import load_times
 from ratrain.ratrainc.compiling.opening import machine_of
 from ratrain.ratrainc.compiling.proving import sound_program
@@ -33,17 +34,25 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    program: Program | str, *, machine: str | Machine | None = None, rendezvous: bool = False, sharing: bool = True
+    program: Program | str,
+    *,
+    machine: str | Machine | None = None,
+    rendezvous: bool = False,
+    sharing: bool = True,
+    routing: str | None = None,
 ) -> Simulation:
     """Simulate a program, or the program in a file, on a machine; None is the machine it was compiled for.
 
     With `rendezvous` a send waits for its receive. Without `sharing`, every transfer has the full bandwidth of DDR and
-    links, even if others overlap.
+    links, even if others overlap. `routing` says how many rows each expert gets: `balanced` (the default), `one-hot`,
+    `hot-rank` or a JSON file of shares. Raises `DiagnosticError` if a model without experts is given one, or it is
+    wrong.
     """
     known, chosen = program_and_machine(program, machine)
+    routed = None if routing is None else routing_of(routing, known.model, known.plan)
     with paused_gc():
-        figures, timeline = simulated(known, chosen, rendezvous=rendezvous, sharing=sharing)
-    return Simulation(figures=figures, timeline=timeline, machine=chosen)
+        figures, timeline = simulated(known, chosen, rendezvous=rendezvous, sharing=sharing, routing=routed)
+    return Simulation(figures=figures, timeline=timeline, machine=chosen, routing=routed)
 
 
 def simulate_given(

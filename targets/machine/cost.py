@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +24,7 @@ from ratrain.targets.program.routine import COPIES, Routine, Step, parse_referen
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.link_groups import Link
+    from ratrain.targets.machine.routing import ExpertLoads
 
 KernelCost: TypeAlias = "Callable[[Routine, Step, Machine], ResourceWork]"
 """Work (seconds, DDR bytes) of one call of a kernel of a routine on a machine."""
@@ -131,9 +133,25 @@ def experts_and_rows(routine: Routine, step: Step) -> tuple[int, int]:
     return (out[0], max(a[0], b[0])) if step.kernel == "expert_gradients" else (b[0], max(a[0], out[0]))
 
 
+def expert_groups(step: Step) -> list[tuple[int, int]]:
+    """Return (experts, rows of each) of a step whose rows are told, by rows."""
+    return [(len(list(group)), rows) for rows, group in groupby(sorted(step.expert_rows))]
+
+
+def unread_stack_bytes(routine: Routine, step: Step) -> float:
+    """Return the bytes that an expert without rows still costs: a gradient that is not added to is zeroed."""
+    zeroed = step.kernel == "expert_gradients" and not step.options["accumulate"]
+    return _bytes(routine, step.operands["out"]) / experts_and_rows(routine, step)[0] if zeroed else 0.0
+
+
+def _stack(step: Step) -> str:
+    """Return the operand of a step that has a matrix of each expert."""
+    return "out" if step.kernel == "expert_gradients" else "b"
+
+
 def _expert_matrix(routine: Routine, step: Step) -> tuple[int, int]:
     """Return both extents of one expert's matrix."""
-    _, inner, columns = routine.shape_of(step.operands["out" if step.kernel == "expert_gradients" else "b"])
+    _, inner, columns = routine.shape_of(step.operands[_stack(step)])
     return inner, columns
 
 
@@ -144,10 +162,15 @@ def _expert_flops(routine: Routine, step: Step) -> float:
 
 def _expert_efficiency(routine: Routine, step: Step, machine: Machine) -> float:
     """Return the efficiency of one expert's product; the router is assumed to send each as many rows as the others."""
-    (experts, rows), (inner, columns) = experts_and_rows(routine, step), _expert_matrix(routine, step)
+    experts, rows = experts_and_rows(routine, step)
+    return _one_expert_efficiency(routine, step, machine, rows / experts)
+
+
+def _one_expert_efficiency(routine: Routine, step: Step, machine: Machine, rows: float) -> float:
+    """Return the efficiency of the product of one expert with a number of rows."""
     if not machine.gemm_half_extent:
         return machine["gemm_efficiency"]
-    return _efficiency_of(machine, max(1.0, rows / experts), inner, columns)
+    return _efficiency_of(machine, max(1.0, rows), *_expert_matrix(routine, step))
 
 
 _OF_EXPERTS = _Arithmetic(_expert_flops, _expert_efficiency)
@@ -224,7 +247,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Return the work of one kernel call that has the cluster and its DDR to itself: seconds with launch, DDR bytes."""
-    if works_on_copies(step):  # balanced routers send these no row; gradients are zeroed
+    if works_on_copies(step) and not step.expert_rows:  # balanced routers send these no row; gradients are zeroed
         ddr = _bytes(routine, step.operands["out"]) if step.kernel == "expert_gradients" else 0
         return ResourceWork(machine["launch"] + copy_seconds(ddr, machine), ddr)
     return _kernel_cost(machine.cost)(routine, step, machine)
@@ -238,11 +261,32 @@ def _kernel_cost(name: str) -> KernelCost:
 
 def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
     """Return the work of a kernel call by the roofline: from its operations and its operands' bytes alone."""
+    if step.expert_rows:
+        return _routed_work(routine, step, machine)
     work = _ARITHMETIC[step.kernel]
     peak = machine.product_peak(half_sums=sums_halves(step))
     seconds = work.flops(routine, step) / (peak * work.efficiency(routine, step, machine))
     ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
     return ResourceWork(machine["launch"] + max(seconds, copy_seconds(ddr, machine)), ddr)
+
+
+def _routed_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
+    """Return the work of products of experts by the roofline of each: one with few rows waits for its weights.
+
+    Its weights are moved once for all its rows, and not at all for none.
+    """
+    experts, total = experts_and_rows(routine, step)
+    stack = _bytes(routine, step.operands[_stack(step)]) / experts
+    a_row = sum(_bytes(routine, each) for name, each in step.operands.items() if name != _stack(step)) / total
+    rate = machine.product_peak(half_sums=sums_halves(step))
+    seconds, ddr = machine["launch"], 0.0
+    for count, rows in expert_groups(step):
+        flops = 2.0 * rows * prod(_expert_matrix(routine, step))
+        nbytes = stack + a_row * rows if rows else unread_stack_bytes(routine, step)
+        computing = flops / (rate * _one_expert_efficiency(routine, step, machine, rows))
+        seconds += count * max(computing, copy_seconds(nbytes, machine))
+        ddr += count * nbytes
+    return ResourceWork(seconds, ddr)
 
 
 def works_on_copies(step: Step) -> bool:
@@ -277,17 +321,35 @@ def weight_bound_rows(machine: Machine, itemsize: int, *, half_sums: bool = Fals
     return rate * itemsize / (2 * machine["ddr_bandwidth"])
 
 
-def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
+def routine_work(routine: Routine, machine: Machine, loads: ExpertLoads = ()) -> ResourceWork:
     """Return the work of all kernels of a routine, one after the other, no faster than they can be dispatched.
 
-    Context ranks wait for the one with the most work, so its work counts.
+    Context ranks wait for the one with the most work, so its work counts. So do expert ranks, whose experts' rows are
+    `loads`: of own and of copied experts. Without these all experts have as many.
     """
+    if loads:
+        works = (routine_work(_with_rows(routine, *load), machine) for load in loads)
+        return max(works, key=lambda work: work.seconds)
     if (ranks := routine.context_ranks) > 1:
         works = (routine_work(routine.on_rank(rank), machine) for rank in range(ranks))
         return max(works, key=lambda work: work.seconds)
     whole = sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
     least = machine.dispatch * len(routine.steps)
     return whole if least <= whole.seconds else evolve(whole, seconds=least)
+
+
+def _with_rows(routine: Routine, own: tuple[int, ...], copied: tuple[int, ...]) -> Routine:
+    """Return the routine with the rows of each expert in its products of experts."""
+    steps = (
+        evolve(step, expert_rows=copied if works_on_copies(step) else own) if is_of_experts(step) else step
+        for step in routine.steps
+    )
+    return evolve(routine, steps=tuple(steps))
+
+
+def is_of_experts(step: Step) -> bool:
+    """Tell whether a kernel call is of products of rows grouped by expert."""
+    return _ARITHMETIC[step.kernel] is _OF_EXPERTS
 
 
 def message_work(nbytes: int, link: Link, level: int, machine: Machine) -> ResourceWork:

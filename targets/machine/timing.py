@@ -9,6 +9,8 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.model.expert_blocks import expert_rows
+from ratrain.ratrain_ir.model.expert_ranks import pool_elements
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import (
@@ -41,11 +43,20 @@ from ratrain.targets.machine.collective_cost import (
     reduce_scatters,
     scalar_all_reduces,
 )
-from ratrain.targets.machine.cost import copy_work, host_work, message_work, routine_work, update_work
+from ratrain.targets.machine.cost import (
+    copy_work,
+    experts_and_rows,
+    host_work,
+    is_of_experts,
+    message_work,
+    routine_work,
+    update_work,
+)
 from ratrain.targets.machine.measured_kernels import call_sizes, digest
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.machine.routing import ExpertLoads, expert_loads, rank_loads
 from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.slowest_rank import slowest_rank
 from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, StreamedBytes, streamed_work, transfer_work
@@ -60,6 +71,7 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.machine.placement import Members
+    from ratrain.targets.machine.routing import Routing
     from ratrain.targets.program.columns import TensorForm
     from ratrain.targets.program.instruction import ProgramTensor
 
@@ -99,6 +111,8 @@ _OF_HEADS = frozenset(kind.keyword for kind in HEAD_OPS)
 """Exchanges of tokens for heads between context ranks."""
 _OF_EXPERTS = frozenset(kind.keyword for kind in EXPERT_OPS)
 """Exchanges of rows between expert ranks."""
+_OF_BLOCKS = (StateKind.VIEW, StateKind.GRAD)
+"""Kinds of tensors with parameters of a block, or their gradients."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
 """Number of times an access moves a tensor to or from DDR."""
 
@@ -122,6 +136,8 @@ class TimedOp:
     """its operands in another memory: stored or fetched, or streamed state"""
     gathered_runs: int = 0
     """of an exchange of keys: the runs that a rank gathers for each of its own"""
+    loads: ExpertLoads = ()
+    """of a routine with products of experts whose rows are told: these rows"""
 
 
 def timed_op(
@@ -169,12 +185,52 @@ def timed_op(
     return TimedOp(keyword, group, engine, None, nbytes, elements, own, hop, elsewhere, runs)
 
 
+def under_routing(
+    op: TimedOp,
+    routing: Routing,
+    layer: int,
+    model: ModelConfig,
+    plan: Plan,
+    tensors: Iterable[ProgramTensor | TensorForm],
+) -> TimedOp:
+    """Return the facts of an op of a layer whose experts get as many rows as a routing says.
+
+    Products of experts take the rows of each. An exchange of rows takes what its busiest rank sends or receives, with
+    copies of experts. Under a balanced router nothing changes.
+    """
+    shares = routing.of_layer(layer)
+    if shares is None:
+        return op
+    if op.routine is not None:
+        products = [step for step in op.routine.steps if is_of_experts(step)]
+        if not products:
+            return op
+        experts, rows = experts_and_rows(op.routine, products[0])
+        return evolve(op, loads=expert_loads(shares, len(shares) // experts, rows))
+    if op.keyword not in _OF_EXPERTS:
+        return op
+    pool, rows = pool_elements(model, plan), expert_rows(model, plan)
+    copies = sum(t.type.nbytes for t in tensors if t.type.shape == (pool,) and t.kind not in _OF_BLOCKS)
+    a_row, a_copy = op.payload_bytes / rows, copies * plan.ep / len(shares)
+    busiest = max(
+        max(
+            load.rows_sent * a_row + load.copies_sent * a_copy,
+            load.rows_received * a_row + load.copies_received * a_copy,
+        )
+        for load in rank_loads(shares, plan.ep, rows)
+    )
+    moved = max(load.copies_sent + load.copies_received for load in rank_loads(shares, plan.ep, rows)) * a_copy
+    # each of n ranks keeps an n-th of what an exchange of equal parts is priced by
+    nbytes = round(busiest * plan.ep / (plan.ep - 1))
+    return evolve(op, payload_bytes=nbytes, own_bytes=op.own_bytes + round(2 * moved))
+
+
 def _travels_to_experts(tensor: Tensor | ProgramTensor | TensorForm) -> bool:
     """Return whether a tensor of an exchange of rows has a line for each of them, or for each token.
 
-    Experts are copied only where routers are not balanced, and time is that of balanced ones.
+    Experts are copied only where routers are not balanced (`under_routing`).
     """
-    return tensor.kind not in (StateKind.VIEW, StateKind.GRAD) and len(tensor.type.shape) > 1
+    return tensor.kind not in _OF_BLOCKS and len(tensor.type.shape) > 1
 
 
 def sums_shared(keyword: str, group: str) -> bool:
@@ -193,7 +249,7 @@ def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 
 
 def _work_of_a_rank(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
-    modelled = routine_work(op.routine, machine) if op.routine is not None else None
+    modelled = routine_work(op.routine, machine, op.loads) if op.routine is not None else None
     measured = _measured(op, plan, machine, modelled.seconds if modelled is not None else op.own_bytes)
     if measured is not None:
         return ResourceWork(measured)

@@ -119,6 +119,8 @@ class Step:
     """by part of the kernel, its schedule on a machine with on-chip memory; empty elsewhere"""
     by_rank: tuple[dict[str, Any] | None, ...] = ()
     """for each context rank the options that it adds, or None if it leaves the step out; empty: all ranks do alike"""
+    expert_rows: tuple[int, ...] = ()
+    """rows of each expert, where a simulation is told them (`targets/machine/routing.py`); no program has them"""
 
     def on_rank(self, rank: int) -> Step | None:
         """Return the step as a context rank runs it; None if it does not."""

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
 from ratrain.targets.machine.store_cost import store_paths
-from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, timed_op
+from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, timed_op, under_routing
 from ratrain.targets.program.columns import (
     ACCESS,
     ACCESSES,
@@ -38,7 +38,9 @@ from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
 from ratrain.targets.simulator.timeline import beyond_rounding
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.machine.routing import Routing
     from ratrain.targets.program.instruction import Instruction, ProgramTensor
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.bubbles import Bubbles
@@ -136,14 +138,21 @@ def step_figures(timeline: Timeline) -> StepFigures:
 
 
 def simulated(
-    program: Program, machine: Machine, *, rendezvous: bool = False, sharing: bool = True, steps: int = STEPS
+    program: Program,
+    machine: Machine,
+    *,
+    rendezvous: bool = False,
+    sharing: bool = True,
+    steps: int = STEPS,
+    routing: Routing | None = None,
 ) -> tuple[Figures, Timeline]:
     """Simulate a program on a machine and return its figures and its timeline.
 
-    Without `sharing`, each op takes the time it takes alone, as if DDR and links could carry any load.
+    Without `sharing`, each op takes the time it takes alone, as if DDR and links could carry any load. `routing` says
+    how many rows experts get; None: as many each.
     """
     columns = program.columns()
-    works, lone = _works(program, columns, machine)
+    works, lone = _works(program, columns, machine, routing)
     bandwidths = UNLIMITED
     if sharing:
         links = placement_of(program.plan, machine).link_levels()
@@ -176,12 +185,14 @@ def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
     return lambda stage: bubbles().exposed_tail_seconds(stage)
 
 
-def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple[OpWorks, list[TimedOp]]:
+def _works(
+    program: Program, columns: ProgramColumns, machine: Machine, routing: Routing | None = None
+) -> tuple[OpWorks, list[TimedOp]]:
     """Return the works of a program's instructions, computed once a distinct one, and the ops without a routine."""
     known: dict[object, int] = {}
     lone: list[TimedOp] = []
     works: list[ResourceWork] = []
-    kinds, firsts = _alike(columns)
+    kinds, firsts = _alike(columns, by_layer=routing is not None and routing.differs_by_layer)
     numbers = np.empty(len(firsts), np.int64)
     for kind, op in enumerate(firsts.tolist()):
         stage, engine = divmod(int(columns.streams[op]), len(ENGINES))
@@ -189,6 +200,8 @@ def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple
         forms = columns.tensor_forms[columns.tensors_of(stage)]
         tensors = [columns.forms[forms[operand.tensor]] for operand in item.operands]
         timed = timed_instruction(program, stage, ENGINES[engine], item, tensors)
+        if routing is not None and (owners := _blocks(item)) and owners[0].layer is not None:
+            timed = under_routing(timed, routing, owners[0].layer, program.model, program.plan, tensors)
         number = known.setdefault(timed if timed.routine is None else kind, len(works))
         if number == len(works):
             works.append(op_work(timed, program.plan, machine))
@@ -197,10 +210,10 @@ def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple
     return OpWorks(works, numbers[kinds]), lone
 
 
-def _alike(columns: ProgramColumns) -> tuple[Int64s, Int64s]:
+def _alike(columns: ProgramColumns, *, by_layer: bool = False) -> tuple[Int64s, Int64s]:
     """Return a number for each instruction, and the first instruction of each number.
 
-    Instructions have one number if everything that their time depends on is equal.
+    Instructions have one number if everything that their time depends on is equal; their blocks too with `by_layer`.
     """
     rows, engines = columns.instructions, columns.streams % len(ENGINES)
     calls = rows[:, ROUTINE] >= 0
@@ -218,7 +231,9 @@ def _alike(columns: ProgramColumns) -> tuple[Int64s, Int64s]:
         ]
     )
     numbers[calls] = rows[calls, ROUTINE]
-    return classes([calls.astype(np.int64), rows[:, KEYWORD], engines, numbers])
+    same = calls.astype(np.int64), rows[:, KEYWORD], engines, numbers
+    blocks = [classes_of_runs(columns.blocks, columns.block_stops, rows[:, BLOCKS])] if by_layer else []
+    return classes([*same, *blocks])
 
 
 def timed_instruction(
@@ -237,10 +252,13 @@ def timed_instruction(
         tensors = [program.stages[stage].tensors[operand.tensor] for operand in instruction.operands]
     accesses = [operand.access for operand in instruction.operands]
     ends = None if instruction.peer is None else (stage, instruction.peer)
-    blocks = (owner for name in instruction.blocks if (owner := parse_block(name)) is not None)
     fields = instruction.keyword, instruction.group, engine
     operands = zip(tensors, accesses, strict=True)
-    return timed_op(program.model, program.plan, *fields, routine, operands, ends, blocks)
+    return timed_op(program.model, program.plan, *fields, routine, operands, ends, _blocks(instruction))
+
+
+def _blocks(instruction: Instruction) -> list[Block]:
+    return [owner for name in instruction.blocks if (owner := parse_block(name)) is not None]
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:

@@ -32,7 +32,7 @@ from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
-from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+from ratrain.ratrainc.planner.space.search_setting import WHOLE_KEYS, SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.space.tilings import tilings
 from ratrain.targets.machine.machine import load_machine
@@ -107,8 +107,6 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS, *, shares_experts=Fals
     shape = Shape(pp, dp, draw(st.integers(1, 2)), draw(st.integers(1, 9)), zero, reduce, tiles)
     shape = evolve(shape, chunks=chunks, layout=layout, slices=slices, tp=tp, cp=cp)
     cuts = draw(st.sampled_from(list(partitions(layers, pp, chunks))))
-    if cp > 1 == slices and draw(st.booleans()):
-        shape = evolve(shape, exchange="heads")
     model = small_model(layers, wide=draw(st.booleans()))
     if tp == 1:
         gpt = in_family(model, "gpt_neox", kv_heads=4)
@@ -128,8 +126,9 @@ def planned(draw, peers=ANY_PEERS, contexts=ANY_CONTEXTS, *, shares_experts=Fals
         "collective_chunk": 4096.0,
     }
     machine = with_constants(near or load_machine(None), constants)
-    if shape.exchange == "heads":
-        assume("heads" in setting_of(model, named, machine).context_exchanges(tp, cp))
+    ways = setting_of(model, named, machine).context_exchanges(tp, cp) if slices == 1 else (WHOLE_KEYS,)
+    exchange, groups = draw(st.sampled_from(ways))
+    shape = evolve(shape, exchange=exchange, groups=groups)
     assume(
         not any(problems(model, shape.plan(setting_of(model, named, machine), ())))
     )  # slices may have rows left over
@@ -285,7 +284,7 @@ def test_bounds_of_layers_with_and_without_experts_are_never_above_what_is_found
 @given(planned(peers=st.just(1)), st.sampled_from(["wf", "fw", "wwf"]), st.sampled_from([4, 20]))
 def test_bounds_of_layers_with_other_windows_are_never_above_what_is_found(case, kinds, window):
     model, shape, layers, named, machine, _ = case
-    shape, kinds = evolve(shape, ep=1), (kinds * model.layers)[: model.layers]
+    shape, kinds = evolve(shape, ep=1, groups=min(shape.groups, 2)), (kinds * model.layers)[: model.layers]
     model = in_family(small_model(model.layers, wide=True), "gemma2", sliding_window=window, layer_kinds=kinds)
     check(model, shape, layers, named, machine, evaluated(model, shape, layers, named.passes, named, machine))
 

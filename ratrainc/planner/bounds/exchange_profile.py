@@ -4,7 +4,8 @@ Tensor-parallel, context and expert ranks exchange activations and gradients.
 
 A pass waits for the tensors that it reads. So exchanges of activations on a micro-batch's way forward, and of gradients
 on its way back, add to its compute. Inputs and keys that are gathered again for a backward are not on that way. They
-also do not count for the engine if a program may keep the tensors gathered for the forward.
+also do not count for the engine if a program may keep the tensors gathered for the forward. Of keys in groups of heads
+one group is on the way, the first one gathered and the last one reduced: the others may travel while attention runs.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     """Read the exchanges of a shape off a module of one stage, one layer of each class and one micro-batch."""
     classes = setting.classes
     peers: dict[str, Any] = {"dp": shape.dp, "tp": shape.tp, "cp": shape.cp, "mapping": shape.stage.mapping}
-    peers |= {"context_exchange": shape.exchange, "ep": shape.ep}
+    peers |= {"context_exchange": shape.exchange, "context_groups": shape.groups, "ep": shape.ep}
     plan = setting.shaped(
         **peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices, shape.cp)
     )
@@ -70,7 +71,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
             continue
         owner, seconds = _owner(op, classes.model), target.op_seconds(module, stage, op)
         found["engine"][owner] += seconds
-        if way is None:
+        if way is None or (isinstance(op, GatherKeys | ReduceKeys) and op.head_group):
             continue
         found[way][owner] += seconds
         # the first slice has number 0; without slices the number is None

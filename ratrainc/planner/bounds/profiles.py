@@ -7,18 +7,17 @@ for times; all others compute with the arrays made here. No figure exceeds that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field
 
-from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.topology import Mesh, mesh_of_shape
 from ratrain.ratrainc.planner.bounds.exchange_profile import ExchangeProfile, exchange_profile, no_exchanges
 from ratrain.ratrainc.planner.bounds.state_profile import StateProfile, state_profile
 from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile, work_profile
-from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+from ratrain.ratrainc.planner.space.search_setting import WHOLE_KEYS, ContextExchange, SearchSetting
 from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.tilings import Tiles
 from ratrain.targets.machine.capacity import mesh_capacity
@@ -41,10 +40,11 @@ class Profiles:
     """The profiles of a setting; each is made once."""
 
     setting: SearchSetting
-    works: dict[tuple[int, int, int, int, str, int], WorkProfile] = field(factory=dict)
+    works: dict[tuple[int, int, int, int, ContextExchange, int], WorkProfile] = field(factory=dict)
     states: dict[Shape, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
-    exchanged: dict[tuple[int, int, int, int, str, int, tuple[Members, ...]], ExchangeProfile] = field(factory=dict)
+    exchanged: dict[tuple[Any, ...], ExchangeProfile] = field(factory=dict)
+    """by what a micro-batch is to its ranks (`works`), and how near these are"""
     timed: dict[tuple[int, int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
     """seconds of collectives and updates by dp, tp, ep, shard and view group and tiles; levels decide which ops there
     are, not their seconds"""
@@ -56,11 +56,17 @@ class Profiles:
         return Profiles(evolve(self.setting, machine=machine), works=self.works)
 
     def work(
-        self, micro_batch_size: int, slices: int = 1, tp: int = 1, cp: int = 1, exchange: str = OF_KEYS, ep: int = 1
+        self,
+        micro_batch_size: int,
+        slices: int = 1,
+        tp: int = 1,
+        cp: int = 1,
+        exchange: ContextExchange = WHOLE_KEYS,
+        ep: int = 1,
     ) -> WorkProfile:
         """Return the profile of one micro-batch of a size, cut into slices, on one of its ranks.
 
-        `tp` tensor-parallel ranks share every block, `cp` context ranks the tokens, which `exchange` keys or heads.
+        `tp` tensor-parallel ranks share every block, `cp` context ranks the tokens, which exchange keys or heads.
         `ep` expert ranks share out the experts.
         """
         key = micro_batch_size, slices, tp, cp, exchange, ep
@@ -70,7 +76,7 @@ class Profiles:
 
     def work_of(self, shape: Shape) -> WorkProfile:
         """Return the profile of one micro-batch of a shape."""
-        return self.work(shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange, shape.ep)
+        return self.work(*_of_micro_batch(shape))
 
     def state(self, shape: Shape) -> StateProfile:
         """Return the profile of the training state of a shape's stages."""
@@ -99,7 +105,7 @@ class Profiles:
             placement = Placement(self.setting.machine.link_groups, mesh, shape.stage.tiles or None)
             self.ranks_near[near] = tuple(placement.members(group.value) for group in _EXCHANGING)
         # how near the peers are decides the seconds, whatever mapping places them so
-        key = shape.micro_batch_size, shape.slices, shape.tp, shape.cp, shape.exchange, shape.ep, self.ranks_near[near]
+        key = *_of_micro_batch(shape), self.ranks_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
         return self.exchanged[key]
@@ -110,6 +116,12 @@ class Profiles:
         if mesh not in self.capacities:
             self.capacities[mesh] = rank_capacity(self.setting.model, self.setting.machine, shape).left
         return self.capacities[mesh]
+
+
+def _of_micro_batch(shape: Shape) -> tuple[int, int, int, int, ContextExchange, int]:
+    """Return the arguments of `Profiles.work` for a shape."""
+    exchange = shape.exchange, shape.groups
+    return shape.micro_batch_size, shape.slices, shape.tp, shape.cp, exchange, shape.ep
 
 
 def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:

@@ -187,13 +187,15 @@ class Columns:
         """Make the columns of shapes of a schedule; each distinct micro-batch and state is profiled once."""
         # many shapes share a micro-batch or a state: `grouped` gives one example of each group, and each shape's group
         attributes = _Attributes(shapes)
-        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp", "cp", "exchange", "ep")
+        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp", "cp", "exchange", "groups", "ep")
         examples, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
         pipelines = [shape.pipeline for shape in examples]
         states, state = attributes.grouped(
             "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group", "cp", "ep"
         )
-        ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp", "cp", "exchange", "ep")
+        ways, way = attributes.grouped(
+            "pp", "dp", "tiles", "micro_batch_size", "slices", "tp", "cp", "exchange", "groups", "ep"
+        )
         meshes, mesh = attributes.grouped("pp", "dp", "tp", "cp", "ep")
         works = [profiles.work_of(shape) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])

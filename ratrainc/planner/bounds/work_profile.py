@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrainc.planner.space.layer_classes import LayerClasses
-    from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+    from ratrain.ratrainc.planner.space.search_setting import ContextExchange, SearchSetting
 
 _FORWARD = (Forward, Project, Attend, Route, ForwardExperts)
 _BACKWARD = (Backward, BackwardHeads, AttendBackward, BackwardExperts)
@@ -130,7 +130,7 @@ class WorkProfile:
 
 
 def work_profile(
-    setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int, exchange: str, ep: int
+    setting: SearchSetting, micro_batch_size: int, slices: int, tp: int, cp: int, exchange: ContextExchange, ep: int
 ) -> WorkProfile:
     """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` x `cp` ranks.
 
@@ -138,7 +138,8 @@ def work_profile(
     """
     classes = setting.classes
     # the ops of two micro-batches may differ, and the lesser one bounds both
-    sizes = {"tp": tp, "cp": cp, "context_exchange": exchange, "dp": ep, "ep": ep}
+    sizes: dict[str, Any] = {"tp": tp, "cp": cp, "dp": ep, "ep": ep}
+    sizes |= {"context_exchange": exchange[0], "context_groups": exchange[1]}
     sizes |= {"micro_batches": 2, "micro_batch_size": micro_batch_size}
     plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices, cp))
     module = lower(classes.model, plan)
@@ -304,13 +305,17 @@ class _Ops:
 
     @classmethod
     def of(cls, module: Module, stage: Stage, context: PassContext, number: int | None) -> _Ops:
-        times: dict[tuple[type, Block], float] = {}
+        times: dict[tuple[type, Block, int | None], float] = {}
         for op in stage.ops:
             if isinstance(op, BlockOp) and op.slice == number:
-                key = (type(op), op.block)
+                group = op.head_group if isinstance(op, Attend | AttendBackward) else None
+                key = (type(op), op.block, group)
                 seconds = context.op_seconds(module, stage, op)
                 times[key] = min(times.get(key, seconds), seconds)
-        return cls(times)
+        total: dict[tuple[type, Block], float] = {}
+        for (kind, owner, _), seconds in times.items():  # each group of heads attends in an op of its own
+            total[kind, owner] = total.get((kind, owner), 0.0) + seconds
+        return cls(total)
 
     def seconds(self, classes: type | tuple[type, ...], *owners: Block) -> float:
         chosen = classes if isinstance(classes, tuple) else (classes,)
@@ -376,10 +381,29 @@ def _scratch_bytes(module: Module, target: MachineTarget, kind: type[BlockOp], o
 
 
 def _scores_bytes(module: Module) -> int:
-    """Return the least bytes of activations, and of their gradients, that a backward through scores works on."""
-    ops = (op for op in module.stages[0].ops if type(op) is BackwardHeads)
-    tensors = ({t for t in (*op.reads, *op.writes, *op.updates) if t.kind in _OF_SCORES} for op in ops)
-    return min((sum(aligned(tensor.type.nbytes) for tensor in each) for each in tensors), default=0)
+    """Return the least bytes of activations, and of their gradients, that a backward through scores works on.
+
+    Where keys come in groups of heads, this is the backward of the first group: keys of the others are gathered later.
+    What its layer holds of each pass is left out, and the gradient of the layer's output is added, which is read later.
+    """
+    ops = module.stages[0].ops
+    grouped = module.plan.context_groups > 1
+    last = {(op.block, op.micro_batch): _worked_on(op) for op in ops if type(op) is Backward}
+    found = {(op.block, op.micro_batch): _worked_on(op) for op in ops if type(op) is BackwardHeads}
+    if grouped:
+        waiting = {key: tensors & last[key] for key, tensors in found.items()}
+        first = (op for op in ops if type(op) is AttendBackward and not op.head_group)
+        found = {(op.block, op.micro_batch): _worked_on(op) | waiting[op.block, op.micro_batch] for op in first}
+    held = {key: kept_in_forward(module.model, module.plan, key[0]) if grouped else () for key in found}
+    return min(
+        (sum(aligned(t.type.nbytes) for t in tensors if t.slot not in held[key]) for key, tensors in found.items()),
+        default=0,
+    )
+
+
+def _worked_on(op: BlockOp) -> set[Tensor]:
+    """Return the activations of an op, and their gradients."""
+    return {tensor for tensor in (*op.reads, *op.writes, *op.updates) if tensor.kind in _OF_SCORES}
 
 
 _OF_SCORES = (StateKind.SAVED, StateKind.ACTIVATION, StateKind.PARTIAL)

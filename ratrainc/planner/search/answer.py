@@ -112,6 +112,7 @@ class Candidate:
             "dp": plan.dp,
             "cp": plan.cp,
             "context_exchange": plan.context_exchange if plan.cp > 1 else None,
+            "context_groups": plan.context_groups,
             "tp": plan.tp,
             "ep": plan.ep,
             "micro_batch_size": plan.micro_batch_size,

@@ -140,7 +140,8 @@ def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) ->
 
 def _parts(plan: Plan) -> float:
     """Return the factor by which exchanges of tensor-parallel, context or expert ranks make more ops of a layer."""
-    return 2.0 if plan.tp > 1 else 1.5 if plan.cp > 1 or plan.ep > 1 else 1.0
+    groups = 0.25 * (plan.context_groups - 1)  # each gathers, attends and reduces for itself
+    return groups + (2.0 if plan.tp > 1 else 1.5 if plan.cp > 1 or plan.ep > 1 else 1.0)
 
 
 def evaluate(task: Task) -> PlanEvaluation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -155,11 +156,19 @@ class PlanRequest:
             text = f"{peers[0]} tensor-parallel x {contexts[0]} context ranks take {least} of {self.clusters} clusters"
             fail("RT064", text, help="use more clusters, or fewer of these ranks (--tp, --cp)")
         expert_ranks = self._expert_ranks(peers, contexts)
+        if not any(self.setting.context_exchanges(tp, cp) for tp, cp in product(peers, contexts)):
+            given = self.setting.template
+            said = 'context_exchange = "heads"' if given.exchanges_heads else f"context_groups = {given.context_groups}"
+            text = f"{said} of the plan to be like shares out the heads of no rank that is asked for"
+            fail("RT064", text, help="leave it out there, or use other numbers of ranks (--tp, --cp)")
         sliced = all(slices > 1 for *_, slices in divisions(self.schedule))
-        if sliced and 1 not in contexts and self.setting.template.exchanges_heads:
+        if sliced and 1 not in contexts and self.setting.template.attends_apart:
+            heads = self.setting.template.exchanges_heads
+            refused = "exchange heads" if heads else "gather keys in groups"
+            way_out = 'with context_exchange = "keys"' if heads else "without context_groups"
             title = SCHEDULES[self.schedule].title
-            text = f"{title} cuts sequences into slices, over which context ranks do not exchange heads"
-            fail("RT064", text, help='use --cp 1, another schedule, or a plan with context_exchange = "keys"')
+            text = f"{title} cuts sequences into slices, over which context ranks do not {refused}"
+            fail("RT064", text, help=f"use --cp 1, another schedule, or a plan {way_out}")
         space = shapes(
             self.model,
             self.clusters,
@@ -348,12 +357,9 @@ def _without_schedule(plan: Plan, chosen: Strategy, like: str | Plan, searched: 
 
 
 def without_schedule(plan: Plan) -> Plan:
-    """Return a plan as a template: without schedule, chunks and slices, without groups of its state and of key heads.
-
-    Levels of single blocks are left out too.
-    """
+    """Return a plan as a template: without schedule, chunks and slices, groups of its state, levels of some blocks."""
     # a template with several chunks a stage loses its stages too: their cuts would belong to chunks
-    ungrouped = evolve(plan, shard_group=None, view_group=None, context_groups=1)
+    ungrouped = evolve(plan, shard_group=None, view_group=None)
     whole = evolve(ungrouped, schedule=None, slices=(), zero_blocks=None)
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 
@@ -377,11 +383,6 @@ def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, like: str | Plan)
 
 def _refuse_not_chosen(plan: Plan, by: str, like: str | Plan) -> None:
     """Raise `DiagnosticError` RT064 if a plan has keys that no search chooses."""
-    if plan.context_groups > 1:
-        at = _place_in(like, "context_groups")
-        text = f"{by} has plans that gather keys of all heads at once: it cannot keep context_groups of this plan"
-        help_text = "leave context_groups out here, and write it into the plan that is found"
-        fail("RT064", text, at.location, source=at.source, help=help_text)
     for key in _NOT_CHOSEN:
         if getattr(plan, key) is not None:
             at = _place_in(like, key)

@@ -60,15 +60,24 @@ def rejected_plans(
     lost += [row(f"T{tp}", own, [s for s in own.shapes if s.tp == tp], explained=True) for tp in others]
     for cp in sorted({shape.cp for shape in own.shapes} - {best.shape.cp}):
         lost.append(row(f"C{cp}", own, [s for s in own.shapes if s.cp == cp], explained=True))
-    as_many = [s for s in own.shapes if s.cp == best.shape.cp and s.exchange != best.shape.exchange]
-    if as_many:
-        lost.append(row(f"C{best.shape.cp} with {as_many[0].exchange}", own, as_many, explained=True))
+    lost += [row(name, own, some, explained=True) for name, some in _of_context_exchanges(own.shapes, best.shape)]
     lost += [row(name, own, some, explained=True) for name, some in _of_expert_ranks(own.shapes, best.shape.ep)]
     as_deep = [shape for shape in own.shapes if shape.pp == best.shape.pp]
     for mode in sorted({_mode(shape) for shape in as_deep} - {_mode(best.shape)}):
         shapes = [shape for shape in as_deep if _mode(shape) == mode]
         lost.append(row(f"P{best.shape.pp} {state_text(shapes[0])}", own, shapes))
     return lost if explain else lost[:_SHOWN]
+
+
+def _of_context_exchanges(shapes: Sequence[Shape], best: Shape) -> Iterator[tuple[str, list[Shape]]]:
+    """Yield the shapes with as many context ranks as the best plan that exchange otherwise, by name."""
+    if best.cp == 1:
+        return
+    as_many = [shape for shape in shapes if shape.cp == best.cp]
+    for what in sorted({(shape.exchange, shape.groups) for shape in as_many} - {(best.exchange, best.groups)}):
+        of, groups = what
+        name = f"C{best.cp} with {of}" + (f" in {groups} groups" if groups > 1 else "")
+        yield name, [shape for shape in as_many if (shape.exchange, shape.groups) == what]
 
 
 def _of_expert_ranks(shapes: Sequence[Shape], own: int) -> Iterator[tuple[str, list[Shape]]]:

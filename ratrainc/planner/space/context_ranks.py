@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.config.plan_keys import OF_KEYS
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
+from ratrain.ratrainc.planner.space.search_setting import WHOLE_KEYS
 from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.tilings import divisors
 
@@ -61,9 +61,11 @@ def _problem(setting: SearchSetting, contexts: int) -> tuple[str, str] | None:
     if contexts == 1:
         return None
     # of a template alone it may be heads: some numbers of tensor-parallel ranks need keys, and those have these
-    exchange = setting.template.context_exchange if setting.template.cp > 1 else OF_KEYS
+    given = setting.template
+    exchange, groups = (given.context_exchange, given.context_groups) if given.cp > 1 else WHOLE_KEYS
+    shape = Shape(1, 1, 1, 1, 0, "last", cp=contexts, exchange=exchange, groups=groups)
     try:
-        check_plan(Shape(1, 1, 1, 1, 0, "last", cp=contexts, exchange=exchange).plan(setting, ()), setting.model)
+        check_plan(shape.plan(setting, ()), setting.model)
     except DiagnosticError as error:
         return error.diagnostics[0].message, error.diagnostics[0].help or ""
     return None

@@ -13,10 +13,15 @@ from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.plan_keys import CONTEXT_EXCHANGES, OF_KEYS, ZIGZAG, runs_of_context
+from ratrain.ratrain_ir.config.plan_keys import OF_HEADS, OF_KEYS, ZIGZAG, runs_of_context
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, shares_heads
 from ratrain.ratrainc.planner.space.layer_classes import LayerClasses, layer_classes
 from ratrain.targets.machine.machine import Machine
+
+ContextExchange = tuple[str, int]
+"""Value of `Plan.context_exchange`, and the number of groups of key heads."""
+WHOLE_KEYS: ContextExchange = (OF_KEYS, 1)
+"""The usual exchange: keys of all heads at once."""
 
 
 @frozen
@@ -26,8 +31,8 @@ class SearchSetting:
     model: ModelConfig
     machine: Machine
     template: Plan
-    """dtypes, chunks, the optimizer and, if tp > 1, `sequence_sharding` of every plan, if cp > 1 `context_layout`; its
-    shape is ignored"""
+    """dtypes, chunks, the optimizer and, if tp > 1, `sequence_sharding` of every plan, if cp > 1 `context_layout` and
+    what context ranks exchange; its shape is ignored"""
     passes: str
     """pipeline of the strategy"""
 
@@ -64,14 +69,18 @@ class SearchSetting:
         """Return which tokens each of `contexts` context ranks has; the usual ones for a single rank, which has all."""
         return self.template.context_layout if contexts > 1 else ZIGZAG
 
-    def context_exchanges(self, peers: int, contexts: int) -> tuple[str, ...]:
-        """Return what context ranks may exchange for attention: what a template that has several does, else all."""
+    def context_exchanges(self, peers: int, contexts: int) -> tuple[ContextExchange, ...]:
+        """Return how context ranks may exchange for attention: as a template that has several does, else all ways."""
         if contexts == 1:
-            return (OF_KEYS,)
-        wanted = (self.template.context_exchange,) if self.template.cp > 1 else CONTEXT_EXCHANGES
+            return (WHOLE_KEYS,)
         own = rank_model(self.model, self.shaped(tp=peers))
-        shares = shares_heads(own, contexts) and self.model.position != "alibi"
-        return tuple(each for each in wanted if each == OF_KEYS or shares)
+        parts = self.model.position != "alibi"
+        groups = _groups_tried(own.kv_heads) if parts else (1,)
+        wanted: tuple[ContextExchange, ...] = (*((OF_KEYS, number) for number in groups), (OF_HEADS, 1))
+        if self.template.cp > 1:
+            wanted = ((self.template.context_exchange, self.template.context_groups),)
+        shares = parts and shares_heads(own, contexts)
+        return tuple(each for each in wanted if (shares if each[0] == OF_HEADS else own.kv_heads % each[1] == 0))
 
     def shaped(self, **shape: Any) -> Plan:
         """Return the template with another shape; keys left out stand for one rank, one micro-batch and whole state.
@@ -79,7 +88,16 @@ class SearchSetting:
         `micro_batch_size` stays the template's.
         """
         usual: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cuts": (), "micro_batches": 1, "zero": 0, "reduce": "last"}
-        given = usual | {"cp": 1, "ep": 1, "mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
+        usual |= {"cp": 1, "context_exchange": OF_KEYS, "context_groups": 1, "ep": 1}
+        given = usual | {"mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
         rows, cp = self.shards_sequences(given["tp"]), given["cp"]
-        given.setdefault("context_exchange", OF_KEYS)
         return evolve(self.template, **given, sequence_sharding=rows, context_layout=self.context_layout(cp))
+
+
+def _groups_tried(heads: int) -> tuple[int, ...]:
+    """Return the numbers of groups of key heads to consider: one, the fewest that divide them, and a group each head.
+
+    More groups hold fewer bytes, and take more messages for the same ones. Between the ends both change little: two
+    groups save half of what is gathered, a group each head the rest.
+    """
+    return tuple(sorted({1, next((number for number in range(2, heads) if heads % number == 0), heads), heads}))

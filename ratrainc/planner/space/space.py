@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.quantities import number_of
+from ratrain.ratrainc.planner.space.search_setting import WHOLE_KEYS, ContextExchange
 from ratrain.ratrainc.planner.space.tilings import divisors, tilings
 from ratrain.targets.machine.link_groups import Link, LinkGroup
 
@@ -67,6 +68,8 @@ class Shape:
     cp: int = 1
     exchange: str = OF_KEYS
     """what context ranks exchange for attention"""
+    groups: int = 1
+    """groups of key heads that they gather one after the other"""
     ep: int = 1
     """expert ranks: neighbouring replicas that share out the experts of every layer"""
 
@@ -88,7 +91,7 @@ class Shape:
     @property
     def summary(self) -> str:
         """Sizes and levels in the words of a plan's summary."""
-        return sizes_text(self, self.slices, self.cp, self.exchange, expert_ranks=self.ep)
+        return sizes_text(self, self.slices, self.cp, self.exchange, self.groups, self.ep)
 
     @property
     def pipeline(self) -> PipelineShape:
@@ -107,7 +110,7 @@ class Shape:
         Context ranks count as replicas, which they are to the state.
         """
         tiles = tuple(evolve(tile, stages=1) for tile in self.tiles)
-        whole = evolve(self, dp=self.replicas, cp=1, exchange=OF_KEYS, tiles=tiles)
+        whole = evolve(self, dp=self.replicas, cp=1, exchange=OF_KEYS, groups=1, tiles=tiles)
         return evolve(whole, pp=1, micro_batch_size=1, micro_batches=1, chunks=1, layout="loop", slices=1)
 
     @property
@@ -132,6 +135,7 @@ class Shape:
             cp=self.cp,
             context_layout=setting.context_layout(self.cp),
             context_exchange=self.exchange,
+            context_groups=self.groups,
             ep=self.ep,
             tp=self.tp,
             sequence_sharding=setting.shards_sequences(self.tp),
@@ -152,7 +156,7 @@ def shapes(
     seq_len: int = 1,
     peers: tuple[int, ...] = (1,),
     contexts: tuple[int, ...] = (1,),
-    exchanges: Callable[[int, int], tuple[str, ...]] = lambda *_: (OF_KEYS,),
+    exchanges: Callable[[int, int], tuple[ContextExchange, ...]] = lambda *_: (WHOLE_KEYS,),
     expert_ranks: tuple[int, ...] = (1,),
     ends: tuple[int, ...] = (),
     slices_of_one: bool = False,
@@ -163,7 +167,7 @@ def shapes(
     Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
     layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
     the numbers of tensor-parallel ranks, which may not share out the model; `contexts` those of context ranks; with
-    `contexts_of_one` several have micro-batches of one sequence alone. `exchanges` gives what a number of each may
+    `contexts_of_one` several have micro-batches of one sequence alone. `exchanges` gives how a number of each may
     exchange for attention. `expert_ranks` are numbers of replicas that share out experts, of ranks that compute whole
     micro-batches. `ends` are the ZeRO levels that embedding and head may have of their own; if there are any,
     shards, or views of level 3 alone, may also be kept within groups of near replicas. Raises `DiagnosticError`
@@ -214,7 +218,7 @@ _NUMBERS = (1, 2, 4, 8)
 
 def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, slices_at_most: int) -> Iterator[Shape]:
     for chunks, layout, slices in ways:
-        if slices > 1 and (shape.exchange == OF_HEADS or shape.ep > 1):
+        if slices > 1 and (shape.exchange == OF_HEADS or shape.groups > 1 or shape.ep > 1):
             continue
         # each context rank has up to two runs of a slice
         least = slices * 2 * shape.cp if slices > 1 < shape.cp else slices
@@ -224,9 +228,8 @@ def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, 
                 continue
             s = shape  # not `evolve`, which takes several times as long: shapes are many
             sizes = s.pp, s.dp, s.micro_batch_size, s.micro_batches, s.zero, s.reduce, s.tiles
-            yield Shape(
-                *sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group, s.cp, s.exchange, s.ep
-            )
+            near = s.ends, s.shard_group, s.view_group
+            yield Shape(*sizes, chunks, layout, slices, s.tp, *near, s.cp, s.exchange, s.groups, s.ep)
 
 
 @lru_cache(maxsize=1)
@@ -236,7 +239,7 @@ def _whole_shapes(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
-    ranks: tuple[tuple[int, int, str, int], ...],
+    ranks: tuple[tuple[int, int, ContextExchange, int], ...],
     ends: tuple[int, ...],
     *,
     contexts_of_one: bool,
@@ -256,10 +259,10 @@ def _of_ranks(
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
-    ranks: tuple[int, int, str, int],
+    ranks: tuple[int, int, ContextExchange, int],
     ends: tuple[int, ...],
 ) -> Iterator[Shape]:
-    tp, cp, exchange, ep = ranks
+    tp, cp, (exchange, of_heads), ep = ranks
     replicas = [d for d in divisors(global_batch) if d * cp * tp <= clusters and d % ep == 0]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
@@ -268,7 +271,7 @@ def _of_ranks(
             states = modes if dp * cp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
                 numbers = pp, dp, size, global_batch // dp // size
-                shape = Shape(*numbers, zero, reduce, tiles, tp=tp, cp=cp, exchange=exchange, ep=ep)
+                shape = Shape(*numbers, zero, reduce, tiles, tp=tp, cp=cp, exchange=exchange, groups=of_heads, ep=ep)
                 yield shape
                 if ends and zero:
                     yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)

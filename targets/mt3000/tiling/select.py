@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,13 @@ import attrs
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.machine.cost import experts_and_rows, roofline_work
+from ratrain.targets.machine.cost import (
+    copy_seconds,
+    expert_groups,
+    experts_and_rows,
+    roofline_work,
+    unread_stack_bytes,
+)
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_EXPERTS, has_softcap, tiles_of
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
@@ -82,15 +89,16 @@ def gemm_shape(routine: Routine, step: Step) -> GemmShape:
     )
 
 
-def one_expert_shape(routine: Routine, step: Step) -> GemmShape:
-    """Return the shape of one expert's product, which is assumed to have as many rows as the others'.
+def one_expert_shape(routine: Routine, step: Step, own_rows: int | None = None) -> GemmShape:
+    """Return the shape of one expert's product, which is assumed to have as many rows as the others', if not told.
 
     Rows are at least one. Sums over a token's experts go to float32 workspace, which each product reads and writes.
     """
     (a, _), (b, _) = (routine.operand(step.operands[name]) for name in ("a", "b"))
     out, out_shape = routine.operand(step.operands["out"])
-    experts, rows = experts_and_rows(routine, step)
-    own_rows = max(1, -(-rows // experts))
+    if own_rows is None:
+        experts, rows = experts_and_rows(routine, step)
+        own_rows = max(1, -(-rows // experts))
     if step.kernel == "expert_gradients":
         added = (("out", out),) if step.options["accumulate"] else ()
         return GemmShape(out_shape[1], out_shape[2], own_rows, a, b, out, trans_a=True, added=added)
@@ -117,6 +125,8 @@ def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | No
     this machine. Products of experts have none: they cost what one expert's tiles do, for each expert.
     """
     cluster = cluster_of(machine)
+    if step.kernel in UNTILED_EXPERTS and step.expert_rows:
+        return _routed_call(routine, step, machine)
     if step.kernel in UNTILED_EXPERTS:
         return _expert_call(one_expert_shape(routine, step), experts_and_rows(routine, step)[0], cluster)
     if step.kernel not in PARTS:
@@ -125,6 +135,22 @@ def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | No
     if not tiles or any(schedule.memories != cluster.memories for schedule in tiles.values()):
         tiles = step_tiles(routine, step, cluster)
     return _call(tuple(tiles.values()), cluster) if tiles else None
+
+
+def _routed_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | None:
+    """Return the cost of products of experts whose rows are told: each takes the tiles of its own rows."""
+    seconds, nbytes, transfers = 0.0, 0, Counter[tuple[str, str]]()
+    for experts, rows in expert_groups(step):
+        if not rows:
+            unread = experts * unread_stack_bytes(routine, step)
+            seconds, nbytes = seconds + copy_seconds(unread, machine), nbytes + round(unread)
+            continue
+        call = _expert_call(one_expert_shape(routine, step, rows), experts, cluster_of(machine))
+        if call is None:
+            return None
+        seconds, nbytes = seconds + call.seconds, nbytes + call.ddr_bytes
+        transfers.update(call.transfers)
+    return TiledCall(seconds, nbytes, dict(transfers))
 
 
 @cache

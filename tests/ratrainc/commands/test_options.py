@@ -93,6 +93,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given = "compile --model m.json --plan p.toml"
         call(f"{given} -o x.rtir")
         call(f"{given} -o x.rtx")
+        call("compile --model experts.json --plan p.toml -o experts.rtx")
         filed = ["file_capacity = '1 GB'", "file_store = '1 GB/s'", "file_fetch = '1 GB/s'"]
         (folder / "filed.toml").write_text("\n".join(['base = "mt3000"', 'name = "filed"', *filed]))
         storing = "recompute{policy=none store=file},allocate-ddr"
