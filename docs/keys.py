@@ -41,6 +41,7 @@ class Key:
 
 _OTHER = {"architectures": None, "head_dim": 4, "initializer_range": 0.5}
 _MIXTRAL = _OTHER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
+_FOUR_EXPERTS = _MIXTRAL | {"num_local_experts": 4}
 _LORA = {"train.method": "lora"}
 
 PLAN_TRIALS: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "parallel.context_layout": {"value": "contiguous", "given": {"batch.seq_len": 8, "parallel.cp": 2}},
     "parallel.context_exchange": {"value": "heads", "given": {"batch.seq_len": 8, "parallel.cp": 2}},
     "parallel.context_groups": {"value": 2, "given": {"batch.seq_len": 8, "parallel.cp": 2}},
-    "parallel.ep": {"value": 2, "model": _MIXTRAL | {"num_local_experts": 4}},
+    "parallel.ep": {"value": 2, "model": _FOUR_EXPERTS},
     "parallel.sequence_sharding": {"value": False, "given": {"parallel.tp": 2}},
     "parallel.mapping": {"value": "chip 2x1", "seen": TIMES},
     "batch.micro_batch_size": {"value": 2},
@@ -103,6 +104,12 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "train.freeze": {"value": "model.embed_tokens.*"},
     "experts.balance_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},
     "experts.z_loss": {"value": 1.0, "seen": NUMBERS, "model": _MIXTRAL},
+    "experts.dispatch": {"value": "capacity", "given": {"parallel.ep": 2}, "model": _FOUR_EXPERTS},
+    "experts.capacity_factor": {
+        "value": 0.5,
+        "given": {"parallel.ep": 2, "experts.dispatch": "capacity"},
+        "model": _FOUR_EXPERTS,
+    },
 }
 """Of each key of a plan: another value than the usual one, and where that is seen."""
 

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.attention_lowering import AttentionLowering
 from ratrain.ratrain_ir.model.blocks import Block, next_block
 from ratrain.ratrain_ir.model.expert_ranks import (
     combined_types,
+    copies_experts,
     dispatched_types,
     made_gradient_types,
     made_types,
@@ -50,7 +51,8 @@ class ExpertLowering(AttentionLowering):
         given = self.exchanged(block, piece, dispatched_types(model, plan, gradient=False), _FORWARD)
         made = self.exchanged(block, piece, made_types(model, plan), _FORWARD)
         returned = self.exchanged(block, piece, combined_types(model, plan, gradient=False), _FORWARD)
-        self.emit(Dispatch(payload=Payload.ACTIVATION, **fields, reads=(*sent, *views), writes=tuple(given.values())))
+        reads = (*sent, *(views if copies_experts(plan) else ()))
+        self.emit(Dispatch(payload=Payload.ACTIVATION, **fields, reads=reads, writes=tuple(given.values())))
         self.emit(ForwardExperts(**fields, reads=(*_computed_with(given), *views), writes=tuple(made.values())))
         reads = (*made.values(), given["counts"], *_chosen(sent))
         self.emit(Combine(payload=Payload.ACTIVATION, **fields, reads=reads, writes=tuple(returned.values())))
@@ -79,7 +81,8 @@ class ExpertLowering(AttentionLowering):
         given = self.exchanged(block, piece, dispatched_types(model, plan, gradient=True), _BACKWARD)
         made = self.exchanged(block, piece, made_gradient_types(model, plan), _BACKWARD)
         returned = self.exchanged(block, piece, combined_types(model, plan, gradient=True), _BACKWARD)
-        reads = (dy, *sent, *views)
+        copies = copies_experts(plan)
+        reads = (dy, *sent, *(views if copies else ()))
         self.emit(Dispatch(payload=Payload.GRADIENT, **fields, reads=reads, writes=tuple(given.values())))
         gradient = (self.gradient(block, piece if isinstance(piece, int) else piece.micro_batch),)
         written, added = (gradient, ()) if first else ((), gradient)
@@ -87,7 +90,8 @@ class ExpertLowering(AttentionLowering):
         self.emit(BackwardExperts(**fields, reads=reads, writes=(*made.values(), *written), updates=added))
         reads = (*made.values(), given["counts"], *_chosen(sent))
         back = tuple(returned.values())
-        self.emit(Combine(payload=Payload.GRADIENT, **fields, reads=reads, writes=back, updates=gradient))
+        home = gradient if copies else ()
+        self.emit(Combine(payload=Payload.GRADIENT, **fields, reads=reads, writes=back, updates=home))
         return back
 
     def exchanged(self, block: Block, piece: Piece, types: Types, group: str) -> dict[str, Tensor]:
@@ -101,7 +105,7 @@ class ExpertLowering(AttentionLowering):
 
 def _computed_with(given: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """Return what the products of rows read of what `dispatch` made."""
-    return tuple(given[name] for name in ("rows", "row_weights", "bounds", "pool"))
+    return tuple(given[name] for name in ("rows", "row_weights", "bounds", "pool") if name in given)
 
 
 def _chosen(sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

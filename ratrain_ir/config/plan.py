@@ -35,7 +35,7 @@ from ratrain.ratrain_ir.config.plan_keys import (
 from ratrain.ratrain_ir.config.plan_summary import summary_text
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
@@ -300,6 +300,8 @@ class Plan:
     optimizer: Optimizer = field(default=Optimizer(), metadata=part(Optimizer))
     router: RouterLosses = field(default=RouterLosses(), metadata=part(RouterLosses))
     """Losses of the routers of experts."""
+    experts: ExpertDispatch = field(default=ExpertDispatch(), metadata=part(ExpertDispatch))
+    """Rows that expert ranks send each other."""
     training: Training = field(default=WHOLE, metadata=part(Training))
     """Parameters that train: all, all but frozen ones, or adapters."""
     mapping: RankMapping | None = field(
@@ -592,9 +594,11 @@ class Plan:
 
         A `shard_group` that is no proper divisor of `replicas` is dropped; so is a `view_group` that is no proper
         divisor of the shards or has no block of level 3. If nothing is sharded, the shards' own dtype and the
-        quantisation are dropped too.
+        quantisation are dropped too; with one expert rank, what several send each other.
         """
         plan = evolve(self, **changes)
+        if plan.ep == 1:
+            plan = evolve(plan, experts=ExpertDispatch())
         if plan.shard_group is not None and (plan.replicas % plan.shard_group or plan.replicas == plan.shard_group):
             plan = evolve(plan, shard_group=None)
         shards, views = plan.shard_group or plan.replicas, plan.view_group

@@ -9,6 +9,7 @@ from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.plan_keys import OF_KEYS, ZIGZAG, runs_of_context
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
+from ratrain.ratrain_ir.config.router_losses import BALANCED
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems, rank_model, shares_heads
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -54,6 +55,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
     _check_context_ranks(reader, plan, model)
     if plan.ep > 1 and reader.good("ep"):
         _check_expert_ranks(reader, plan, model)
+    _check_dispatch(reader, plan)
     if (
         plan.mapping is not None
         and reader.good("pp", "dp", "cp", "tp")
@@ -278,6 +280,21 @@ def _check_expert_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | No
     if plan.training and reader.good("method", "freeze"):
         text = "frozen parameters and adapters are not built for replicas that share out experts (ep)"
         reader.contradiction("RT064", "ep", text, help="use ep = 1")
+
+
+def _check_dispatch(reader: FieldReader, plan: Plan) -> None:
+    """Check that a capacity is given only where rows are dropped above one, and neither where no row is sent."""
+    dispatch, factor = plan.experts.dispatch, plan.experts.capacity_factor
+    if not reader.good("ep", "dispatch", "capacity_factor"):
+        return
+    if plan.ep == 1:
+        for name, value in (("dispatch", dispatch), ("capacity_factor", factor)):
+            if value not in (BALANCED, None):
+                text = f"{name} = {toml_value(value)} changes nothing with one expert rank (ep = 1): it sends no row"
+                reader.contradiction("RT064", name, text, help="leave it out, or use ep = 2 or more")
+    elif dispatch == BALANCED and factor is not None:
+        text = f'capacity_factor = {toml_value(factor)} changes nothing with dispatch = "balanced", which drops no row'
+        reader.contradiction("RT064", "capacity_factor", text, help='leave it out, or use dispatch = "capacity"')
 
 
 _WITHOUT_EXPERT_RANKS: Mapping[str, object] = {

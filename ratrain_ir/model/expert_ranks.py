@@ -9,6 +9,10 @@ copies of these experts (`targets/program/expert_balance.py`). So every tensor h
 
 The pool has room for copies of E / n experts. It lives from `dispatch` to the products, so layers share its bytes.
 Nothing of the rows is saved: the backward exchanges them again, beside the gradients of what they gave.
+
+Where the plan has `dispatch = "capacity"`, a rank sends C rows at most to an expert, and drops the others. Then a rank
+computes all rows that come for its own experts, without copies: up to E * C, which come from n ranks for E / n experts
+each. Its tensors have room for as many; `bounds` say how many there are.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from ratrain.ratrain_ir.config.router_losses import BALANCED
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import Block, Parameter, block, has_experts, trained_parameters
@@ -87,37 +92,68 @@ def expert_copies(plan: Plan, weight: str) -> int:
     return 1 if is_stack(weight) else plan.ep
 
 
+def capacity_of(model: ModelConfig, plan: Plan) -> int | None:
+    """Return the most rows that a rank sends to one expert in a micro-batch; None: as many as its router says."""
+    tokens = tokens_per_micro_batch(plan)
+    return plan.experts.capacity(tokens, expert_rows(model, plan) // tokens, experts_of(model))
+
+
+def copies_experts(plan: Plan) -> bool:
+    """Tell whether ranks with room for more rows copy other ranks' experts: all do unless rows are dropped."""
+    return plan.experts.dispatch == BALANCED
+
+
+def rows_of_rank(model: ModelConfig, plan: Plan) -> int:
+    """Return the rows that a rank has room for: as many as its router sends, or the most that may come."""
+    rows, most = expert_rows(model, plan), capacity_of(model, plan)
+    return rows if most is None else min(plan.ep * rows, experts_of(model) * most)
+
+
+def balanced_rows(model: ModelConfig, plan: Plan) -> int:
+    """Return the rows that a rank sends, and computes, if all routers send as many to each expert."""
+    return min(expert_rows(model, plan), rows_of_rank(model, plan))
+
+
+def expected_rows(model: ModelConfig, plan: Plan) -> tuple[int, int] | None:
+    """Return the rows that a rank has room for, and those of balanced routers; None if they are equal."""
+    room, expected = rows_of_rank(model, plan), balanced_rows(model, plan)
+    return (room, expected) if expected < room else None
+
+
 def dispatched_types(model: ModelConfig, plan: Plan, *, gradient: bool) -> Types:
     """Return what `dispatch` makes: rows and their weights, bounds of experts, counts of all ranks, copied experts.
 
     With `gradient` also the gradients of what the rows gave. `bounds` are those of the rank's own experts, then of the
-    copied ones. `counts` are the rows that each rank's router sends to each expert.
+    copied ones if there are any. `counts` are the rows that each rank's router chooses for each expert.
     """
-    rows, act, own = expert_rows(model, plan), Dtype(plan.view_dtype), experts_of(model) // plan.ep
+    rows, act, own = rows_of_rank(model, plan), Dtype(plan.view_dtype), experts_of(model) // plan.ep
     stream = tensor_type(act, (rows, model.hidden_size))
     types = {
         "rows": stream,
         "row_weights": tensor_type(Dtype.F32, (rows, 1)),
-        "bounds": tensor_type(Dtype.I32, (2 * own + 1,)),
+        "bounds": tensor_type(Dtype.I32, ((2 if copies_experts(plan) else 1) * own + 1,)),
         "counts": tensor_type(Dtype.I32, (plan.ep, experts_of(model))),
-        "pool": tensor_type(act, (pool_elements(model, plan),)),
     }
+    if copies_experts(plan):
+        types["pool"] = tensor_type(act, (pool_elements(model, plan),))
     return types | ({"drows": stream} if gradient else {})
 
 
 def made_types(model: ModelConfig, plan: Plan) -> Types:
     """Return what `forward_experts` makes of the rows: the product of each with its expert."""
-    return {"made": tensor_type(Dtype(plan.view_dtype), (expert_rows(model, plan), model.hidden_size))}
+    return {"made": tensor_type(Dtype(plan.view_dtype), (rows_of_rank(model, plan), model.hidden_size))}
 
 
 def made_gradient_types(model: ModelConfig, plan: Plan) -> Types:
     """Return what `backward_experts` makes: gradients of the rows, of their weights, and of copied experts."""
-    rows = expert_rows(model, plan)
-    return {
+    rows = rows_of_rank(model, plan)
+    types = {
         "dsent": tensor_type(Dtype(plan.view_dtype), (rows, model.hidden_size)),
         "drow_weights": tensor_type(Dtype.F32, (rows, 1)),
-        "dpool": tensor_type(Dtype(plan.grad_dtype), (pool_elements(model, plan),)),
     }
+    if copies_experts(plan):
+        types["dpool"] = tensor_type(Dtype(plan.grad_dtype), (pool_elements(model, plan),))
+    return types
 
 
 def combined_types(model: ModelConfig, plan: Plan, *, gradient: bool) -> Types:

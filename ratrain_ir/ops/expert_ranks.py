@@ -4,6 +4,8 @@
     backward           dispatch gradient     backward_experts  combine gradient     backward
 
 `dispatch` also copies experts to ranks with room for more rows; the gradients of these copies go home with `combine`.
+With `dispatch = "capacity"` nothing is copied: rows above an expert's capacity are dropped, and what `combine` brings
+back for them is zero.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from attrs import define
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.model.expert_ranks import (
     combined_types,
+    copies_experts,
     dispatched_types,
     made_gradient_types,
     made_types,
@@ -77,7 +80,8 @@ class Dispatch(ExpertsOp):
     """Sends each row to the rank that computes it, so that every rank has as many; copies experts where rows go.
 
     The rows are the normed input, one for each choice of each token, with its weight. In the backward the gradient of
-    the mlp's output goes with them.
+    the mlp's output goes with them. With a capacity the first rows of each expert go to the rank that has it, and
+    nothing is copied.
     """
 
     keyword = "dispatch"
@@ -147,8 +151,8 @@ def check_expert_ranks(model: ModelConfig, plan: Plan, block: Block) -> None:
 
 
 def _roles(types: Types, *names: str) -> Roles:
-    """Return the roles of some tensors, or of all, that ops of expert ranks leave for each other."""
-    return slot_roles(exchanged_slots({name: types[name] for name in names or types}))
+    """Return the roles of tensors that ops of expert ranks leave for each other: those there are of `names`, or all."""
+    return slot_roles(exchanged_slots({name: types[name] for name in names or types if name in types}))
 
 
 def _choice_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
@@ -169,7 +173,8 @@ def _dispatch(model: ModelConfig, plan: Plan, block: Block, payload: Payload) ->
     check_expert_ranks(model, plan, block)
     gradient = payload is Payload.GRADIENT
     dy = (output_role("dy", model, plan, block),) if gradient else ()
-    reads = (*dy, *_choice_roles(model, plan, block), *view_roles(model, plan, block))
+    views = view_roles(model, plan, block) if copies_experts(plan) else ()
+    reads = (*dy, *_choice_roles(model, plan, block), *views)
     return [(False, Signature(reads, _roles(dispatched_types(model, plan, gradient=gradient))))]
 
 
@@ -198,5 +203,5 @@ def _combine(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> 
     chosen = tuple(role for role in _choice_roles(model, plan, block) if role.name == "chosen")
     made = _roles(made_gradient_types(model, plan) if gradient else made_types(model, plan))
     combined = _roles(combined_types(model, plan, gradient=gradient))
-    home = (gradient_role(model, plan, block),) if gradient else ()
+    home = (gradient_role(model, plan, block),) if gradient and copies_experts(plan) else ()
     return [(False, Signature((*made, *_roles(types, "counts"), *chosen), combined, home))]

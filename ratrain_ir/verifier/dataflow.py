@@ -30,7 +30,7 @@ from attrs import define
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, next_block
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import copies_experts, shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
@@ -239,7 +239,7 @@ class SymbolicRun(SymbolicCompletion):
             else:
                 self.expect("RT033", op, tensor, *source, block, m, tensor.slot, op.work_group)
         self.set_exchanged(op, block, m, "returned")
-        if op.payload is Payload.GRADIENT:
+        if "g" in roles:
             self.expect("RT031", op, roles["g"], "begun g", block, self.contributed(block, m))
             self.set(roles["g"], "g with copies", block, self.contributed(block, m))
 
@@ -262,7 +262,8 @@ class SymbolicRun(SymbolicCompletion):
 
     def end_contribution(self, op: Backward, gradient: Tensor, block: Block, m: Piece) -> None:
         """Add what a block's backward gives to the contribution that its experts and their copies have made."""
-        self.expect("RT031", op, gradient, "g with copies", block, self.contributed(block, m))
+        begun = "g with copies" if copies_experts(self.module.plan) else "begun g"
+        self.expect("RT031", op, gradient, begun, block, self.contributed(block, m))
         self.set(gradient, "g", block, self.contributed(block, m))
 
     def add_branch(self, op: AddBranch) -> None:

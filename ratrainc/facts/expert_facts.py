@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.expert_ranks import capacity_of
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.machine.cost import weight_bound_rows
 
@@ -75,6 +76,8 @@ def expert_rows_note(model: ModelConfig, plan: Plan, machine: Machine, routing: 
         most = f"the busiest expert gets {rows * routing.busiest:,.0f} rows in {part} ({choices})"
         return f"{most}: times assume the routing '{routing.name}', not a balanced one with {rows:,.0f} rows each"
     said = f"experts get {rows:,.0f} rows each in {part} ({choices}), if all get as many, as times assume"
+    if (capacity := capacity_of(model, plan)) is not None:
+        said += f"; of a rank's rows an expert takes {capacity:,} at most, and the others are dropped"
     if rows >= least:
         return said
     way_out = "larger micro-batches, or fewer slices," if plan.slices else "larger micro-batches"

@@ -151,6 +151,8 @@ def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
         parts.append(f"MFU {100 * timed.mfu:.0f} %")
     if report.experts is not None:
         parts.append(f"busiest expert {report.experts.busiest:.2g}x")
+        if (share := report.experts.dropped_share) is not None:
+            parts.append(f"{100 * share:.2g} % of rows dropped")
     if seconds_left:
         parts.append(f"ETA {timedelta(seconds=round(seconds_left))}")
     if report.skipped_blocks:

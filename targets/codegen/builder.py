@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     trained_parameters,
 )
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows
-from ratrain.ratrain_ir.model.expert_ranks import copied_stacks, exchanged_types
+from ratrain.ratrain_ir.model.expert_ranks import copied_stacks, exchanged_types, expected_rows
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, packed_frozen_bytes
@@ -489,7 +489,8 @@ class Builder:
         copied = copied_stacks(self.model, self.block) if self.has(COPIES) else ()
         copies = [ParameterView(*each, COPIES) for each in copied]
         everything = (*views, *self.gaps(), *copies)
-        return Routine(key, self.formals(), everything, intermediates, workspace, tuple(self.steps))
+        expected = expected_rows(self.model, self.plan) if self.has("bounds") else None
+        return Routine(key, self.formals(), everything, intermediates, workspace, tuple(self.steps), expected)
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
         """Return the intermediates with their offsets, and the bytes of the workspace.

@@ -73,6 +73,8 @@ def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, 
     for number, (step, wanted) in enumerate(zip_longest(routine.steps, derived.steps), 1):
         if _words(step) != _words(wanted):
             return f"step {number} is {_words(step)}; the model and the plan make it {_words(wanted)}"
+    if routine.expected_rows != derived.expected_rows:
+        return f"it expects rows {routine.expected_rows}; the model and the plan make it {derived.expected_rows}"
     return _names_problem(routine, derived)
 
 

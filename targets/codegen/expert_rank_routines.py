@@ -6,6 +6,9 @@ calls, with the stacks of the view and with those of the pool, that fill one ten
     made[bounds[0] : bounds[n]]  = rows of own experts    @ w.down_experts        n experts a rank
     made[bounds[n] : bounds[2n]] = rows of copied experts @ pool.down_copies
 
+Where rows above a capacity are dropped, no expert is copied, and each product is the first call alone. Then there may
+be room for more rows than come: kernels stop at the end that `bounds` say.
+
 The backward computes gate and up again: nothing of the rows is saved.
 """
 
@@ -14,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.model.blocks import trained_parameters
-from ratrain.ratrain_ir.model.expert_blocks import expert_rows, experts_of
-from ratrain.ratrain_ir.model.expert_ranks import is_stack
+from ratrain.ratrain_ir.model.expert_blocks import experts_of
+from ratrain.ratrain_ir.model.expert_ranks import copies_experts, is_stack, rows_of_rank
 from ratrain.targets.codegen.expert_routines import (
     add_shared,
     group_rows,
@@ -64,7 +67,7 @@ def backward_of_rows(builder: Builder) -> None:
     dprod = _of_rows(builder, "dprod", builder.model.expert_width)
     _products(builder, above, "down", dprod)
     gradients = {name: _of_rows(builder, f"d{name}", builder.model.expert_width) for name in ("gate", "up")}
-    operands = {name: name for name in ("gate", "up", "dprod", "dgate", "dup")}
+    operands = {name: name for name in ("gate", "up", "dprod", "dgate", "dup")} | _ends(builder)
     builder.step("weighted_swiglu_backward", operands | {"weights": "row_weights", "dweights": "drow_weights"})
     for index, (name, gradient) in enumerate(gradients.items()):
         _gradients(builder, gradient, "rows", name)
@@ -110,7 +113,7 @@ def _branch_gradient_of_rows(builder: Builder) -> str:
 
 def _of_rows(builder: Builder, name: str, width: int) -> str:
     """Return an intermediate with a line for each row that came."""
-    return builder.temporary(name, expert_rows(builder.model, builder.plan), width)
+    return builder.temporary(name, rows_of_rank(builder.model, builder.plan), width)
 
 
 def _activations(builder: Builder) -> None:
@@ -119,11 +122,19 @@ def _activations(builder: Builder) -> None:
         out = _of_rows(builder, name, builder.model.expert_width)
         _products(builder, "rows", name, out, trans_b=True)
     prod = _of_rows(builder, "prod", builder.model.expert_width)
-    builder.step("weighted_swiglu_forward", {"gate": "gate", "up": "up", "weights": "row_weights", "prod": prod})
+    operands = {"gate": "gate", "up": "up", "weights": "row_weights", "prod": prod} | _ends(builder)
+    builder.step("weighted_swiglu_forward", operands)
+
+
+def _ends(builder: Builder) -> dict[str, str]:
+    """Return the operand that says how many rows there are, where that depends on data."""
+    return {} if copies_experts(builder.plan) else {"bounds": "bounds"}
 
 
 def _both(builder: Builder, name: str, own: str, copied: str) -> list[tuple[str, str]]:
-    """Return (matrices, bounds) of a rank's own experts, then of copied ones, in the formals of these names."""
+    """Return (matrices, bounds) of a rank's own experts, then of any copied ones, in the formals of these names."""
+    if not copies_experts(builder.plan):
+        return [(f"{own}.{name}_experts", "bounds")]
     count = experts_of(builder.model) // builder.plan.ep
     return [
         (f"{own}.{name}_experts", f"bounds[0:{count + 1}]"),

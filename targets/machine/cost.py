@@ -306,6 +306,7 @@ def kernel_flops(routine: Routine, step: Step) -> float:
 
 def routine_flops(routine: Routine) -> float:
     """Return the operations of a routine's kernels; where context ranks differ, of the one with the most."""
+    routine = routine.as_expected
     return max(
         sum(kernel_flops(own, step) for step in own.steps) for own in map(routine.on_rank, range(routine.context_ranks))
     )
@@ -325,11 +326,12 @@ def routine_work(routine: Routine, machine: Machine, loads: ExpertLoads = ()) ->
     """Return the work of all kernels of a routine, one after the other, no faster than they can be dispatched.
 
     Context ranks wait for the one with the most work, so its work counts. So do expert ranks, whose experts' rows are
-    `loads`: of own and of copied experts. Without these all experts have as many.
+    `loads`: of own and of copied experts. Without these all experts have as many as balanced routers send.
     """
     if loads:
         works = (routine_work(_with_rows(routine, *load), machine) for load in loads)
         return max(works, key=lambda work: work.seconds)
+    routine = routine.as_expected
     if (ranks := routine.context_ranks) > 1:
         works = (routine_work(routine.on_rank(rank), machine) for rank in range(ranks))
         return max(works, key=lambda work: work.seconds)

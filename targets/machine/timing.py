@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows
-from ratrain.ratrain_ir.model.expert_ranks import pool_elements
+from ratrain.ratrain_ir.model.expert_ranks import balanced_rows, pool_elements, rows_of_rank
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import (
@@ -66,6 +66,7 @@ from ratrain.targets.program.routine import Routine, Step, parse_reference
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.config.types import TensorType
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.targets.machine.link_groups import Link
@@ -164,6 +165,10 @@ def timed_op(
     for tensor, access in operands:
         if tensor.kind is StateKind.SCALAR or (of_experts and not _travels_to_experts(tensor)):
             continue
+        if of_experts and (kept := _expected_part(model, plan, tensor.type)) < 1:
+            nbytes += round(kept * tensor.type.nbytes) * (access in carries)
+            own += round(kept * tensor.type.nbytes) * _PASSES[access]
+            continue
         if access in carries and (tensor.kind is StateKind.PARTIAL or not parts_alone):
             nbytes += tensor.type.nbytes
             elements += tensor.type.elements
@@ -231,6 +236,15 @@ def _travels_to_experts(tensor: Tensor | ProgramTensor | TensorForm) -> bool:
     Experts are copied only where routers are not balanced (`under_routing`).
     """
     return tensor.kind not in _OF_BLOCKS and len(tensor.type.shape) > 1
+
+
+def _expected_part(model: ModelConfig, plan: Plan, type_: TensorType) -> float:
+    """Return the part of a tensor's rows that travels if routers are balanced; less than 1 with a capacity alone.
+
+    Above the mean a capacity leaves room for more rows than travel; below it, rows of tokens are dropped.
+    """
+    rows, expected = type_.shape[0], balanced_rows(model, plan)
+    return expected / rows if rows in (rows_of_rank(model, plan), expert_rows(model, plan)) else 1.0
 
 
 def sums_shared(keyword: str, group: str) -> bool:

@@ -10,6 +10,10 @@ takes one run, so that it needs copies of one other rank's experts alone. With l
 That one donor is enough is Walker's alias construction (1977): as long as some rank has room, one has too many rows,
 and it can fill the room; if it has room itself afterwards, it is filled in turn. So every rank has exactly T * k rows,
 whatever the routers say.
+
+With a capacity no rank gives rows away. Each sends to an expert as many rows as that, the first of its list for it, and
+the expert's own rank computes all that come. With capacity 2 and choices 3, 0, 1 a rank sends 2, 0, 1 rows, and drops
+one.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from attrs import frozen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +52,52 @@ class Run(NamedTuple):
     """place of the first row on the rank that computes it"""
     copied: bool
     """of a copied expert"""
+
+
+@frozen(eq=False)
+class Routes:
+    """Rows that travel between expert ranks, from the choices of all routers."""
+
+    chosen: Counts
+    """choices [n, E] of each rank for each expert"""
+    sent: Counts
+    """those of them whose rows are sent"""
+    shares: list[Share]
+    runs: list[list[Run]]
+    """rows that each rank computes, in their order"""
+    capacity: int | None
+    """most rows that a rank sends to one expert; None: all"""
+
+    @classmethod
+    def of(cls, counts: Counts, capacity: int | None) -> Routes:
+        """Return the routes of all rows, balanced, or of as many as a capacity says for each rank and expert."""
+        sent = counts if capacity is None else np.minimum(counts, capacity)
+        shares = balanced_shares(counts) if capacity is None else _own_shares(sent)
+        return cls(counts, sent, shares, [runs_of(sent, shares, rank) for rank in range(len(counts))], capacity)
+
+    def first_rows(self, origin: int) -> Numbers:
+        """Return the place of the first row of each expert among the choices of a rank, sorted by expert."""
+        first: Numbers = np.cumsum(self.chosen[origin], dtype=np.int64) - self.chosen[origin]
+        return first
+
+    def bounds(self, rank: int) -> Numbers:
+        """Return where the rows of each expert begin on a rank: of its own, then of any copied ones; then their end."""
+        ranks, experts = self.sent.shape
+        bounds = bounds_of(self.sent, self.runs[rank])
+        return bounds if self.capacity is None else bounds[: experts // ranks + 1]
+
+    def dropped(self, origin: int) -> list[slice]:
+        """Return the places of choices of a rank, sorted by expert, whose rows are not sent."""
+        first, sent, chosen = self.first_rows(origin), self.sent[origin], self.chosen[origin]
+        experts = np.flatnonzero(sent < chosen)
+        return [slice(int(first[each] + sent[each]), int(first[each] + chosen[each])) for each in experts]
+
+
+def _own_shares(counts: Counts) -> list[Share]:
+    """Return the shares of ranks that compute all rows of their own experts, and no others."""
+    ranks, experts = counts.shape
+    loads = counts.reshape(ranks, ranks, experts // ranks).sum(axis=(0, 2), dtype=np.int64).tolist()
+    return [Share(load, None, 0, 0) for load in loads]
 
 
 def balanced_shares(counts: Counts) -> list[Share]:
@@ -109,9 +160,3 @@ def bounds_of(counts: Counts, runs: list[Run]) -> Numbers:
     for run in runs:
         rows[run.expert % own + own * run.copied] += run.rows
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
-
-
-def first_rows(counts: Counts, origin: int) -> Numbers:
-    """Return the place of the first row of each expert among the rows that a rank sends, sorted by expert."""
-    first: Numbers = np.cumsum(counts[origin], dtype=np.int64) - counts[origin]
-    return first

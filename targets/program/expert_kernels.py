@@ -157,16 +157,16 @@ EXPERT_KERNELS = (
     Kernel(
         "weighted_swiglu_forward",
         "prod[r] = silu(gate[r]) * up[r] * weights[order[r]], the weights read as one list; without `order` "
-        "weights[r].",
-        "gate:s[R,f] up:s[R,f] weights:f32[T,k] prod:s[R,f]= order:i32[R]?",
+        "weights[r]. With `bounds` only the rows bounds[0] to bounds[E] count; what becomes of others is not said.",
+        "gate:s[R,f] up:s[R,f] weights:f32[T,k] prod:s[R,f]= order:i32[R]? bounds:i32[E+1]?",
         rule=_weighted_rule,
     ),
     Kernel(
         "weighted_swiglu_backward",
         "Gradients of `weighted_swiglu_forward`: dgate and dup as `swiglu_backward` of weight * dprod in float32; "
-        "dweights[order[r]] is the sum of dprod * silu(gate) * up over the row.",
+        "dweights[order[r]] is the sum of dprod * silu(gate) * up over the row. `bounds` as there.",
         "gate:s[R,f] up:s[R,f] weights:f32[T,k] dprod:s[R,f] dgate:s[R,f]= dup:s[R,f]= dweights:f32[T,k]= "
-        "order:i32[R]?",
+        "order:i32[R]? bounds:i32[E+1]?",
         in_place=tuple((out, source) for out in ("dgate", "dup") for source in ("gate", "up", "dprod")),
         rule=_weighted_rule,
     ),

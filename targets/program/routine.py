@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import attrs
 from attrs import field, frozen
@@ -80,6 +80,8 @@ class Reference:
         return f"{self.base}.{self.part}" if self.part else self.base
 
 
+_Sized = TypeVar("_Sized", Formal, Intermediate)
+
 _ROWS = re.compile(r"(.*)\[(\d{1,15}):(\d{1,15})\]", re.ASCII | re.DOTALL)
 
 
@@ -140,6 +142,23 @@ class Routine:
     intermediates: tuple[Intermediate, ...]
     workspace_bytes: int
     steps: tuple[Step, ...]
+    expected_rows: tuple[int, int] | None = None
+    """where data say how many rows there are: those there is room for, and those of balanced routers, which times are
+    of"""
+
+    @property
+    def as_expected(self) -> Routine:
+        """The routine with as many rows as balanced routers have, for its costs."""
+        if self.expected_rows is None:
+            return self
+        room, expected = self.expected_rows
+
+        def sized(each: _Sized) -> _Sized:
+            rows, *width = each.shape
+            return attrs.evolve(each, shape=(expected, *width)) if rows == room and width else each
+
+        formals, intermediates = tuple(map(sized, self.formals)), tuple(map(sized, self.intermediates))
+        return attrs.evolve(self, formals=formals, intermediates=intermediates, expected_rows=None)
 
     @property
     def context_ranks(self) -> int:
@@ -212,7 +231,8 @@ class Routine:
 
 def _is_written(attribute: attrs.Attribute[Any], value: object) -> bool:
     """Tell whether a routine's JSON has a field as it is; steps have a form of their own."""
-    return attribute.name != "steps" and not (attribute.name == "held" and value == TRAINED)
+    unsaid = {"held": TRAINED, "expected_rows": None}
+    return attribute.name != "steps" and not (attribute.name in unsaid and value == unsaid[attribute.name])
 
 
 def _numbered(schedules: Mapping[str, OnChipSchedule], numbers: dict[OnChipSchedule, int]) -> dict[str, int]:
@@ -241,7 +261,18 @@ def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] 
         ),
         workspace_bytes=whole(data["workspace_bytes"]),
         steps=tuple(_step(step, schedules) for step in listed(data["steps"])),
+        expected_rows=_expected(data.get("expected_rows")),
     )
+
+
+def _expected(value: Any) -> tuple[int, int] | None:
+    """Return the rows there is room for and the expected ones; raise ValueError where they are not fewer."""
+    if value is None:
+        return None
+    room, expected = map(whole, listed(value))
+    if not 0 < expected < room:
+        raise ValueError(f"{expected} expected rows are not some of {room}")
+    return room, expected
 
 
 @cache

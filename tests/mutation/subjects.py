@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ratrain import api
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.copying import copy_module
@@ -409,6 +409,12 @@ SUBJECTS: dict[str, Subject] = {
             {"pp": 1, "dp": 4, "micro_batches": 2, "ep": 2, "zero": 2, "reduce": "each-micro-batch"},
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=attention}},allocate-ddr",
             evolve(SHARED_EXPERT, experts=6),
+        ),
+        Subject(
+            "p2-d2-e2-capacity",
+            {"micro_batches": 2, "ep": 2, "zero": 3, "experts": ExpertDispatch("capacity", 0.5)},
+            "place-1f1b,insert-prefetch,recompute{policy=none},allocate-ddr",
+            EXPERTS,
         ),
         Subject("p2-d2-e2-dataflow", {"micro_batches": 2, "ep": 2, "zero": 3}, "", EXPERTS),
         Subject("p2-d1-c2-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2}, ""),

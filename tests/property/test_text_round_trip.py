@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, tensor_type
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.lowering import lower
@@ -91,6 +92,7 @@ def every_op():
         (model, {"cp": 2, "context_exchange": "heads"}),
         (attrs.evolve(model, kv_heads=2), {"cp": 2, "context_groups": 2}),
         (experts, {"ep": 2}),
+        (experts, {"ep": 2, "experts": ExpertDispatch("capacity", 0.5)}),
     )
     for shown, keys in of_ranks:
         for stage in lower(shown, Plan(2, 2, (1,), 1, 2, 8, **keys)).stages:

@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_keys import OF_HEADS, OF_KEYS, ZIGZAG, runs_of_context
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, shares_heads
 from ratrain.ratrainc.planner.space.layer_classes import LayerClasses, layer_classes
 from ratrain.targets.machine.machine import Machine
@@ -91,6 +92,7 @@ class SearchSetting:
         usual |= {"cp": 1, "context_exchange": OF_KEYS, "context_groups": 1, "ep": 1}
         given = usual | {"mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
         rows, cp = self.shards_sequences(given["tp"]), given["cp"]
+        given.setdefault("experts", self.template.experts if given["ep"] > 1 else ExpertDispatch())
         return evolve(self.template, **given, sequence_sharding=rows, context_layout=self.context_layout(cp))
 
 

@@ -297,7 +297,7 @@ class DeviceExperts:
                 _add_product(left.T, right, total)
                 target.index_copy_(0, expert, value.copy_(total))
 
-    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
+    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, bounds=None, scratch):
         *buffers, of_weights = scratch.take_all(weighted_swiglu_forward_plan(gate))
         for rows in row_chunks(*gate.shape):
             g, u = wide(buffers[0], gate[rows]), wide(buffers[1], up[rows])
@@ -305,7 +305,9 @@ class DeviceExperts:
             _weights_of(weights, rows, order, weight)
             prod[rows].copy_(swiglu(g, u, shaped(buffers[2], g.shape)).mul_(weight))
 
-    def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
+    def weighted_swiglu_backward(
+        self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, bounds=None, scratch
+    ):
         *buffers, of_weights, of_sums, index = scratch.take_all(weighted_swiglu_backward_plan(gate))
         gradients = dweights.view(-1)
         for rows in row_chunks(*gate.shape):

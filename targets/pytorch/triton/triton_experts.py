@@ -316,8 +316,10 @@ class TritonExperts(DeviceExperts):
             **tile.constants,
         )
 
-    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
+    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, bounds=None, scratch):
         _launch_weighted(weighted_forward, weights, order, gate, up, prod)
 
-    def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
+    def weighted_swiglu_backward(
+        self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, bounds=None, scratch
+    ):
         _launch_weighted(weighted_backward, weights, order, gate, up, dprod, dgate, dup, dweights)

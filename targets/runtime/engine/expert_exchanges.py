@@ -5,18 +5,20 @@ ranks (`targets/program/expert_balance.py`), which every rank computes alike:
 
     dispatch   xn, chosen, weights of ranks 0..n-1  ->  rows of each rank, by expert, then by origin
     combine    products of these rows               ->  a row for each choice of each token, at its origin
+
+Of choices whose rows are dropped, above the capacity of an expert, `combine` makes zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
-from ratrain.ratrain_ir.model.expert_ranks import first_with_experts, stacks_of
-from ratrain.targets.program.expert_balance import Run, balanced_shares, bounds_of, first_rows, runs_of
+from ratrain.ratrain_ir.model.expert_ranks import capacity_of, first_with_experts, stacks_of
+from ratrain.targets.program.expert_balance import Routes, Run
 from ratrain.targets.runtime.engine.tensor_collectives import summed
 from ratrain.targets.runtime.kernels.shared import group_by_expert
 
@@ -65,13 +67,12 @@ def dispatch(members: Sequence[Member]) -> None:
     assert model.experts is not None
     sorted_by = [sorted_choices(view["chosen"], model.experts) for view in views]
     counts = np.stack([count for _, count in sorted_by])
-    shares, choices = balanced_shares(counts), views[0]["chosen"].shape[1]
-    first = [first_rows(counts, origin) for origin in range(plan.ep)]
+    routes, choices = Routes.of(counts, capacity_of(model, plan)), views[0]["chosen"].shape[1]
+    first = [routes.first_rows(origin) for origin in range(plan.ep)]
     for number, mine in enumerate(views):
-        runs = runs_of(counts, shares, number)
         mine["counts"][...] = counts
-        mine["bounds"][...] = bounds_of(counts, runs)
-        for run in runs:
+        mine["bounds"][...] = routes.bounds(number)
+        for run in routes.runs[number]:
             given = views[run.origin]
             picked = chosen_of(run, sorted_by[run.origin][0], first[run.origin])
             place = slice(run.at, run.at + run.rows)
@@ -79,10 +80,26 @@ def dispatch(members: Sequence[Member]) -> None:
             mine["row_weights"][place, 0] = given["weights"].reshape(-1)[picked]
             if "drows" in mine:
                 take(given["dy"], picked // choices, mine["drows"][place])
-        donor = shares[number].donor
+        clear_rest(mine)
+        donor = routes.shares[number].donor
         if donor is not None:
-            for own, copied in copied_places(model, plan, runs):
+            for own, copied in copied_places(model, plan, routes.runs[number]):
                 mine["pool"][copied] = views[donor]["w"][own]
+
+
+def clear_rest(views: Mapping[str, NDArray[Any]]) -> None:
+    """Set gradients of rows that did not come to zero: a branch's scale multiplies all that there is room for."""
+    if "drows" in views:
+        views["drows"][int(views["bounds"][-1]) :] = 0
+
+
+def clear_dropped(views: Mapping[str, NDArray[Any]], dropped: Iterable[slice], order: NDArray[np.int32]) -> None:
+    """Set what comes back for the dropped choices of a rank to zero."""
+    for place in dropped:
+        for name in ("returned", "dreturned", "dweights"):
+            if name in views:
+                back = views[name]
+                (back.reshape(-1) if name == "dweights" else back)[order[place]] = 0
 
 
 def take(source: NDArray[Any], rows: NDArray[np.int32], out: NDArray[Any]) -> None:
@@ -95,14 +112,13 @@ def combine(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> No
     views = [rank.by_role(instruction) for rank, instruction in members]
     model, plan = members[0][0].program.model, members[0][0].program.plan
     assert model.experts is not None
-    counts = views[0]["counts"]
-    shares = balanced_shares(counts)
+    routes = Routes.of(views[0]["counts"], capacity_of(model, plan))
     gradient = "dreturned" in views[0]
     orders = [sorted_choices(view["chosen"], model.experts)[0] for view in views]
-    first = [first_rows(counts, origin) for origin in range(plan.ep)]
+    first = [routes.first_rows(origin) for origin in range(plan.ep)]
     for number, mine in enumerate(views):
-        runs = runs_of(counts, shares, number)
-        for run in runs:
+        clear_dropped(mine, routes.dropped(number), orders[number])
+        for run in routes.runs[number]:
             home, place = views[run.origin], slice(run.at, run.at + run.rows)
             picked = chosen_of(run, orders[run.origin], first[run.origin])
             if gradient:
@@ -110,8 +126,8 @@ def combine(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> No
                 home["dweights"].reshape(-1)[picked] = mine["drow_weights"][place, 0]
             else:
                 home["returned"][picked] = mine["made"][place]
-        donor = shares[number].donor
+        donor = routes.shares[number].donor
         if gradient and donor is not None:
             holder = views[donor]["g"]
-            for own, copied in copied_places(model, plan, runs):
+            for own, copied in copied_places(model, plan, routes.runs[number]):
                 summed([holder[own], mine["dpool"][copied]], holder[own], (), scalars, scratch)

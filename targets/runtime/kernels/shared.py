@@ -172,6 +172,11 @@ def rows_of_experts(bounds: I32) -> Iterator[slice]:
     return (slice(start, end) for start, end in pairwise(bounds.tolist()))
 
 
+def counted_rows(rows: int, bounds: I32 | None) -> tuple[int, int]:
+    """Return the first row within the bounds of experts, and how many there are; without bounds those of all rows."""
+    return (0, rows) if bounds is None else (int(bounds[0]), int(bounds[-1] - bounds[0]))
+
+
 def expert_runs(bounds: I32, block: int) -> Iterator[tuple[int, slice]]:
     """Yield (expert, rows) in ascending order, each of at most `block` rows of one expert."""
     for expert, rows in enumerate(rows_of_experts(bounds)):

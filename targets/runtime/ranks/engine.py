@@ -242,7 +242,7 @@ class RankEngine(ProgramEngine):
             held.peak,
             held.planned,
             load.busiest,
-            load.idle,
+            *(load.idle, load.dropped, load.rows),
         ]
         losses, skipped, stops, seconds, all_squares, peaks, planned, *loads = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
@@ -255,7 +255,9 @@ class RankEngine(ProgramEngine):
         # without an instruction for the norm (no clipping) it comes from the squares that updates have summed
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
-        experts = ExpertLoad.largest(ExpertLoad(float(b), int(i)) for b, i in zip(*loads, strict=True) if b)
+        experts = ExpertLoad.of_all(
+            ExpertLoad(float(busiest), *map(int, numbers)) for busiest, *numbers in zip(*loads, strict=True) if busiest
+        )
         return StepTotals(self._loss_of(losses), int(skipped.sum()), norm, _fullest(peaks, planned), seconds, experts)
 
     def evaluated_loss(self, step: int) -> float:

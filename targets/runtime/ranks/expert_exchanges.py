@@ -15,12 +15,19 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.model.expert_ranks import pool_elements
+from ratrain.ratrain_ir.model.expert_ranks import capacity_of, pool_elements
 from ratrain.ratrain_ir.ops.expert_ranks import Dispatch
-from ratrain.targets.program.expert_balance import Run, Share, balanced_shares, bounds_of, first_rows, runs_of
+from ratrain.targets.program.expert_balance import Routes, Run
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer
-from ratrain.targets.runtime.engine.expert_exchanges import chosen_of, copied_places, sorted_choices, take
+from ratrain.targets.runtime.engine.expert_exchanges import (
+    chosen_of,
+    clear_dropped,
+    clear_rest,
+    copied_places,
+    sorted_choices,
+    take,
+)
 from ratrain.targets.runtime.engine.tensor_collectives import summed
 
 if TYPE_CHECKING:
@@ -33,23 +40,25 @@ if TYPE_CHECKING:
 
 
 @frozen(eq=False)
-class _Routes:
-    """Rows that travel between a rank and the others, by the counts of all."""
+class _OwnRoutes:
+    """Rows that travel between a rank and the others."""
 
     rank: int
     order: NDArray[np.int32]
     """the rank's choices, by expert"""
     first: NDArray[np.int64]
-    shares: list[Share]
-    runs: list[list[Run]]
-    """rows that each rank computes"""
+    of_all: Routes
 
     @classmethod
-    def of(cls, rank: int, counts: NDArray[np.int32], order: NDArray[np.int32]) -> _Routes:
+    def of(cls, rank: int, counts: NDArray[np.int32], order: NDArray[np.int32], capacity: int | None) -> _OwnRoutes:
         """Return the routes of a rank whose choices by expert are `order`."""
-        shares = balanced_shares(counts)
-        runs = [runs_of(counts, shares, each) for each in range(len(counts))]
-        return cls(rank, order, first_rows(counts, rank), shares, runs)
+        of_all = Routes.of(counts, capacity)
+        return cls(rank, order, of_all.first_rows(rank), of_all)
+
+    @property
+    def runs(self) -> list[list[Run]]:
+        """Rows that each rank computes."""
+        return self.of_all.runs
 
     def sent(self) -> list[list[Run]]:
         """Return the runs of the rank's own rows, by the rank that computes them."""
@@ -66,7 +75,7 @@ class _Routes:
     def rounds(self) -> list[list[tuple[int, int]]]:
         """Return pairs (donor, taker) by round, takers of a donor ascending; a rank gives once in a round at most."""
         takers: dict[int, list[int]] = {}
-        for taker, share in enumerate(self.shares):
+        for taker, share in enumerate(self.of_all.shares):
             if share.donor is not None:
                 takers.setdefault(share.donor, []).append(taker)
         most = max(map(len, takers.values()), default=0)
@@ -83,12 +92,15 @@ def _exchange(
     leaving: Sequence[int],
     arriving: Sequence[int],
 ) -> list[Request]:
-    """Start the exchange of packed rows: (arriving, leaving) arrays, and the rows for and from each rank."""
+    """Start the exchange of packed rows: (arriving, leaving) arrays, and the rows for and from each rank.
+
+    There may be room for more rows than travel.
+    """
     requests = []
     for into, out in arrays:
         width = int(np.prod(out.shape[1:], dtype=np.int64))
         counts = ([count * width for count in each] for each in (arriving, leaving))
-        requests.append(experts.ialltoallv(into, out, *counts))
+        requests.append(experts.ialltoallv(into[: sum(arriving)], out[: sum(leaving)], *counts))
     return requests
 
 
@@ -99,8 +111,9 @@ def dispatch(rank: RankExecutor, instruction: Instruction, experts: Communicator
     order, count = sorted_choices(views["chosen"], model.experts)
     views["counts"][experts.rank] = count
     yield [experts.iallgather(views["counts"])]
-    routes, choices = _Routes.of(experts.rank, views["counts"], order), views["chosen"].shape[1]
-    views["bounds"][...] = bounds_of(views["counts"], routes.runs[experts.rank])
+    routes = _OwnRoutes.of(experts.rank, views["counts"], order, capacity_of(model, plan))
+    choices = views["chosen"].shape[1]
+    views["bounds"][...] = routes.of_all.bounds(experts.rank)
     *buffers, pool_out, pool_in = staging.take_all(arriving_rows(rank, instruction))
     given = {"rows": "xn", "row_weights": "weights"} | ({"drows": "dy"} if "drows" in views else {})
     pairs = dict(zip(given, zip(buffers[::2], buffers[1::2], strict=True), strict=True))
@@ -122,6 +135,7 @@ def dispatch(rank: RankExecutor, instruction: Instruction, experts: Communicator
             for name, (_, into) in pairs.items():
                 views[name][run.at : run.at + run.rows] = into[at : at + run.rows]
             at += run.rows
+    clear_rest(views)
     for pairing in routes.rounds():
         copies = [(donor, taker, copied_places(model, plan, routes.runs[taker])) for donor, taker in pairing]
         for place, part in (yield from _matrices(experts, copies, views["w"], (pool_out, pool_in))):
@@ -169,7 +183,7 @@ def combine(
     views, model, plan = rank.by_role(instruction), rank.program.model, rank.program.plan
     assert model.experts is not None
     order, _ = sorted_choices(views["chosen"], model.experts)
-    routes = _Routes.of(experts.rank, views["counts"], order)
+    routes = _OwnRoutes.of(experts.rank, views["counts"], order, capacity_of(model, plan))
     gradient = "dreturned" in views
     *buffers, pool_out, pool_in = staging.take_all(arriving_rows(rank, instruction))
     back = {"dreturned": "dsent", "dweights": "drow_weights"} if gradient else {"returned": "made"}
@@ -182,6 +196,7 @@ def combine(
             at += run.rows
     sent, received = _rows_of(routes.received()), _rows_of(routes.sent())
     yield _exchange(experts, [(into, out) for out, into in pairs.values()], sent, received)
+    clear_dropped(views, routes.of_all.dropped(experts.rank), order)
     at = 0
     for runs in routes.sent():
         for run in runs:

@@ -73,6 +73,7 @@ class TimedStep:
             "compute_seconds": None if self.report.compute is None else [asdict(each) for each in self.report.compute],
             **({} if self.report.loss_tokens is None else {"loss_tokens": self.report.loss_tokens}),
             **({} if load is None else {"busiest_expert": load.busiest, "idle_experts": load.idle}),
+            **({} if load is None or load.dropped_share is None else {"dropped_rows": load.dropped_share}),
         }
 
 

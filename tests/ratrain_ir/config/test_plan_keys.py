@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.plan import KEYS, Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_keys import integer, integer_or_none, key, part, table_of
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml, plan_words
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.toml_text import parse_toml
 
@@ -89,8 +89,8 @@ def test_a_declared_field_is_refused_when_it_is_wrong(text: str, message: str) -
 
 
 def test_a_table_has_the_fields_of_its_class_and_no_more() -> None:
-    own = {item.name for item in fields(Plan)} - {"optimizer", "router", "training"}
-    parts = {item.name for part in (Optimizer, RouterLosses, Training) for item in fields(part)}
+    own = {item.name for item in fields(Plan)} - {"optimizer", "router", "experts", "training"}
+    parts = {item.name for part in (Optimizer, RouterLosses, ExpertDispatch, Training) for item in fields(part)}
     assert set(KEYS.own) == own
     assert set(KEYS.keys) == set(KEYS.labels) == own | parts
     assert list(KEYS.sections) == ["parallel", "batch", "state", "compute", "numerics", "optimizer", "experts", "train"]

@@ -28,6 +28,7 @@ from ratrain.ratrain_ir.config.plan import (
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.config.quantised import FORMATS, FROZEN_FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
+from ratrain.ratrain_ir.config.router_losses import DISPATCHES
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS, METHODS
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -148,6 +149,8 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "accumulate": st.sampled_from(ACCUMULATIONS),
     "balance_loss": RATES,
     "z_loss": RATES,
+    "dispatch": st.sampled_from(DISPATCHES),
+    "capacity_factor": st.none() | st.floats(1e-3, 100),
 }
 """Values that each key of a plan may hold."""
 
@@ -161,7 +164,9 @@ def test_all_keys_of_a_plan_are_tried() -> None:
 def test_every_value_of_a_key_is_read_back_from_its_word(name: str, data: st.DataObject) -> None:
     value, key = data.draw(PLAN_VALUES[name]), KEYS.keys[name]
     plan = Plan(pp=2, dp=2, cuts=(1,), micro_batch_size=1, micro_batches=4, seq_len=8)
-    part = next((part for part in ("optimizer", "router", "training") if hasattr(getattr(plan, part), name)), None)
+    part = next(
+        (part for part in ("optimizer", "router", "experts", "training") if hasattr(getattr(plan, part), name)), None
+    )
     changed = evolve(plan if part is None else getattr(plan, part), **{name: value})
     words = KEYS.words(changed if part is None else evolve(plan, **{part: changed}))
     if name not in words:

@@ -197,6 +197,8 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "accumulate",
         "balance_loss",
         "z_loss",
+        "dispatch",
+        "capacity_factor",
         "method",
         "rank",
         "alpha",

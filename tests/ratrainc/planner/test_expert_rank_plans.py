@@ -11,6 +11,8 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -134,14 +136,30 @@ def test_few_tokens_go_to_experts_and_not_experts_to_tokens() -> None:
     assert {text for text in shown if text.startswith("E")} == {"E1", "E2"}
 
 
-@pytest.mark.parametrize("name", ["baseline-1f1b", "ratrain", "interleaved"])
-def test_bounds_of_expert_ranks_are_near_what_is_found(name: str) -> None:
+def test_a_template_that_drops_rows_gives_its_capacity_to_plans_that_send_some() -> None:
+    given = evolve(template(32), experts=ExpertDispatch("capacity", 1.5))
+    setting = SearchSetting(EXPERTS, load_machine(None), given, strategy("ratrain").passes)
+    for ranks in (1, 2):
+        plan = Shape(1, 2, 1, 1, 0, "last", ep=ranks).plan(setting, ())
+        check_plan(plan, EXPERTS)
+        assert plan.experts == (given.experts if ranks > 1 else ExpertDispatch())
+        assert setting.shaped(dp=ranks, ep=ranks).experts == plan.experts
+
+
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [
+        *((name, ExpertDispatch()) for name in ("baseline-1f1b", "ratrain", "interleaved")),
+        *(("ratrain", ExpertDispatch("capacity", factor)) for factor in (0.5, 2.0)),
+    ],
+)
+def test_bounds_of_expert_ranks_are_near_what_is_found(name: str, experts: ExpertDispatch) -> None:
     """So is the engine that exchanges rows, for the forward and anew for the backward."""
     near = {"link_bandwidth": 1e8, "link_latency": 0.0, "launch": 0.0, "fp16_peak": 1e11, "collective_chunk": 4096.0}
     machine, named, model = with_constants(load_machine(None), near), strategy(name), evolve(EXPERTS, layers=4)
     chunks = 2 if name == "interleaved" else 1
     shape, layers = Shape(2, 4, 2, 16, 0, "last", chunks=chunks, ep=2), (2, 2)
-    setting = SearchSetting(model, machine, evolve(template(64), head_chunk=8), named.passes)
+    setting = SearchSetting(model, machine, evolve(template(64), head_chunk=8, experts=experts), named.passes)
     plan = shape.plan(setting, cuts_of(layers, shape))
     assert (plan.ep, plan.summary) == (2, shape.summary)
     timed = time_plan(model, plan, named.passes, machine)

@@ -11,7 +11,7 @@ from attrs import evolve, fields
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import parse_block
@@ -43,6 +43,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "split backward": {"model": evolve(MODEL, layers=2), "name": "zb-h1"},
     "experts, recovered": {"model": evolve(EXPERTS, layers=2), "name": "ratrain"},
     "experts in the second layer": {"model": evolve(SOME_EXPERTS, layers=2, mlp_kinds="de"), "name": "ratrain"},
+    "experts of ranks, rows dropped": {
+        "model": evolve(EXPERTS, layers=2),
+        "name": "ratrain",
+        "ep": 2,
+        "experts": ExpertDispatch("capacity", 2.0),
+    },
     "shared expert, losses of routers, split backward": {
         "model": evolve(SHARED_EXPERT, layers=2),
         "name": "zb-h1",
@@ -218,6 +224,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "view_group": 3,
     "accumulate": "f16-runs",
     "router": RouterLosses(0.1),
+    "experts": ExpertDispatch("capacity"),
     "training": Training(method="lora"),
 }
 

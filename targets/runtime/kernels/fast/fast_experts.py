@@ -19,12 +19,12 @@ from ratrain.targets.runtime.kernels.fast.expert_loops import (
 )
 from ratrain.targets.runtime.kernels.fast.fast_mlp import gated_backward_plan
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits, flat
-from ratrain.targets.runtime.kernels.shared import check_experts
+from ratrain.targets.runtime.kernels.shared import check_experts, counted_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 _PANEL, _SUM_PANEL = 512, 256
@@ -163,16 +163,18 @@ class FastExperts:
 
         self.team.run(part, list(enumerate(shares)))
 
-    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
+    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, bounds=None, scratch):
         arrays = [bits(x) for x in (gate, up, prod)]
 
         def part(rows: slice) -> None:
             gates, ups, out = (x[rows] for x in arrays)
             router_loops.weighted_swiglu_forward(gates, ups, flat(weights), order, rows.start, out)
 
-        self.team.run(part, self.team.rows(gate.shape))
+        self.team.run(part, self._counted_ranges(gate, bounds))
 
-    def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
+    def weighted_swiglu_backward(
+        self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, bounds=None, scratch
+    ):
         lines = scratch.take_all(gated_backward_plan(gate, threads=self.team.threads))
         arrays = [bits(x) for x in (gate, up, dprod, dgate, dup)]
 
@@ -182,7 +184,12 @@ class FastExperts:
             shared = flat(dweights), order, rows.start, *(line[number] for line in lines)
             router_loops.weighted_swiglu_backward(gates, ups, flat(weights), grads, *outs, *shared)
 
-        self.team.run(part, list(enumerate(self.team.rows(gate.shape))))
+        self.team.run(part, list(enumerate(self._counted_ranges(gate, bounds))))
+
+    def _counted_ranges(self, rows: Array, bounds: I32 | None) -> list[slice]:
+        """Share out the rows that count to the threads: all, or those within the bounds of experts."""
+        first, count = counted_rows(len(rows), bounds)
+        return [slice(first + own.start, first + own.stop) for own in self.team.rows((count, *rows.shape[1:]))]
 
     def sigmoid_forward(self, x, y, *, scratch):
         router_loops.sigmoid_forward(flat(x), flat(y))

@@ -15,7 +15,7 @@ from ratrain.targets.program.expert_kernels import ROW_BLOCK
 from ratrain.targets.program.kernel_options import RouterOptions
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks, sigmoid
-from ratrain.targets.runtime.kernels.shared import expert_runs, group_by_expert, rows_of_experts
+from ratrain.targets.runtime.kernels.shared import counted_rows, expert_runs, group_by_expert, rows_of_experts
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
@@ -125,17 +125,19 @@ class ReferenceExperts:
             put(out[expert], product)
 
     @quiet
-    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, scratch):
+    def weighted_swiglu_forward(self, gate, up, weights, prod, *, order=None, bounds=None, scratch):
         of_row = weights.reshape(-1)
-        for rows in row_blocks(*gate.shape):
+        for rows in _counted_blocks(gate, bounds):
             g = f32(gate[rows])
             weight = of_row[rows if order is None else order[rows], None]
             put(prod[rows], g * sigmoid(g) * f32(up[rows]) * weight)
 
     @quiet
-    def weighted_swiglu_backward(self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, scratch):
+    def weighted_swiglu_backward(
+        self, gate, up, weights, dprod, dgate, dup, dweights, *, order=None, bounds=None, scratch
+    ):
         of_row, gradients = weights.reshape(-1), dweights.reshape(-1)
-        for rows in row_blocks(*gate.shape):
+        for rows in _counted_blocks(gate, bounds):
             at = rows if order is None else order[rows]
             g, u, above = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
             d = above * of_row[at, None]
@@ -153,6 +155,13 @@ class ReferenceExperts:
     @quiet
     def sigmoid_backward(self, y, dy, dx, *, scratch):
         put(dx, dy * y * (1 - y))
+
+
+def _counted_blocks(rows: Array, bounds: I32 | None) -> Iterator[slice]:
+    """Cut the rows that count into blocks: all, or those within the bounds of experts."""
+    first, count = counted_rows(len(rows), bounds)
+    for own in row_blocks(count, rows.shape[1]):
+        yield slice(first + own.start, first + own.stop)
 
 
 def _put_sum(value: F32, rows: slice, out: Array, residual: Array | None, accumulate: bool) -> None:

@@ -272,6 +272,34 @@ def test_weighted_swiglu(name: str, dtype: Any, gathered: bool) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
+def test_rows_within_bounds_are_weighted_as_among_others(name: str, dtype: Any) -> None:
+    """Others may hold anything, and so may what becomes of them."""
+    gate, up, above = (random(seed, 111, 40, dtype=dtype) for seed in (1, 2, 3))
+    weights, inside = np.abs(random(4, 111, 1)), slice(7, 80)
+
+    def results(*given: Any, **more: Any) -> list[Any]:
+        outs = [np.full_like(gate, 5) for _ in range(3)]
+        gate_, up_, above_, weights_ = given
+        call(name, "weighted_swiglu_forward", gate=gate_, up=up_, weights=weights_, prod=outs[0], **more)
+        operands = {"gate": gate_, "up": up_, "weights": weights_, "dprod": above_, "dgate": outs[1], "dup": outs[2]}
+        dweights = np.empty_like(weights_)
+        call(name, "weighted_swiglu_backward", **operands, dweights=dweights, **more)
+        return [*outs, dweights]
+
+    whole = results(gate, up, above, weights)
+    spoilt = []
+    for each in (gate, up, above, weights):
+        copy = np.full_like(each, np.nan)
+        copy[inside] = each[inside]
+        spoilt.append(copy)
+    for bounds in ([7, 30, 30, 80], [7, 80]):
+        for one, other in zip(results(*spoilt, bounds=np.array(bounds, np.int32)), whole, strict=True):
+            same_bits(one[inside], other[inside])
+    results(*spoilt, bounds=np.zeros(4, np.int32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
 def test_weights_of_one_are_plain_swiglu(name: str, dtype: Any) -> None:
     gate, up, above = (random(seed, 50, 24, dtype=dtype) for seed in (1, 2, 3))
     weights = {"weights": np.ones((50, 1), np.float32)}

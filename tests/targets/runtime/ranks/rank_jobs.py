@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.plan import Optimizer
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.rtx import write_program
@@ -100,6 +100,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     },
     "1x4e2-experts": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 2, "zero": 2, "router": RouterLosses(0.1)},
     "2x2e2-experts": {"model": EXPERTS, "ep": 2, "zero": 3},
+    "1x4e2-capacity": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 2, "experts": ExpertDispatch("capacity", 0.75)},
     "1x1c4-gathered": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "zero": 3, "context_layout": "contiguous"},
 }
 """Of four ranks each, some of them tensor-parallel or context ranks."""

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.context_rows import earlier_runs, run_length, run_of
@@ -107,6 +107,8 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "1x4e4-hot": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 4, "zero": 3},
     "1x4e2-gathered": {"model": SIX_EXPERTS, "pp": 1, "dp": 4, "ep": 2, "zero": 3, "router": RouterLosses(0.1, 0.01)},
     "3x2e2-some-layers": {"model": SOME_EXPERTS, "pp": 3, "dp": 2, "ep": 2, "zero": 2, "router": RouterLosses(0.1)},
+    "1x4e4-capacity": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 4, "experts": ExpertDispatch("capacity", 0.75)},
+    "1x4e2-room": {"model": SIX_EXPERTS, "pp": 1, "dp": 4, "ep": 2, "experts": ExpertDispatch("capacity", 1.5)},
     "1x2e2-overflow": {"model": EXPERTS, "pp": 1, "dp": 2, "ep": 2, "loss_scale": 2.0**19},
     "1x1x2-overflow": {"pp": 1, "dp": 1, "tp": 2, "loss_scale": 2.0**19},
 }
@@ -116,6 +118,7 @@ IN_THE_GATE = (
     "1x2c2",
     "1x4e4-hot",
     "1x4e2-gathered",
+    "1x4e4-capacity",
     "1x1c4-heads-of-documents",
     "1x1c4-window",
     "1x1c4-groups-window",
