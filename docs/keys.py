@@ -110,6 +110,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
         "given": {"parallel.ep": 2, "experts.dispatch": "capacity"},
         "model": _FOUR_EXPERTS,
     },
+    "experts.bias_update": {"value": 0.5, "model": _MIXTRAL},
 }
 """Of each key of a plan: another value than the usual one, and where that is seen."""
 

@@ -29,6 +29,7 @@ from ratrain.passes.recovery.rewriting import (
 )
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
@@ -100,6 +101,7 @@ CONTEXT = "context ranks"
 IN_GROUPS = "context ranks that gather keys in groups of heads"
 SHARING_HEADS = "context ranks that exchange heads"
 EXPERTS = "replicas that share out experts"
+BIASED = "routers that choose with a bias"
 PEERS: dict[str, dict[str, Any]] = {
     "one tensor-parallel rank": {},
     "tensor-parallel ranks": {"tp": 2},
@@ -109,13 +111,15 @@ PEERS: dict[str, dict[str, Any]] = {
     IN_GROUPS: {"cp": 2, "context_groups": 2},
     SHARING_HEADS: {"cp": 2, "context_exchange": "heads"},
     EXPERTS: {"dp": 4, "ep": 2},
+    BIASED: {"router": RouterLosses(bias_update=0.001)},
 }
 MODELS = {
     NORMED: {"norm_placement": "both"},
     OVER_HEADS: {"norm_placement": "post", "qk_norm": "whole"},
     IN_GROUPS: {"kv_heads": 2},
-    EXPERTS: {"family": "mixtral", "experts": 4, "experts_per_token": 2},
+    **{each: {"family": "mixtral", "experts": 4, "experts_per_token": 2} for each in (EXPERTS, BIASED)},
 }
+_OF_EXPERTS = frozenset({EXPERTS, BIASED})
 
 _EXCHANGES = frozenset({CONTEXT, IN_GROUPS, SHARING_HEADS})
 _TOGETHER = {
@@ -131,6 +135,7 @@ _TOGETHER = {
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
     frozenset({EXPERTS}): f"with {EXPERTS}",
+    frozenset({BIASED}): f"with {BIASED}",
     frozenset({CONTEXT}): "with context ranks that gather keys of all heads",
     frozenset({IN_GROUPS}): f"with {IN_GROUPS}",
     frozenset({CONTEXT, IN_GROUPS}): "with context ranks that gather keys",
@@ -139,10 +144,10 @@ _TOGETHER = {
     _EXCHANGES: "with context ranks",
     _EXCHANGES | {"one tensor-parallel rank"}: "",
     _EXCHANGES | {"one tensor-parallel rank", "tensor-parallel ranks"}: "",
-    frozenset(PEERS) - {OVER_HEADS, SHARING_HEADS, EXPERTS}: "unless heads are exchanged",
+    frozenset(PEERS) - {OVER_HEADS, SHARING_HEADS} - _OF_EXPERTS: "unless heads are exchanged",
     frozenset({"one tensor-parallel rank", CONTEXT, IN_GROUPS}): "unless heads are exchanged",
     frozenset({"one tensor-parallel rank", "tensor-parallel ranks"}): "without context ranks",
-    frozenset(PEERS) - {OVER_HEADS, EXPERTS}: "unless tensor-parallel ranks norm queries and keys over all heads",
+    frozenset(PEERS) - {OVER_HEADS} - _OF_EXPERTS: "unless tensor-parallel ranks norm queries and keys over all heads",
     frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
     frozenset({"ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 3",
     frozenset({"ZeRO 0", "ZeRO 1", "ZeRO 2, each micro-batch"}): "frozen parameters, ZeRO 0 to 2",
@@ -246,7 +251,8 @@ def forms() -> dict[str, list[Form]]:
     by_shape: dict[Shape, Form] = {}
     for conditions, model, plan in plans():
         ops = [(module, op) for module in changed(model, plan) for stage in module.stages for op in stage.ops]
-        if plan.zero < 3 and plan.tp == plan.ep == 1:  # else replicas have parts of frozen parameters, and gather them
+        partly = plan.zero < 3 and plan.tp == plan.ep == 1 and not plan.router.bias_update
+        if partly:  # else all parameters train, or replicas have parts of frozen parameters, and gather them
             ops += fetches_of_frozen(model, plan)
         for module, op in ops:
             shape, form = _form(module, op)
@@ -417,9 +423,9 @@ def _remark(form: Form, items: Iterable[Form]) -> str:
     kinds = {"sharding": SHARDING, "clipping": CLIPPING, "tying": TYING, "masking": MASKING, "peers": PEERS}
     for name, known in kinds.items():
         there = frozenset(getattr(place, name) for place in form.places)
-        if name == "peers" and len(there) > 1:  # a form of dense models too is not told apart by experts
-            there -= {EXPERTS}
-        if there not in (frozenset(known), frozenset(known) - {EXPERTS}):
+        if name == "peers" and there - _OF_EXPERTS:  # a form of dense models too is not told apart by experts
+            there -= _OF_EXPERTS
+        if there not in (frozenset(known), frozenset(known) - _OF_EXPERTS):
             words.append(_TOGETHER.get(there, " or ".join(sorted(there))))
     return ", ".join(filter(None, words))
 

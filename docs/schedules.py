@@ -30,7 +30,7 @@ TEXTS = {
     ),
     "1f1b-ahead": (
         "1F1B with one more forward in the warm-up of every stage, also where there is one stage, and one more micro-batch in memory. By "
-        "itself it is no faster. With [expert](experts.md) or tensor-parallel ranks a forward and the backward behind it are of different "
+        "itself it is no faster. With [expert](expert-ranks.md) or tensor-parallel ranks a forward and the backward behind it are of different "
         "micro-batches on every stage: `overlap-tensor` merges them, and each computes while the other exchanges."
     ),
     "gpipe": "All forwards, then all backwards: the bubble of 1F1B, and every micro-batch of the step in memory. The yardstick.",

@@ -46,7 +46,7 @@ class ExpertLowering(AttentionLowering):
         fields, model, plan = {"block": block, **piece_fields(piece)}, self.model, self.plan_of(piece)
         views, routed = self.views(block, piece, Phase.FORWARD), self.routed(block, piece)
         source = self.read_activation(block, piece, phase=Phase.FORWARD)
-        self.emit(Route(**fields, reads=(source, *views), writes=routed))
+        self.emit(Route(**fields, reads=(source, *views, *self.choice_bias(block)), writes=routed))
         sent = self.sent(block, piece)
         given = self.exchanged(block, piece, dispatched_types(model, plan, gradient=False), _FORWARD)
         made = self.exchanged(block, piece, made_types(model, plan), _FORWARD)

@@ -41,7 +41,7 @@ from ratrain.ratrain_ir.model.blocks import (
     trains,
 )
 from ratrain.ratrain_ir.model.checked_training import check_training
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice, shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import (
     gathers_at_step_end,
     is_sharded,
@@ -252,7 +252,8 @@ class _StageLowering(ExpertLowering):
             return Forward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
         output = self.written_activation(next_block(self.model, block), piece)
         branch = self.branch_part(block, piece)
-        reads = (source, *views, *self.documents(block, piece), *self.seen_keys(block, piece), *branch)
+        others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.choice_bias(block))
+        reads = (source, *views, *others, *branch)
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
     def with_loss(
@@ -355,11 +356,13 @@ class _StageLowering(ExpertLowering):
         added: tuple[Tensor, ...] = ()
         if not self.normed_gradients(block, piece):  # else `backward_heads` has added to them
             begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
-        fields = piece_fields(piece)
+        fields, counts = piece_fields(piece), self.counted(block)
         # The first contribution writes the gradient instead of adding, so no op has to zero it.
         if self.is_first_share(block, piece) and not self.routed(block, piece):
-            return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, *gradient), updates=added)
-        return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(*gradient, *added))
+            writes, updates = (*outputs, *begun, *gradient), (*counts, *added)
+        else:
+            writes, updates = (*outputs, *begun), (*gradient, *counts, *added)
+        return Backward(block=block, **fields, reads=inputs, writes=writes, updates=updates)
 
     def reduce_scatter(self, block: Block, m: int | None) -> ReduceScatter:
         """Build a block's reduction into shards: of micro-batch `m` alone, or of the whole step if `m` is None."""
@@ -389,6 +392,7 @@ class _StageLowering(ExpertLowering):
             self.emit(AllReduceScalar(quantity=Quantity.LOSS, group=Group.REPLICAS, reads=(loss,)))
         self.sum_norm(blocks)
         self.combine_flags(blocks)
+        self.combine_counts(blocks)
         for block in blocks:
             self.emit(self.update(block))
         for block in blocks:
@@ -451,9 +455,21 @@ class _StageLowering(ExpertLowering):
             overflow = (self.scalar("overflow", Dtype.U32),)
             self.emit(AllReduceScalar(quantity=Quantity.FLAGS, group=Group.ALL, reads=flags, writes=overflow))
 
+    def combine_counts(self, blocks: tuple[Block, ...]) -> None:
+        """Emit the sum over replicas of the tokens sent to each expert, which also moves the biases of routers."""
+        blocks = tuple(block for block in blocks if biases_choice(self.model, self.plan, block))
+        if blocks:
+            flags = tuple(self.named(f"flag.{block}") for block in blocks)
+            updates = (*(self.named(f"bias.{block}") for block in blocks), *(self.named(f"load.{b}") for b in blocks))
+            fields: dict[str, Any] = {"quantity": Quantity.COUNTS, "group": Group.REPLICAS, "blocks": blocks}
+            self.emit(AllReduceScalar(**fields, reads=(*flags, *self.norm()), updates=updates))
+
+    def norm(self) -> tuple[Tensor, ...]:
+        """Return the norm of the whole gradient, which says that every update is skipped; empty without clipping."""
+        return (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
+
     def update(self, block: Block) -> Update:
-        norm = (self.named("norm"),) if self.plan.optimizer.clip == "global" else ()
-        reads = (self.reduced(block), self.named(f"flag.{block}"), self.named("scale"), *norm)
+        reads = (self.reduced(block), self.named(f"flag.{block}"), self.named("scale"), *self.norm())
         state = tuple(self.named(f"{prefix}.{block}") for prefix in ("p", "m1", "m2", "t"))
         writes = (self.named(f"w.{block}"),) if keeps_view(self.model, self.plan, block) else ()
         return Update(block=block, reads=reads, writes=writes, updates=state)

@@ -3,7 +3,7 @@
 A tensor's name is its content, block and piece: `x.mlp.3.m0` is the input of `mlp.3` for micro-batch 0. Prefixes:
 `x` activation and `dx` its gradient, `w` view, `v` part of a view, `f` frozen parameters, `fq` packed ones, `p` master,
 `m1` `m2` moments, `t` update count, `g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a
-backward, `b` branch (post-norm).
+backward, `b` branch (post-norm), `bias` of a router's choice, `load` counts of its experts' tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.model.blocks import (
     previous_block,
     trains,
 )
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice
 from ratrain.ratrain_ir.model.expert_slots import routed_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import (
@@ -60,7 +61,7 @@ from ratrain.ratrain_ir.model.slots import (
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops.base import Part, Phase, Piece, Slice, piece_name
-from ratrain.ratrain_ir.ops.roles import frozen_part_roles, frozen_roles
+from ratrain.ratrain_ir.ops.roles import choice_bias_roles, frozen_part_roles, frozen_roles, load_roles
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.topology import Topology
 
@@ -111,6 +112,9 @@ class StageTensors:
         self.carried(StateKind.MOMENT, f"m1.{block}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.MOMENT, f"m2.{block}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.SCALAR, f"t.{block}", tensor_type(Dtype.I64, (1,)))
+        for of_choice in (choice_bias_roles, load_roles):
+            for role in of_choice(self.model, self.plan, block):
+                self.carried(role.kind, f"{role.name}.{block}", role.type)
 
     def pieces(self, micro_batch: int) -> list[Piece]:
         """List the pieces of a micro-batch in the order of its rows: its slices, or the whole micro-batch."""
@@ -305,6 +309,14 @@ class StageTensors:
         types = {"lse_part": rows, "loss_part": tensor_type(Dtype.F64, (1,))}
         lse, loss = (self.tensor(StateKind.PARTIAL, f"{n}.head.{piece_name(piece)}", t) for n, t in types.items())
         return lse, loss
+
+    def choice_bias(self, block: Block) -> tuple[Tensor, ...]:
+        """Return the bias with which a block's router chooses; empty without one."""
+        return (self.named(f"bias.{block}"),) if biases_choice(self.model, self.plan, block) else ()
+
+    def counted(self, block: Block) -> tuple[Tensor, ...]:
+        """Return the counts of tokens that a block's router has sent to each expert; empty without a bias."""
+        return (self.named(f"load.{block}"),) if biases_choice(self.model, self.plan, block) else ()
 
     def reduced(self, block: Block) -> Tensor:
         """Return the reduced gradient that the block's update reads."""

@@ -167,7 +167,7 @@ def _choices(model: ModelConfig, plan: Plan) -> dict[str, st.SearchStrategy[Any]
         "accumulate": st.just(HALF_RUNS),
         "loss_scale": st.sampled_from((1.0, 1024.0)),
         "optimizer": st.just(evolve(plan.optimizer, clip="global", max_norm=0.5)),
-        "router": st.sampled_from((RouterLosses(0.1), RouterLosses(0.0, 0.01), RouterLosses(1000.0, 0.5))),
+        "router": st.sampled_from((RouterLosses(0.1), RouterLosses(0.0, 0.01, 0.01), RouterLosses(1000.0, 0.5, 1.0))),
     }
 
 

@@ -108,6 +108,6 @@ def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, 
         **piece_fields(piece),
         reads=(role["dy"], *source, *kept, *pending, *values, *sums),
         writes=tuple(t for t in op.writes if t.kind is StateKind.GRAD),
-        updates=tuple(t for t in op.updates if t.kind is StateKind.GRAD),
+        updates=tuple(t for t in op.updates if t.kind in (StateKind.GRAD, StateKind.SCALAR)),
     )
     return first, second

@@ -548,7 +548,9 @@ def recovery_op(
 
     `keys` are the gathered keys and values of context ranks, as the block's backward reads them.
     """
-    reads = (source, *kept, *views)
+    # An mlp's forward reads no numbers but the bias with which its router chooses.
+    bias = tuple(t for t in forward.reads if t.kind is StateKind.SCALAR)
+    reads = (source, *kept, *views, *bias)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
     op.reads = with_what_it_sees(op, forward, project, keys)
     return op

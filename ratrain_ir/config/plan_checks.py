@@ -18,6 +18,9 @@ from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.support.toml_text import toml_value
 
+_MOST_COUNTED = 1 << 30
+"""Tokens of a step whose doubled counts fit in 32 bits."""
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -159,6 +162,7 @@ def _check_experts(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
         elif plan.slices and reader.good("slices"):
             text = f"{name} is taken of whole micro-batches, which slices cut"
             reader.contradiction("RT064", name, text, help="leave it out, or use no slices")
+    _check_bias_update(reader, plan, model)
     if model.experts is None:
         return
     if plan.mlp_chunk is not None and reader.good("mlp_chunk"):
@@ -170,6 +174,23 @@ def _check_experts(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
     if plan.half_run is not None and reader.good("accumulate"):
         text = f'accumulate = "{plan.accumulate}" is not built for the products of experts, which {model.name} has'
         reader.contradiction("RT064", "accumulate", text, help="leave it out: products are summed in f32")
+
+
+def _check_bias_update(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
+    """Check that routers have a bias only where experts train, and that counts of tokens are exact."""
+    if not reader.good("bias_update") or not plan.router.bias_update:
+        return
+    text = help_text = None
+    if model.experts is None:
+        text, help_text = f"bias_update is for routers of experts, which {model.name} has not", "leave it out"
+    elif plan.training:
+        text = "bias_update follows the updates of a layer's experts, and this plan trains less than the whole model"
+        help_text = "leave it out, or train the whole model"
+    elif plan.tokens_per_step >= _MOST_COUNTED:
+        text = f"bias_update counts tokens in 32 bits, and a step has {plan.tokens_per_step:,}"
+        help_text = f"use steps of fewer than {_MOST_COUNTED:,} tokens, or leave it out"
+    if text is not None:
+        reader.contradiction("RT064", "bias_update", text, help=help_text)
 
 
 def _check_tensor_ranks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:

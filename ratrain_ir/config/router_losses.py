@@ -1,4 +1,4 @@
-"""Keys of a plan about experts: losses that keep a router balanced, and what expert ranks send to each other.
+"""Keys of a plan about experts: losses or a bias that keep routers balanced, and what expert ranks send to each other.
 
 Both losses are taken of each layer and each micro-batch by itself, so that they depend neither on pipeline stages nor
 on replicas nor on the order of micro-batches; layers add up, micro-batches and replicas are averaged. With T tokens,
@@ -10,6 +10,11 @@ k of E experts chosen for each, n_e tokens sent to expert e and p the softmax of
 The first is that of Switch Transformers (Fedus et al., 2021, equations 4 to 6) as Megatron-LM scales it, the second of
 ST-MoE (Zoph et al., 2022, equation 5). They act through gradients alone: the loss that a run reports is that of the
 next token.
+
+With `bias_update` each layer has a number b for each expert, 0 at the start, and a token goes to the experts with the
+largest p + b; its weights come of the logits alone (Wang et al., 2024, arXiv 2408.15664, algorithm 1). Once a step
+
+    b_e += bias_update * sign(mean of n - n_e)      n_e: tokens sent to e, of all micro-batches and replicas
 
 Expert ranks (`parallel.ep`) send all rows and balance them, or each sends to an expert no more than a capacity of C
 rows, the first ones in the order of tokens, and drops the others (GShard, Lepikhin et al., 2020, section 2.2):
@@ -27,6 +32,7 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.config.plan_keys import key, number, number_or_none, word
 
 _MAX_FACTOR = 1000
+_MAX_UPDATE = 1
 _FACTOR = number(lambda value: 0 <= value <= _MAX_FACTOR, f"a number from 0 to {_MAX_FACTOR}")
 _MAX_CAPACITY = 1 << 16
 _CAPACITY = number_or_none(lambda value: 0 < value <= _MAX_CAPACITY, f"a number above 0, of {_MAX_CAPACITY} at most,")
@@ -38,7 +44,7 @@ DISPATCHES = (BALANCED, OF_CAPACITY)
 
 @frozen
 class RouterLosses:
-    """Factors of both losses; 0 leaves a loss out."""
+    """Factors of both losses, and the step of the bias; 0 leaves each out. True if there is a loss."""
 
     balance_loss: float = field(
         default=0.0,
@@ -58,6 +64,16 @@ class RouterLosses:
             _FACTOR,
             in_header_if_default=False,
             not_in_file=lambda own: own.z_loss == 0,
+        ),
+    )
+    bias_update: float = field(
+        default=0.0,
+        metadata=key(
+            "experts",
+            "how far a bias for each expert, with which routers choose, moves each step towards equally busy experts",
+            number(lambda value: 0 <= value <= _MAX_UPDATE, f"a number from 0 to {_MAX_UPDATE}"),
+            in_header_if_default=False,
+            not_in_file=lambda own: own.bias_update == 0,
         ),
     )
 

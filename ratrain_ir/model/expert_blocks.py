@@ -45,6 +45,22 @@ def experts_of(model: ModelConfig) -> int:
     return model.experts
 
 
+def choice_bias_type(model: ModelConfig) -> TensorType:
+    """Return the type of a layer's bias of its router's choice: a number for each expert."""
+    return tensor_type(Dtype.F32, (experts_of(model),))
+
+
+def load_type(model: ModelConfig) -> TensorType:
+    """Return the type of the counts of tokens that a layer has sent to each expert."""
+    return tensor_type(Dtype.I32, (experts_of(model),))
+
+
+def choices_per_step(model: ModelConfig, plan: Plan) -> int:
+    """Return how many rows the routers of a layer send in a step, on all replicas."""
+    assert model.experts_per_token is not None
+    return plan.tokens_per_step * model.experts_per_token
+
+
 def expert_rows(model: ModelConfig, plan: Plan) -> int:
     """Return the rows of all experts' products of a micro-batch: one for each choice of each token."""
     assert model.experts_per_token is not None

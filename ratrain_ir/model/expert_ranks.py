@@ -47,6 +47,11 @@ def first_with_experts(model: ModelConfig) -> Block:
     return block("mlp", max(0, model.mlp_kinds.find("e")))
 
 
+def biases_choice(model: ModelConfig, plan: Plan, block: Block) -> bool:
+    """Tell whether the router of a block chooses with a bias that follows how busy its experts are."""
+    return plan.router.bias_update > 0 and has_experts(model, block)
+
+
 class Stack(NamedTuple):
     """Place of the matrices of a rank's experts of one kind, in a block's flat tensor and in the pool of copies."""
 

@@ -129,6 +129,7 @@ class Quantity(Enum):
     LOSS = "loss"
     FLAGS = "flags"
     NORM = "norm"
+    COUNTS = "counts"
 
 
 class Phase(Enum):

@@ -10,7 +10,7 @@ from attrs import define
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart, norms_over_ranks
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import Block, block_chain, previous_block, trains
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice, shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view, shares_frozen
 from ratrain.ratrain_ir.model.slots import (
     PRODUCTS,
@@ -43,17 +43,19 @@ from ratrain.ratrain_ir.ops.op_fields import (
     micro_batch_field,
     slice_field,
 )
-from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature
+from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature, SignatureError
 from ratrain.ratrain_ir.ops.roles import (
     ACTIVATIONS,
     PARTIAL,
     SAVED,
     check_row_sums,
+    choice_bias_roles,
     exchanged_role,
     flag_roles,
     frozen_part_roles,
     frozen_roles,
     gradient_role,
+    load_roles,
     part_of_sums,
     parts_of_loss,
     reduced_role,
@@ -311,11 +313,13 @@ class ReduceSums(TensorPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
-    """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
+    """Combines scalars of a group: the loss, overflow flags, the gradient's norm or counts of experts' tokens.
 
     The loss is summed and reported. The flags are combined by "or". For the norm, the op names all blocks of the stage
     that train, and reads their reduced gradients; it is infinite if one of their flags is set anywhere. Ranks of a
-    stage in which nothing trains meet the others without a block or a flag.
+    stage in which nothing trains meet the others without a block or a flag. The counts are those of the mlps that it
+    names; after their sum it moves each expert's bias against its load, unless the block's update is skipped, and
+    begins the counts of the next step.
     """
 
     keyword = "all_reduce_scalar"
@@ -334,6 +338,8 @@ class AllReduceScalar(Op):
         """List the signatures that this op may have."""
         if self.quantity is Quantity.NORM:
             return _norm(model, plan, self.blocks)
+        if self.quantity is Quantity.COUNTS:
+            return _counts(model, plan, self.blocks)
         return _all_reduce_scalar(self.quantity, len(self.reads))
 
 
@@ -531,6 +537,17 @@ def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], *, wi
 def _norm(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
     gradients = tuple(reduced_role(model, plan, block, f"gs.{block}") for block in blocks)
     return [(False, Signature((*gradients, *flag_roles(blocks)), (scalar_role("norm", Dtype.F64),)))]
+
+
+@cache
+def _counts(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
+    for block in blocks:
+        if not biases_choice(model, plan, block):
+            raise SignatureError(f"nothing is counted for {block}: its experts are chosen without a bias (bias_update)")
+    norm = (scalar_role("norm", Dtype.F64),) if plan.optimizer.clip == "global" else ()
+    biases = (role for block in blocks for role in choice_bias_roles(model, plan, block, f"bias.{block}"))
+    loads = (role for block in blocks for role in load_roles(model, plan, block, f"load.{block}"))
+    return [(True, Signature((*flag_roles(blocks), *norm), (), (*biases, *loads)))]
 
 
 @cache

@@ -41,6 +41,7 @@ from ratrain.ratrain_ir.ops.roles import (
     branch_sum_roles,
     check_row_sums,
     check_whole_backward,
+    choice_bias_roles,
     combined_roles,
     document_roles,
     exchanged_role,
@@ -51,6 +52,7 @@ from ratrain.ratrain_ir.ops.roles import (
     input_gradient_role,
     input_gradient_roles,
     input_role,
+    load_roles,
     made_before_forward,
     output_role,
     own_sum_roles,
@@ -352,14 +354,11 @@ BlockOp = (
     | BackwardExperts
 )
 
-
 BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
 """Kinds of ops that run a routine: they compute on one block of one micro-batch."""
 
-
 InputGradientOp = Backward | BackwardInput
 """Ops that compute the gradient of a block's input."""
-
 
 WeightGradientOp = Backward | BackwardWeight
 """Ops that contribute to the gradient of a block's parameters."""
@@ -399,8 +398,9 @@ def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         own = tuple(role for role in saved if role.name.startswith("shared_"))
         reads = (source, *views, *given, *combined_roles(model, plan, gradient=False))
         return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
+    others = (*seen_key_roles(model, plan, block), *choice_bias_roles(model, plan, block))
     branch = branch_part_roles(model, plan, is_parallel_mlp(model, plan, block))
-    reads = (source, *views, *documents, *seen_key_roles(model, plan, block), *branch)
+    reads = (source, *views, *documents, *others, *branch)
     return [(False, Signature(reads, (output_role("y", model, plan, block), *saved)))]
 
 
@@ -418,8 +418,8 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     saved = tuple(role for role in given if role.name not in sums)
     attends = attends and not plan.attends_apart
     seen = (*seen_key_roles(model, plan, block), *whole_key_roles(model, plan, block)) if attends else ()
-    documents = document_roles(model, plan, block)
-    reads = (input_role(model, plan, block), *given, *view_roles(model, plan, block), *documents, *seen)
+    others = (*choice_bias_roles(model, plan, block), *document_roles(model, plan, block), *seen)
+    reads = (input_role(model, plan, block), *given, *view_roles(model, plan, block), *others)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
     if plan.tp > 1 and (model.parallel_residual or adds_branch_apart(model, plan, block)):
@@ -443,15 +443,15 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         others += branch_part_roles(model, plan, is_parallel_mlp(model, plan, next_block(model, block)))
         others += (*branch_sum_roles(model, plan, block), *router_scale_roles(model, plan, block))
         reads = (output_role("dy", model, plan, block), source, *saved, *views, *others)
-    gradient = gradient_roles(model, plan, block)
+    gradient, load = gradient_roles(model, plan, block), load_roles(model, plan, block)
     if shares_experts(model, plan, block):  # `backward_experts` has begun the gradient of this piece
         reads += combined_roles(model, plan, gradient=True)
-        return [(True, Signature(reads, outputs, gradient))]
+        return [(True, Signature(reads, outputs, gradient + load))]
     # Key and value gradients of earlier slices: this slice writes the sums that it is the first to add to (`begun`),
     # and updates the others (`added`).
     begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
-    first = (False, Signature(reads, (*outputs, *begun, *gradient), added))
-    return [first, (True, Signature(reads, (*outputs, *begun), (*gradient, *added)))] if gradient else [first]
+    first = (False, Signature(reads, (*outputs, *begun, *gradient), (*load, *added)))
+    return [first, (True, Signature(reads, (*outputs, *begun), (*gradient, *load, *added)))] if gradient else [first]
 
 
 def _backward_behind_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
@@ -566,8 +566,8 @@ def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates
     values = tuple(role for role in gradients_before_norms(model, plan, block) if role.name == "dv")
     pending = (*pending_roles(model, plan, block), *values, *branch_sum_roles(model, plan, block))
     reads = (output_role("dy", model, plan, block), *source, *saved, *pending)
-    gradient = (gradient_role(model, plan, block),)
-    return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
+    gradient, load = (gradient_role(model, plan, block),), load_roles(model, plan, block)
+    return [(False, Signature(reads, gradient, load)), (True, Signature(reads, (), gradient + load))]
 
 
 @cache

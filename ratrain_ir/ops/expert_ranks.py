@@ -28,7 +28,14 @@ from ratrain.ratrain_ir.model.expert_slots import exchanged_slots, routed_slots
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature, SignatureError
-from ratrain.ratrain_ir.ops.roles import gradient_role, input_role, output_role, slot_roles, view_roles
+from ratrain.ratrain_ir.ops.roles import (
+    choice_bias_roles,
+    gradient_role,
+    input_role,
+    output_role,
+    slot_roles,
+    view_roles,
+)
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -164,7 +171,8 @@ def _choice_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 @cache
 def _route(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     check_expert_ranks(model, plan, block)
-    reads = (input_role(model, plan, block), *view_roles(model, plan, block))
+    views, bias = view_roles(model, plan, block), choice_bias_roles(model, plan, block)
+    reads = (input_role(model, plan, block), *views, *bias)
     return [(False, Signature(reads, slot_roles(routed_slots(model, plan, block))))]
 
 

@@ -15,7 +15,8 @@ from ratrain.ratrain_ir.model.blocks import (
     passes_gradient_on,
     trains,
 )
-from ratrain.ratrain_ir.model.expert_ranks import combined_types, shares_experts
+from ratrain.ratrain_ir.model.expert_blocks import choice_bias_type, load_type
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice, combined_types, shares_experts
 from ratrain.ratrain_ir.model.expert_slots import exchanged_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.sharded_blocks import (
@@ -122,6 +123,16 @@ def scale_role() -> Role:
 def router_scale_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     """Return the role of the loss scale for a backward that adds the gradients of a router's own losses; else none."""
     return (scale_role(),) if plan.router and has_experts(model, block) else ()
+
+
+def choice_bias_roles(model: ModelConfig, plan: Plan, block: Block, name: str = "bias") -> Roles:
+    """Return the role of the bias with which a block's router chooses; none without one."""
+    return (kind_role(name, StateKind.SCALAR, choice_bias_type(model)),) if biases_choice(model, plan, block) else ()
+
+
+def load_roles(model: ModelConfig, plan: Plan, block: Block, name: str = "load") -> Roles:
+    """Return the role of the counts of tokens sent to each expert, which the bias follows; none without one."""
+    return (kind_role(name, StateKind.SCALAR, load_type(model)),) if biases_choice(model, plan, block) else ()
 
 
 def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:

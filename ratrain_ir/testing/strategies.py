@@ -212,9 +212,10 @@ def plans(
     contexts += [(cp, layout) for cp in more for layout in CONTEXT_LAYOUTS if _fits(plan, cp, layout)]
     cp, layout = draw(st.sampled_from(contexts))
     plan = evolve(plan, cp=cp, context_layout=layout)
-    if model.experts is not None and not slices and cp == 1:
-        factors = st.sampled_from((0.0, 0.01))
-        plan = evolve(plan, router=RouterLosses(draw(factors), draw(factors)))
+    if model.experts is not None:
+        factors, whole = st.sampled_from((0.0, 0.01)), not slices and cp == 1
+        losses = (draw(factors), draw(factors)) if whole else (0.0, 0.0)
+        plan = evolve(plan, router=RouterLosses(*losses, draw(factors)))
     check_plan(plan, model)
     return plan
 

@@ -123,7 +123,7 @@ class SymbolicRun(SymbolicCompletion):
 
     def view(self, op: BlockOp | Dispatch, roles: dict[str, Tensor], block: Block) -> None:
         """Check the parameters that an op computes with: the block's view, and its frozen ones."""
-        for name, value in {"w": "view", **FROZEN}.items():
+        for name, value in {"w": "view", "bias": "bias", **FROZEN}.items():
             if name in roles:
                 self.expect("RT030", op, roles[name], value, block, "this step")
                 if op.work_group is WorkGroup.FORWARD:
@@ -425,6 +425,7 @@ class SymbolicRun(SymbolicCompletion):
         self.take_branch_sums(op, roles, block, m)
         if "dx" in roles:
             self.set(roles["dx"], self.written("dx"), block, m)
+        self.count_tokens(op, roles, block, m)
         if shares_experts(self.module.model, self.module.plan, block):
             self.take_back(op, roles, "dreturned", "dweights")
             self.end_contribution(op, roles["g"], block, m)
@@ -470,6 +471,7 @@ class SymbolicRun(SymbolicCompletion):
         if self.norms_over_ranks(block):
             self.expect("RT030", op, roles["dv"], "pending", block, m, "dv")
         self.take_branch_sums(op, roles, block, m)
+        self.count_tokens(op, roles, block, m)
         self.contribute(op, roles["g"], block, m)
 
     def contribute(
@@ -544,7 +546,6 @@ class SymbolicRun(SymbolicCompletion):
 
 ExpertRankOp = Dispatch | ForwardExperts | BackwardExperts | Combine
 """Ops of expert ranks that leave rows, or gradients of rows, for each other"""
-
 
 _ROLES_OF_PROJECT = ("q_in", "k_in", "v")
 """Roles of what `project` makes before the forward."""

@@ -126,8 +126,15 @@ def has_all_releases(module: Module) -> bool:
     return any(type(op) is Release for stage in module.stages for op in stage.ops)
 
 
-_SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
-"""Group of each scalar. Only the last stage knows the loss; every rank needs the flags, and the norm, of all."""
+_SCALAR_GROUPS = {
+    Quantity.LOSS: Group.REPLICAS,
+    Quantity.FLAGS: Group.ALL,
+    Quantity.NORM: Group.ALL,
+    Quantity.COUNTS: Group.REPLICAS,
+}
+"""Group of each scalar. Only the last stage knows the loss; every rank needs the flags, and the norm, of all; a stage
+counts the tokens of its own experts."""
+_OF_BLOCKS = (Quantity.NORM, Quantity.COUNTS)
 
 _ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *OFFLOAD_OPS, Update})
 _PEERS = frozenset(TENSOR_OPS)
@@ -196,11 +203,13 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
     if isinstance(op, ReduceScatter | AllGather | AllReduce):
         for block in dict.fromkeys(op.blocks):
             check_sharding(module, stage, op, block, report)
-    if type(op) is AllReduceScalar and (op.quantity is Quantity.NORM) is not bool(op.blocks):
+    if type(op) is AllReduceScalar and (op.quantity in _OF_BLOCKS) is not bool(op.blocks):
         # ranks of a stage in which nothing trains meet the others with a norm of nothing
         owned = module.topology.stage_blocks[stage.index]
-        if op.blocks or any(trains(module.model, module.plan, each) for each in owned):
-            report.at_op("RT026", "the norm names the blocks it covers, other scalars name none", stage, op)
+        counts = op.quantity is Quantity.COUNTS
+        if op.blocks or counts or any(trains(module.model, module.plan, each) for each in owned):
+            text = "the norm, and the counts, name the blocks they cover, other scalars name none"
+            report.at_op("RT026", text, stage, op)
     if type(op) is AllReduceScalar and op.quantity is Quantity.NORM and module.plan.optimizer.clip != "global":
         report.at_op("RT026", 'the norm of the gradient is for clip = "global"', stage, op)
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:

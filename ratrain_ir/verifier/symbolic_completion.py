@@ -81,6 +81,8 @@ class SymbolicCompletion(SymbolicExchanges):
             yield ("all_reduce_scalar", Quantity.LOSS)
         if plan.optimizer.clip == "global":
             yield ("all_reduce_scalar", Quantity.NORM)
+        if self.biased:
+            yield ("all_reduce_scalar", Quantity.COUNTS)
         if plan.has_dynamic_scale:
             yield from (("all_reduce_scalar", Quantity.FLAGS), ("scale_update",))
 

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from ratrain.ratrain_ir.model.blocks import ties_gradients
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice, shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import parts_view
 from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_offload import SymbolicOffload
 from ratrain.ratrain_ir.verifier.symbolic_values import FROZEN, FROZEN_PARTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ratrain.ratrain_ir.model.blocks import Block
+    from ratrain.ratrain_ir.ops.base import Piece
     from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter
-    from ratrain.ratrain_ir.ops.compute import ScaleUpdate, Update
+    from ratrain.ratrain_ir.ops.compute import Backward, BackwardWeight, ScaleUpdate, Update
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.verifier.slices import Value
 
@@ -124,10 +127,10 @@ class SymbolicUpdates(SymbolicOffload):
                     self.gathers[view] = op
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
-        """Combine the loss of all micro-batches, the flags of all blocks, or the norm."""
+        """Combine the loss of all micro-batches, the flags of all blocks, the norm, or counts of experts' tokens."""
         self.once(op, "RT030", "all_reduce_scalar", op.quantity)
-        if op.quantity is Quantity.NORM:
-            self.norm(op)
+        if op.quantity in (Quantity.NORM, Quantity.COUNTS):
+            (self.norm if op.quantity is Quantity.NORM else self.move_biases)(op)
             return
         if op.quantity is Quantity.LOSS:
             count = self.module.plan.micro_batches * self.sums.slices
@@ -148,6 +151,37 @@ class SymbolicUpdates(SymbolicOffload):
             missing = ", ".join(str(block) for block in self.trained if block not in op.blocks) or "the order"
             self.report.at_op("RT031", f"the norm takes the stage's blocks in order; wrong: {missing}", self.stage, op)
         self.set(op.writes[0], "norm")
+
+    @property
+    def biased(self) -> tuple[Block, ...]:
+        """Blocks of the stage whose routers choose with a bias, in order."""
+        return tuple(block for block in self.blocks if biases_choice(self.module.model, self.module.plan, block))
+
+    def count_tokens(self, op: Backward | BackwardWeight, roles: Mapping[str, Tensor], block: Block, m: Piece) -> None:
+        """Add the tokens of a piece to the counts of a block's experts, in the order of gradients."""
+        if "load" in roles:
+            share = self.sums.share(m, descending=True)
+            before = self.sums.shares(share, 0) if share else "this step"
+            self.expect("RT031", op, roles["load"], "load", block, before)
+            self.set(roles["load"], "load", block, self.sums.shares(share + 1, 0))
+
+    def move_biases(self, op: AllReduceScalar) -> None:
+        """Move each bias by the counts of a whole step, and begin those of the next one."""
+        roles = self.roles(op)
+        everything = self.sums.of_micro_batches(self.module.plan.micro_batches)
+        for block in op.blocks:
+            bias, load = roles[f"bias.{block}"], roles[f"load.{block}"]
+            self.expect("RT031", op, roles[f"flag.{block}"], *self.final_values(block)[1])
+            self.expect("RT031", op, load, "load", block, everything)
+            self.expect("RT031", op, bias, "bias", block, "this step")
+            for name, tensor in (("bias", bias), ("load", load)):
+                self.set(tensor, name, block, "next step")
+        if "norm" in roles:
+            self.expect("RT031", op, roles["norm"], "norm")
+        if op.blocks != self.biased:
+            missing = ", ".join(str(block) for block in self.biased if block not in op.blocks) or "the order"
+            text = f"the counts are of the stage's mlps in order; wrong: {missing}"
+            self.report.at_op("RT031", text, self.stage, op)
 
     def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, block: Block) -> None:
         """Check that a gradient and its flag are final: of all micro-batches, replicas, ranks and tied ends."""

@@ -185,6 +185,8 @@ def words_of(value: Value) -> str:
         "m1": "the first moment of",
         "m2": "the second moment of",
         "t": "the update count of",
+        "bias": "the bias of the router's choice of",
+        "load": "the counts of tokens sent to the experts of",
         "view": "the view of",
         "part of view": "a replica's part of the view of",
         "flag": "the overflow flag of",

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import is_regular, is_there
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.choices.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt
 from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
+from ratrain.targets.runtime.arena.tensor_file import Float32
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run
+from ratrain.targets.runtime.checkpoint.checkpoint_series import (
+    facts_of,
+    kept_tokenizer,
+    latest_biases,
+    latest_run,
+)
 from ratrain.targets.runtime.checkpoint.whole_weights import whole_weights
 from ratrain.targets.runtime.data.chat_template import AnswerError, chat_template
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
@@ -75,6 +82,8 @@ class _Origin:
     takes_bytes: bool
     """True if its run read each byte as a token"""
     tokenizer: TokenizerChoice | None
+    biases: Mapping[Block, Float32] = field(factory=dict)
+    """biases with which its routers choose, by block, if they do"""
 
 
 @frozen
@@ -112,7 +121,8 @@ def generate(
     start = time.perf_counter()
     with threadpool_limits(limits=1):  # kernels share their work themselves
         kernels = kernel_set(asked.kernels, asked.threads)
-        forward = ForwardModel(origin.model, origin.source, Dtype(asked.dtype or origin.dtype), kernels)
+        dtype = Dtype(asked.dtype or origin.dtype)
+        forward = ForwardModel(origin.model, origin.source, dtype, kernels, origin.biases)
         added = _continuation(forward, tokens, ends, asked, path, progress, holders or OneHolder())
     seconds = time.perf_counter() - start
     whole = None if language is None else language.decode([*tokens, *added])
@@ -201,7 +211,8 @@ def _opened(path: str, init: str | None) -> _Origin:
     eos, kept = facts.get("eos"), kept_tokenizer(path)
     tokenizer = None if kept is None else TokenizerChoice(*kept)
     ends = frozenset({eos} if isinstance(eos, int) else ())
-    return _Origin(model, source, known, ends, takes_bytes=facts.get("token") == BYTE, tokenizer=tokenizer)
+    takes_bytes, biases = facts.get("token") == BYTE, latest_biases(path)
+    return _Origin(model, source, known, ends, takes_bytes=takes_bytes, tokenizer=tokenizer, biases=biases)
 
 
 def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:

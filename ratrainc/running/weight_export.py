@@ -13,10 +13,10 @@ from ratrain.ratrain_ir.config.hf_export import hugging_face_config
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_files import parse_config_text
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.ratrain_ir.support.files import checked, is_there, made_directory, replacing, write_text
 from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_companions, latest_weights
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_biases, latest_companions, latest_weights
 from ratrain.targets.runtime.checkpoint.whole_weights import check_beside, whole_weights
 from ratrain.targets.runtime.weights.adapter_files import ADAPTER_WEIGHTS, write_adapter
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, TOKENIZER_FILES, generation_config
@@ -48,10 +48,11 @@ def export_weights(
     Files of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an
     index. They are rounded to `dtype`, f32 or bf16. Adapters are merged into the weights that the run began with,
     `init` (see `whole_weights`). Raises `DiagnosticError` RT002 (cannot be read or written), RT091
-    (the directory holds a model that was not written here) or RT092 (not a sound checkpoint, or weights would go into
-    one).
+    (the directory holds a model that was not written here) or RT092 (not a sound checkpoint, weights would go into
+    one, or its routers choose with biases).
     """
     model, source = whole_weights(checkpoint, init)
+    _refuse_biases(checkpoint, model)
     companions = latest_companions(checkpoint)
     generation = generation_config(model)
     if generation is not None:
@@ -63,6 +64,16 @@ def export_weights(
         write_text(str(folder / CONFIG_FILE), config)
         _write_companions(folder, companions)
     return Export(model, (*written, CONFIG_FILE, *companions))
+
+
+def _refuse_biases(checkpoint: str, model: ModelConfig) -> None:
+    """Refuse, with RT092, a checkpoint whose routers choose with biases: files of its family have no such tensor."""
+    biased = [str(owner) for owner, bias in latest_biases(checkpoint).items() if bias.any()]
+    if biased:
+        text = f"the routers of '{checkpoint}' choose with biases (bias_update), that of {biased[0]} first"
+        note = f"files of {model.family} have no such tensor: a model without it sends tokens to other experts"
+        way_out = "'ratrainc generate' and evaluations use them; train with balance_loss instead to export"
+        fail("RT092", text, notes=[Note(note)], help=way_out)
 
 
 def export_adapter(checkpoint: str, directory: str, base: str | None = None) -> Export:

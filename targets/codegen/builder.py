@@ -71,7 +71,6 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.analysis.lifetime import Interval
 
-
 ByRank = tuple[dict[str, Any] | None, ...]
 """Options that each context rank adds to a step, or None for one that leaves it out; empty: all ranks do alike."""
 
@@ -534,6 +533,8 @@ class Builder:
             PACKED: (Dtype.U8, (packed_frozen_bytes(self.whole, self.plan, self.block),)),
             "loss": (Dtype.F64, (1,)),
             "scale": (Dtype.F32, (2,)),
+            "bias": (Dtype.F32, (experts := self.model.experts or 0,)),
+            "load": (Dtype.I32, (experts,)),
         }
         return tuple(Formal(role, *known[role]) for role in self.roles)
 

@@ -21,6 +21,8 @@ from ratrain.ratrain_ir.model.expert_blocks import experts_of
 from ratrain.ratrain_ir.model.expert_ranks import copies_experts, is_stack, rows_of_rank
 from ratrain.targets.codegen.expert_routines import (
     add_shared,
+    choose,
+    count_tokens,
     group_rows,
     router_backward,
     router_logits,
@@ -46,8 +48,7 @@ if TYPE_CHECKING:
 def route(builder: Builder) -> None:
     """Add the norm of the input, and the choice of experts with its weights."""
     router_logits(builder, norm(builder), again=False)
-    operands = {name: name for name in ("logits", "chosen", "weights")}
-    builder.step("route_forward", operands, normalise=builder.model.router_normalised)
+    choose(builder, "chosen", "weights")
 
 
 def forward_of_rows(builder: Builder) -> None:
@@ -95,6 +96,7 @@ def backward_of_returned(builder: Builder) -> None:
     """Add the gradient of the input through the rows that came back, a shared expert and the router."""
     dxn, source = source_gradient(builder), block_source(builder)
     group_rows(builder)
+    count_tokens(builder)
     builder.step("choice_sums", {"a": "dreturned", "out": dxn})
     if builder.model.shared_expert_size is not None:
         shared_backward(builder, branch_gradient(builder), source, dxn)

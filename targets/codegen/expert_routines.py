@@ -41,8 +41,7 @@ def experts_forward(builder: Builder) -> None:
     """Add the steps of the forward, with all slots that it saves."""
     model, source = builder.model, norm(builder)
     router_logits(builder, source, again=False)
-    operands = {"logits": "logits", "chosen": builder.slot("chosen"), "weights": builder.slot("weights")}
-    builder.step("route_forward", operands, normalise=model.router_normalised)
+    choose(builder, builder.slot("chosen"), builder.slot("weights"))
     group_rows(builder)
     for name in ("gate", "up"):
         operands = {"a": source, "b": f"w.{name}_experts", **GROUPS, "out": builder.slot(name)}
@@ -82,6 +81,19 @@ def router_logits(builder: Builder, source: str, *, again: bool) -> None:
     builder.add_adapter("router", source, out, again=again)
 
 
+def choose(builder: Builder, chosen: str, weights: str) -> None:
+    """Add the choice of experts by their logits, and by the router's bias if it has one."""
+    operands = {"logits": "logits", "chosen": chosen, "weights": weights}
+    operands |= {"bias": "bias"} if builder.has("bias") else {}
+    builder.step("route_forward", operands, normalise=builder.model.router_normalised)
+
+
+def count_tokens(builder: Builder) -> None:
+    """Add the rows of each expert to the counts of the step, if the router's bias follows them."""
+    if builder.has("load"):
+        builder.step_of(WEIGHT, "add_rows", {"bounds": "bounds", "counts": "load"})
+
+
 def group_rows(builder: Builder) -> None:
     """Add the order of rows by expert, which is made anew from the choice where it is needed."""
     builder.temporary("order", expert_rows(builder.model, builder.plan), dtype=Dtype.I32)
@@ -108,6 +120,7 @@ def experts_backward(builder: Builder) -> None:
     dxn = source_gradient(builder)
     above, source = branch_gradient(builder), block_source(builder)
     group_rows(builder)
+    count_tokens(builder)
     _expert_gradients(builder, above, "prod", "down", gathers_a=True)
     down_adapter_gradients(builder, above)
     gradients = {name: builder.slot(f"d{name}") for name in ("gate", "up")}

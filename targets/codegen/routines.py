@@ -211,7 +211,7 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     builder = Builder(model, plan, form.block, form.roles, form.accumulates, halves, form.head_group)
     _recipe(form, model, plan)(builder)
     if form.keyword == "recompute":
-        read = (*form.given, "x", "w", FROZEN, PACKED)
+        read = (*form.given, "x", "w", "bias", FROZEN, PACKED)
         builder.prune_steps({role for role in form.roles if role not in read}, form.given)
     elif form.keyword == "backward" and not passes_gradient_on(model, plan, form.block) and form.block.kind != "embed":
         builder.prune_backward()

@@ -225,6 +225,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
         "position_forward": _BOUND_BY_DDR,
         "position_backward": _BOUND_BY_DDR,
         "route_forward": _BOUND_BY_DDR,
+        "add_rows": _BOUND_BY_DDR,
         "route_backward": _BOUND_BY_DDR,
         "group_rows": _BOUND_BY_DDR,
         "expert_rows": _OF_EXPERTS,

@@ -96,9 +96,10 @@ EXPERT_KERNELS = (
     Kernel(
         "route_forward",
         "chosen[t], ascending, are the experts with the k largest logits of row t: of equal ones those with lower "
-        "numbers; a NaN is below all numbers. weights[t, j] is the softmax of the row at chosen[t, j]: over all "
+        "numbers; a NaN is below all numbers. With `bias` they are those with the largest sums of the softmax over all "
+        "experts, in float32, and bias[e]. weights[t, j] is the softmax of the row at chosen[t, j]: over all "
         "experts, or with `normalise` over the chosen ones.",
-        "logits:f32[T,E] chosen:i32[T,k]= weights:f32[T,k]=",
+        "logits:f32[T,E] chosen:i32[T,k]= weights:f32[T,k]= bias:f32[E]?",
         {"normalise": FLAG},
         rule=_choice_rule,
     ),
@@ -119,6 +120,7 @@ EXPERT_KERNELS = (
         "Raises IndexError where a chosen number is no expert.",
         "chosen:i32[T,k] order:i32[T*k]= bounds:i32[E+1]=",
     ),
+    Kernel("add_rows", "counts[e] += bounds[e + 1] - bounds[e].", "bounds:i32[E+1] counts:i32[E]~"),
     Kernel(
         "expert_rows",
         "out[r] = [out[r] +] a[order[r] // k] @ op(b[e]) for each row r of each expert e, in float32, rounded once; "

@@ -195,6 +195,13 @@ def test_recovery_of_a_dense_layer_is_as_without_expert_ranks() -> None:
     assert again == {"attention.0", "mlp.0", "attention.1", "attention.2"}
 
 
+@pytest.mark.parametrize("kernels", ["reference", "fast"])
+def test_threads_do_not_change_bits(kernels: str) -> None:
+    """Each engine of a rank has scratch of its own, also for the sums of gradients of copied experts."""
+    program = make_program(SIX_EXPERTS, **{**FOUR, "pp": 2, "dp": 2, "cuts": (1,)}, ep=2)
+    same_bits(train(program, 2, kernels=kernels), train(program, 2, kernels=kernels, threads=2))
+
+
 @pytest.mark.parametrize("model", [SIX_EXPERTS, SOME_EXPERTS], ids=["all-layers", "some-layers"])
 def test_a_program_is_the_same_from_its_file(model: ModelConfig) -> None:
     program = make_program(model, **FOUR, ep=2, zero=3)

@@ -327,7 +327,7 @@ SUBJECTS: dict[str, Subject] = {
         ),
         Subject(
             "p2-d2-zero2-each-experts",
-            {"micro_batches": 2, "zero": 2, "reduce": "each-micro-batch"},
+            {"micro_batches": 2, "zero": 2, "reduce": "each-micro-batch", "router": RouterLosses(bias_update=0.01)},
             f"place-1f1b,insert-prefetch,{_BUCKETS},recompute{{policy=mlp}},allocate-ddr",
             EXPERTS,
         ),
@@ -338,7 +338,7 @@ SUBJECTS: dict[str, Subject] = {
                 "micro_batches": 2,
                 "zero": 0,
                 "schedule": "zb-h1",
-                "router": RouterLosses(0.1, 0.01),
+                "router": RouterLosses(0.1, 0.01, 0.01),
             },
             "place-zb-h1,recompute{policy=attention},allocate-ddr",
             SHARED_EXPERT,
@@ -400,7 +400,7 @@ SUBJECTS: dict[str, Subject] = {
         Subject("p2-d1-c2-heads-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2, "context_exchange": "heads"}, ""),
         Subject(
             "p2-d2-e2-recover-all",
-            {"micro_batches": 2, "ep": 2, "router": RouterLosses(0.1)},
+            {"micro_batches": 2, "ep": 2, "router": RouterLosses(0.1, bias_update=0.01)},
             "place-1f1b,recompute{policy=full},allocate-ddr",
             EXPERTS,
         ),

@@ -49,7 +49,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *UNTILED_SCORES,
         *UNTILED_BLOCKS,
         *UNTILED_EXPERTS,
-        *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
+        *("route_forward", "route_backward", "group_rows", "add_rows", "sigmoid_forward", "sigmoid_backward"),
         *("choice_sums", "weighted_swiglu_forward", "weighted_swiglu_backward"),
     ),
 )

@@ -123,7 +123,9 @@ class TorchDevice(
     on_devices = True
     scalar_bytes = plan_bytes(SCALARS_PLAN)
     plans = PerKernel(
-        "scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast", "group_columns", "sigmoid_forward")
+        "scratch in 'torch-device'",
+        DEVICE_PLANS,
+        never=("zero", "cast", "group_columns", "add_rows", "sigmoid_forward"),
     )
 
     def __init__(self, device: str | torch.device = "cpu") -> None:

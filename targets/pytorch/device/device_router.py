@@ -37,14 +37,15 @@ def check_experts(chosen: I32, experts: int) -> None:
         shared.check_experts(chosen.numpy(), experts)
 
 
-def route_forward_plan(logits: F32, **_: object) -> Plan:
-    """Plan keys and numbers of some rows; logits and flags of them; a line of numbers; three numbers a row."""
+def route_forward_plan(logits: F32, bias: F32 | None = None, **_: object) -> Plan:
+    """Plan keys and numbers of some rows; logits and flags of them; a line of numbers; three numbers a row; scores."""
     tokens, experts = logits.shape
     rows = chunk_rows(tokens, experts)
     keys, values = Buffer((rows * experts,), np.int64), Buffer((rows * experts,))
     flags, line = Buffer((rows * experts,), np.bool_), Buffer((experts,), np.int64)
     column = Buffer((rows, 1))
-    return [keys, keys, values, flags, line, Buffer((rows, 1), np.int64), column, column]
+    scores = [] if bias is None else [values]
+    return [keys, keys, values, flags, line, Buffer((rows, 1), np.int64), column, column, *scores]
 
 
 def route_backward_plan(logits: F32, chosen: I32, **_: object) -> Plan:
@@ -69,15 +70,20 @@ def group_rows_plan(order: I32, bounds: I32, **_: object) -> Plan:
 class DeviceRouter:
     """The kernels of `TorchDevice` that choose experts."""
 
-    def route_forward(self, logits, chosen, weights, *, scratch, normalise):
-        of_keys, of_numbers, of_values, of_flags, line, of_best, of_peak, of_sums = scratch.take_all(
-            route_forward_plan(logits)
+    def route_forward(self, logits, chosen, weights, *, bias=None, scratch, normalise):
+        of_keys, of_numbers, of_values, of_flags, line, of_best, of_peak, of_sums, *of_scores = scratch.take_all(
+            route_forward_plan(logits, bias)
         )
         for rows in row_chunks(*logits.shape):
             block, best = logits[rows], of_best[: rows.stop - rows.start]
             keys, numbers, flags = (shaped(each, block.shape) for each in (of_keys, of_numbers, of_flags))
             values, sums = shaped(of_values, block.shape), of_sums[: len(block)]
-            _put_keys(block, keys, numbers, values, flags, line)
+            scores = block
+            for held in of_scores:
+                scores = shaped(held, block.shape)
+                _put_log_sums(block, scores, of_peak[: len(block)], sums)
+                torch.sub(block, sums, out=scores).exp_().add_(bias)
+            _put_keys(scores, keys, numbers, values, flags, line)
             _list_best(keys, chosen[rows], numbers, flags, line, best)
             index = shaped(of_keys, chosen[rows].shape).copy_(chosen[rows])
             if normalise:
@@ -121,6 +127,9 @@ class DeviceRouter:
             if given.z:
                 value.add_(torch.mul(share, sums.mul_(given.push(tokens)).mul_(step), out=term))
             dlogits[rows].copy_(value)
+
+    def add_rows(self, bounds, counts, *, scratch):
+        counts.add_(bounds[1:]).sub_(bounds[:-1])
 
     def group_rows(self, chosen, order, bounds, *, scratch):
         """Sort rows by expert; numbers of experts are checked on the CPU only."""

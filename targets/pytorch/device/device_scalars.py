@@ -27,7 +27,7 @@ from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
-    from ratrain.targets.runtime.arena.scalars import BlockUpdate, Chunks, Flags, Place, Views
+    from ratrain.targets.runtime.arena.scalars import BiasMove, BlockUpdate, Chunks, Flags, Place, Views
     from ratrain.targets.runtime.arena.scratch import Plan
 
 SCALARS_PLAN = [
@@ -282,6 +282,25 @@ class DeviceScalars:
                     weight_decay=settings.weight_decay,
                     decay=part.decay,
                 )
+
+    def move_bias(self, move: BiasMove, *, scratch: Scratch) -> None:
+        """Move a bias as `HostScalars` does, by selection instead of a branch."""
+        scratch.reset()
+        work = _Work.of(scratch)
+        total, *others = move.counts
+        for counts in others:
+            total.add_(counts)
+        step = work.chunk.view(torch.float32)[: len(total)]
+        step.copy_(total.mul_(-2).add_(move.doubled_mean).sign_()).mul_(float(np.float32(move.rate)))
+        self.spread(move.flags, [work.flag])
+        skips = torch.ne(work.flag, 0, out=work.bools[0])
+        if move.norm is not None:
+            endless = torch.ne(torch.sub(move.norm, move.norm, out=work.doubles[0]), 0, out=work.bools[1])
+            skips.logical_or_(endless)  # an infinity minus itself is NaN
+        step.masked_fill_(skips, 0)
+        for bias, counts in move.ranks:
+            bias.add_(step)
+            counts.zero_()
 
     def advance_scale(self, scale: F32, overflow: Array, *, scratch: Scratch) -> None:
         """Do `LossScale.advance` by selection: halve after overflow, double after `GROWTH_INTERVAL` steps without."""

@@ -21,7 +21,12 @@ from ratrain.targets.pytorch.triton.triton_experts import TritonExperts, fused_r
 from ratrain.targets.pytorch.triton.triton_head import TritonHead, fused_head_plan
 from ratrain.targets.pytorch.triton.triton_norms import TritonNorms, layer_backward_plan, rms_backward_plan
 from ratrain.targets.pytorch.triton.triton_rope import rotate
-from ratrain.targets.pytorch.triton.triton_router import TritonRouter, fused_group_plan, fused_route_backward_plan
+from ratrain.targets.pytorch.triton.triton_router import (
+    TritonRouter,
+    fused_group_plan,
+    fused_route_backward_plan,
+    fused_route_forward_plan,
+)
 from ratrain.targets.pytorch.triton.triton_sums import (
     TritonSums,
     fused_column_sum_plan,
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
 
 _WITHOUT_SCRATCH = (
     *("rope", "rmsnorm_forward", "head_norm_forward", "layernorm_forward", "attention_delta"),
-    *("embedding_backward", "route_forward", "expert_gradients", "choice_sums"),
+    *("embedding_backward", "expert_gradients", "choice_sums"),
     *(
         f"{name}_{way}"
         for name in ("swiglu", "geglu", "gelu", "relu2", "weighted_swiglu")
@@ -86,6 +91,7 @@ class TorchTriton(
             "all_finite": told_plan,
             "column_sum": fused_column_sum_plan,
             "mean_of_replicas": fused_mean_plan,
+            "route_forward": fused_route_forward_plan,
             "route_backward": fused_route_backward_plan,
             "group_rows": fused_group_plan,
             "expert_rows": fused_rows_plan,
@@ -95,7 +101,7 @@ class TorchTriton(
             "attention_partial_forward": fused_partial_forward_plan,
             "attention_partial_backward": fused_partial_backward_plan,
         },
-        never=("zero", "cast", "group_columns", "sigmoid_forward"),
+        never=("zero", "cast", "group_columns", "add_rows", "sigmoid_forward"),
     )
 
     def __init__(self, device: str | torch.device = "cpu") -> None:

@@ -22,12 +22,12 @@ import numpy as np
 import triton.language as tl
 
 from ratrain.targets.program.kernel_options import RouterOptions
-from ratrain.targets.pytorch.device.device_router import DeviceRouter, check_experts
+from ratrain.targets.pytorch.device.device_router import DeviceRouter, check_experts, route_forward_plan
 from ratrain.targets.pytorch.triton.triton_common import jit, launch, power_of_two, programs, warps_for
 from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
-    from ratrain.targets.pytorch.device.device_common import I32
+    from ratrain.targets.pytorch.device.device_common import F32, I32
     from ratrain.targets.runtime.arena.scratch import Plan
 
 _LOGITS = 1024
@@ -195,6 +195,11 @@ def place_rows(
     tl.store(order + place, row, mask=held)
 
 
+def fused_route_forward_plan(logits: F32, bias: F32 | None = None, **_: object) -> Plan:
+    """Plan nothing; with a bias the kernel of `DeviceRouter` chooses."""
+    return [] if bias is None else route_forward_plan(logits, bias)
+
+
 def fused_route_backward_plan(**_: object) -> Plan:
     """Plan the factor of both losses."""
     return [Buffer((1,))]
@@ -214,7 +219,10 @@ def _tokens_of_program(experts: int) -> tuple[int, int]:
 class TritonRouter(DeviceRouter):
     """The kernels of `TorchTriton` that choose experts."""
 
-    def route_forward(self, logits, chosen, weights, *, scratch, normalise):
+    def route_forward(self, logits, chosen, weights, *, bias=None, scratch, normalise):
+        if bias is not None:  # chosen by sums of softmax and bias, which no program computes
+            super().route_forward(logits, chosen, weights, bias=bias, scratch=scratch, normalise=normalise)
+            return
         (tokens, experts), (rows, lanes) = logits.shape, _tokens_of_program(logits.shape[1])
         numbers = (tokens, experts, chosen.shape[1])
         constants = {"normalise": normalise, "rows": rows, "lanes": lanes, "warps": warps_for(rows * lanes)}

@@ -75,6 +75,35 @@ class BlockUpdate:
 
 
 @frozen(eq=False)
+class BiasMove:
+    """Step of the bias of one block's router, on ranks that count the tokens of all its experts between them.
+
+    A bias moves by `rate` up where fewer than the mean of `choices` tokens went to an expert, down where more did.
+    """
+
+    counts: Sequence[Any]
+    """counts of each rank in an int32 array [experts], in rank order; the first may be changed"""
+    ranks: Sequence[tuple[Any, Any]]
+    """bias and counts, on each rank, that are set: the moved bias, and zeros"""
+    flags: Flags
+    """flags of the block's update"""
+    norm: Any | None
+    """norm of the gradient where the plan clips: infinite if a block overflowed"""
+    choices: int
+    """tokens times experts of each, of a step"""
+    rate: float
+
+    @property
+    def doubled_mean(self) -> int:
+        """Twice the mean as an integer: m - 2 n has the sign of (mean - n) for every count n.
+
+        The mean is q + r / experts. Without a rest m = 2 q; with one m = 2 q + 1 is never twice a count.
+        """
+        mean, rest = divmod(self.choices, len(self.counts[0]))
+        return 2 * mean + (rest > 0)
+
+
+@frozen(eq=False)
 class UpdatePart:
     """Consecutive elements of one block's update."""
 
@@ -174,6 +203,9 @@ class Scalars(Protocol):
 
     def update(self, update: BlockUpdate, *, scratch: Any) -> None:
         """Update one block. A raised flag leaves state unchanged; the view is written all the same."""
+
+    def move_bias(self, move: BiasMove, *, scratch: Any) -> None:
+        """Move a bias by the counts of a whole step; the counts and the biases of all ranks are set."""
 
     def advance_scale(self, scale: Any, overflow: Any, *, scratch: Any) -> None:
         """Set the loss scale of the next step."""

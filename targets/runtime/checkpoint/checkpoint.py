@@ -6,7 +6,8 @@ A checkpoint is a directory of these files:
   f32, by Hugging Face name. A tied matrix is stored once (`state_file`).
 - companions of the model's weights (`companions`): its tokenizer and generation settings, if they are known;
 - `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block,
-  size and SHA-256 of the other files, the caller's record of the run, and a SHA-256 of all this.
+  biases of routers that choose with one, size and SHA-256 of the other files, the caller's record of the run, and a
+  SHA-256 of all this.
 
 It is written in this order, so that a half-written directory is never taken for a checkpoint:
 
@@ -29,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 from attrs import evolve, fields
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
@@ -36,7 +38,7 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_keys import table_of
 from ratrain.ratrain_ir.config.training import Training
-from ratrain.ratrain_ir.model.blocks import trained_blocks
+from ratrain.ratrain_ir.model.blocks import Block, has_experts, trained_blocks
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.support.files import made_directory, opened_regular
 from ratrain.ratrain_ir.support.text import shown
@@ -63,6 +65,7 @@ from ratrain.targets.runtime.weights.companions import COMPANION_FILES
 from ratrain.targets.runtime.weights.weights import named_parameters
 
 if TYPE_CHECKING:
+    from ratrain.targets.runtime.arena.tensor_file import Float32
     from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 FORMAT = "ratrain-checkpoint"
@@ -72,9 +75,11 @@ TRAINING_KEYS = table_of(Training)
 _FILES = {STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
 _COMPANIONS = "tokenizer"  # the manifest's key for all companions: the format fixes the name
 _TRAINING = "training"  # the manifest's key for what trains, where that is not everything
+_BIASES = "biases"  # the manifest's key for the biases of routers, where they choose with one
 _DIGEST = "manifest_sha256"
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
+_MOST_BIAS = float(np.finfo(np.float32).max)
 _MOST_COUNTED = 1 << 53  # steps or updates; exact as a double
 
 
@@ -236,8 +241,8 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
     """
     manifest = read_manifest(directory)
     step, scale, updates, run = read_counts(directory, manifest, model)
-    stored = _open_state(directory, manifest, model)
-    return TrainingState(step, StoredStates(model, stored, updates), scale), run
+    stored, biases = _open_state(directory, manifest, model), read_biases(directory, manifest, model)
+    return TrainingState(step, StoredStates(model, stored, updates), scale, biases), run
 
 
 def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
@@ -285,8 +290,14 @@ def _write_files(
         sync_file(stream)
     # `updates` is filled as a side effect of `state_tensors`, so it is complete only here.
     files = {STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
-    rest = {"updates": updates, "files": files, "run": dict(run)}
+    biases = {str(owner): bias.tolist() for owner, bias in state.biases.items()}
+    rest = {"updates": updates, **biases_entry(biases), "files": files, "run": dict(run)}
     write_manifest(folder, VERSION, model, state.step, state.scale, rest, companions)
+
+
+def biases_entry(biases: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the manifest's entry of the biases of routers, by block; nothing where they choose without."""
+    return {_BIASES: {owner: list(bias) for owner, bias in biases.items()}} if biases else {}
 
 
 def write_manifest(
@@ -470,6 +481,22 @@ def read_counts(
     if not isinstance(run, dict):
         contradicts(directory, "run")
     return step, (scale[0], scale[1]), updates, run
+
+
+def read_biases(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[Block, Float32]:
+    """Return the biases with which a checkpoint's routers choose, by block; empty where they choose without.
+
+    Raises RT092 where the entry is not sound.
+    """
+    entry = manifest.get(_BIASES, {})
+    mlps = {str(owner): owner for owner in trained_blocks(model) if has_experts(model, owner)}
+    if not isinstance(entry, dict) or (entry and entry.keys() != mlps.keys()):
+        contradicts(directory, _BIASES)
+    for values in entry.values():
+        numbers = isinstance(values, list) and all(type(each) is float and abs(each) <= _MOST_BIAS for each in values)
+        if not numbers or len(values) != model.experts:
+            contradicts(directory, _BIASES)
+    return {mlps[name]: np.array(values, np.float32) for name, values in entry.items()}
 
 
 def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[str, StoredTensor]:

@@ -35,6 +35,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
     kept_companions,
     left_checkpoints,
     load_checkpoint,
+    read_biases,
     read_manifest,
     saved_model,
 )
@@ -57,7 +58,9 @@ from ratrain.targets.runtime.weights.companions import (
 )
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.targets.runtime.arena.locks import Lock
+    from ratrain.targets.runtime.arena.tensor_file import Float32
     from ratrain.targets.runtime.engine.engine import ProgramEngine
     from ratrain.targets.runtime.engine.processes import Processes
     from ratrain.targets.runtime.weights.weight_source import WeightSource
@@ -342,6 +345,15 @@ def latest_run(directory: str) -> Mapping[str, Any]:
     """
     run = _latest(directory)[1].get("run")
     return run if isinstance(run, dict) else {}
+
+
+def latest_biases(directory: str) -> dict[Block, Float32]:
+    """Return the biases with which the routers of these weights choose, by block; empty where they choose without.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    place, manifest = _latest(directory)
+    return read_biases(place, manifest, saved_model(place, manifest))
 
 
 def latest_step(directory: str) -> int:

@@ -30,15 +30,17 @@ from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, ope
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     FORMAT,
     HashingStream,
+    biases_entry,
     check_content,
     contradicts,
+    read_biases,
     read_counts,
     read_manifest,
     saved_model,
     sync_file,
     write_manifest,
 )
-from ratrain.targets.runtime.checkpoint.rank_state import whole_of_experts, whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import choice_bias, whole_of_experts, whole_pieces
 from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
 from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource
 from ratrain.targets.runtime.weights.weights import block_elements, named_parameters
@@ -53,12 +55,16 @@ _WHOLE = (0, 1)
 
 @frozen
 class ShardPiece:
-    """Elements [start, stop) of a block's flat tensors, and the updates applied to it."""
+    """Elements [start, stop) of a block's flat tensors, the updates applied to it, and its router's bias if it has one.
+
+    Updates and biases go into the manifest.
+    """
 
     block: str
     start: int
     stop: int
     updates: int
+    bias: tuple[float, ...] = ()
 
 
 @frozen
@@ -120,7 +126,9 @@ def _pieces(rank: RankExecutor) -> Iterator[ShardPiece]:
         # out.
         stop = min(shard.stop, block_elements(model, block))
         if shard.start < stop and topology.is_first_holder(block, rank.replica):
-            yield ShardPiece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
+            bias = choice_bias(rank, block)
+            numbers = () if bias is None else tuple(bias.tolist())
+            yield ShardPiece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]), numbers)
 
 
 def seal_shards(
@@ -144,7 +152,8 @@ def seal_shards(
         for file in files
     }
     updates = {piece.block: piece.updates for file in files for piece in file.pieces}
-    rest = {"updates": updates, "files": entries, "run": dict(run)}
+    biases = {piece.block: piece.bias for file in files for piece in file.pieces if piece.bias}
+    rest = {"updates": updates, **biases_entry(biases), "files": entries, "run": dict(run)}
     write_manifest(folder, SHARDED_VERSION, model, step, scale, rest, companions or {})
 
 
@@ -160,7 +169,8 @@ def load_shards(
     manifest = read_manifest(directory, (SHARDED_VERSION,))
     step, scale, updates, run = read_counts(directory, manifest, model)
     pieces = _checked_pieces(directory, model, manifest.get("files"), share)
-    return TrainingState(step, _ShardStates(model, pieces, updates), scale), run
+    biases = read_biases(directory, manifest, model)
+    return TrainingState(step, _ShardStates(model, pieces, updates), scale, biases), run
 
 
 def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:

@@ -19,18 +19,26 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank, rank_model, rank_part, trained_model
 from ratrain.ratrain_ir.model.blocks import Block, Held, Parameter, parameters, parameters_within
-from ratrain.ratrain_ir.model.expert_ranks import is_stack
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice, is_stack
 from ratrain.targets.runtime.arena import tensor_file
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.runtime.arena.tensor_file import Float32
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.weights.weight_source import FlatPieces
 
 FlatReader: TypeAlias = Callable[[int, int], "FlatPieces"]
 """Reader of elements [start, stop) of a block's flat tensor, in pieces with their first index; skipped elements are
 zero."""
+
+
+def choice_bias(rank: RankExecutor, owner: Block) -> Float32 | None:
+    """Return a copy of the bias with which a block's router chooses; None without one. All ranks have the same."""
+    if not biases_choice(rank.program.model, rank.program.plan, owner):
+        return None
+    return np.array(rank.memory.to_host(rank.carried("bias", str(owner))), np.float32)
 
 
 def rank_pieces(

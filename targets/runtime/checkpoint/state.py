@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, rank_part
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.blocks import Block, Held, parameters, trains
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import biases_choice, shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import (
     frozen_elements,
     gathered_bits,
@@ -28,7 +28,13 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
 )
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
-from ratrain.targets.runtime.checkpoint.rank_state import FlatReader, rank_pieces, whole_of_experts, whole_pieces
+from ratrain.targets.runtime.checkpoint.rank_state import (
+    FlatReader,
+    choice_bias,
+    rank_pieces,
+    whole_of_experts,
+    whole_pieces,
+)
 from ratrain.targets.runtime.checkpoint.training_state import BlockStates, TrainingState
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
@@ -55,6 +61,7 @@ def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
         for rank in ranks:
             for kind in (*_MOMENTS, "t"):
                 rank.fill(kind, str(block), 0)
+        _fill_bias(engine, ranks, block, 0)
     for ranks in engine.ranks:
         for rank in ranks:
             _start_scale(rank, program.plan.loss_scale)
@@ -188,9 +195,14 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
     Frozen parameters are in no checkpoint: `fill_frozen` fills them.
 
     With `keep_scale` a dynamic loss scale continues; otherwise it starts anew. A fixed one is always the plan's. Raises
-    `DiagnosticError` RT092 if the checkpoint's loss scale is impossible.
+    `DiagnosticError` RT092 if the checkpoint's loss scale is impossible, or if its routers choose with biases that the
+    program has not.
     """
     program = engine.program
+    if not program.plan.router.bias_update and any(bias.any() for bias in state.biases.values()):
+        text = "the routers of the checkpoint choose with biases, which this plan has not: it would route otherwise"
+        way_out = "set bias_update in [experts] of the plan; the smaller it is, the less they change"
+        fail("RT092", text, help=way_out)
     if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
         fail("RT092", f"the checkpoint has the loss scale {state.scale}, which no run has")
 
@@ -202,6 +214,7 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
             _fill(engine, ranks, block, kind, saved(block, kind))
         for rank in ranks:
             rank.fill("t", str(block), state.blocks.updates(block))
+        _fill_bias(engine, ranks, block, state.biases.get(block, 0))
     for ranks in engine.ranks:
         for rank in ranks:
             if program.plan.loss_scale is None and keep_scale:
@@ -216,9 +229,10 @@ def training_state(engine: ProgramEngine, step: int) -> TrainingState:
 
     A block is copied when it is asked for; pieces of it are the arenas' own bytes.
     """
-    return TrainingState(
-        step, _ArenaStates(engine.program.trained_model, engine, dict(_trained(engine))), engine.loss_scale
-    )
+    owners = dict(_trained(engine))
+    biases = {block: choice_bias(ranks[0], block) for block, ranks in owners.items()}
+    states = _ArenaStates(engine.program.trained_model, engine, owners)
+    return TrainingState(step, states, engine.loss_scale, {block: b for block, b in biases.items() if b is not None})
 
 
 @frozen(eq=False)
@@ -284,6 +298,14 @@ def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, ki
         peer, expert_rank = part
         pieces = rank_pieces(program.model, program.plan, peer, block, whole, expert_rank=expert_rank)
         _fill_alike(engine, [rank for rank in ranks if _part_of(rank, block) == part], block, kind, pieces)
+
+
+def _fill_bias(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, bias: Any) -> None:
+    """Set the bias of a block's router on some ranks, if it has one, and begin counting."""
+    if biases_choice(engine.program.model, engine.program.plan, block):
+        for rank in ranks:
+            rank.fill("bias", str(block), bias)
+            rank.fill("load", str(block), 0)
 
 
 def _part_of(rank: RankExecutor, block: Block) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.model.blocks import Block, trained_blocks
@@ -83,3 +83,5 @@ class TrainingState:
     blocks: BlockStates
     scale: tuple[float, float]
     """Loss scale and steps since it last changed, as `LossScale` carries them."""
+    biases: Mapping[Block, Float32] = field(factory=dict)
+    """Biases with which routers choose, by block; empty where they choose without."""

@@ -113,11 +113,11 @@ def scratch_capacities(program: Program, kernels: KernelSet, *, overlaps: bool) 
     """Return the bytes of each scratch of a process that runs all ranks.
 
     One scratch if one instruction runs at a time. Otherwise each rank has one for routines, one for reductions, one for
-    updates, and one for exchanges of tensor-parallel ranks if there are any.
+    updates, and one for exchanges of tensor-parallel, context or expert ranks if these sum anything.
     """
     updates = update_scratch_bytes(program, kernels)
     most = scratch_bytes(program, kernels)
-    exchanges = [exchange_scratch_bytes(program, kernels)] if program.plan.tp > 1 else []
+    exchanges = [needed] if (needed := exchange_scratch_bytes(program, kernels)) else []
     return [most, updates, updates, *exchanges] * len(program.topology.ranks) if overlaps else [most]
 
 

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, share_of
 from ratrain.ratrain_ir.model.blocks import Held, block, named_block, parameters_within, tied_table_elements
+from ratrain.ratrain_ir.model.expert_blocks import choices_per_step
 from ratrain.ratrain_ir.model.expert_ranks import expert_copies, shares_experts
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
+from ratrain.targets.runtime.arena.scalars import BiasMove
 from ratrain.targets.runtime.engine.quantised import gradient_bits, mean_of_packed, round_view, view_bits
 from ratrain.targets.runtime.engine.rank import RankExecutor
 from ratrain.targets.runtime.engine.streamed_state import cast_master, copy_frozen
@@ -263,3 +265,24 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
 def total_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """Sum the step's loss over replicas in rank order, in float64, in nats over all tokens."""
     scalars.sum_losses([rank.by_role(instruction)["loss"] for rank, instruction in members], scratch=scratch)
+
+
+def move_biases(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """Move the biases of routers by the tokens that all replicas have sent to each expert."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    for name in members[0][1].blocks:
+        counts = [mine[f"load.{name}"] for mine in views]
+        scalars.move_bias(bias_move(members[0][0].program, name, counts, views), scratch=scratch)
+
+
+def bias_move(program: Program, name: str, counts: Sequence[NDArray[Any]], views: Sequence[Views]) -> BiasMove:
+    """Return the step of a block's bias on some ranks, whose operands are `views`, by the counts of all replicas."""
+    plan = program.plan
+    return BiasMove(
+        counts,
+        [(mine[f"bias.{name}"], mine[f"load.{name}"]) for mine in views],
+        [mine[f"flag.{name}"] for mine in views],
+        views[0].get("norm"),
+        choices_per_step(program.model, plan),
+        plan.router.bias_update,
+    )

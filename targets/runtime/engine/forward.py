@@ -16,7 +16,7 @@ al., 2024): a token moves `heads * (head_dim + 2)` floats a layer, however long 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -158,8 +158,17 @@ def sequence_plan(length: int, dtype: Dtype) -> Plan:
 class ForwardModel:
     """Model with its weights that computes logits."""
 
-    def __init__(self, model: ModelConfig, source: WeightSource, dtype: Dtype, kernels: KernelSet) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        source: WeightSource,
+        dtype: Dtype,
+        kernels: KernelSet,
+        biases: Mapping[Block, NDArray[np.float32]] | None = None,
+    ) -> None:
+        """Make the model; `biases` are those with which its routers choose, by block, if they do."""
         self.model = model
+        self.biases = biases or {}
         self.dtype = dtype
         self.kernels = kernels
         self.views = {owner: self._view(owner, source) for owner in block_chain(model)}
@@ -193,7 +202,8 @@ class ForwardModel:
         """Return the routine of a block's forward; of later rows if the plan has such."""
         alike = representative(owner, self.model, plan)
         part = 1 if plan.slices else None
-        form = RoutineForm("forward", alike, _ROLES[owner.kind], (), accumulates=False, slice=part)
+        roles = (*_ROLES[owner.kind], *(("bias",) if owner in self.biases else ()))
+        form = RoutineForm("forward", alike, roles, (), accumulates=False, slice=part)
         return derived_routine(form, self.model, plan)
 
     def _view(self, owner: Block, source: WeightSource) -> NDArray[Any]:
@@ -378,6 +388,7 @@ class _Piece:
         for owner, ((before, _), (after, _)) in zip(owners, pairwise(shapes), strict=False):
             operands = {"tokens": piece.tokens, "x": one[:before], "y": other[:after]}
             operands |= {"w": forward.views[owner], "workspace": workspace}
+            operands |= {"bias": forward.biases[owner]} if owner in forward.biases else {}
             if owner.kind == "attention":
                 piece.attentions[owner] = _bound_attention(routines[owner], operands, kernels, scratch)
             else:

@@ -394,7 +394,7 @@ class LocalEngine(ProgramEngine):
         tensor_collectives.combine_loss(members, self.updater.scalars, scratch)
 
     def all_reduce_scalar(self, members: list[Member], _step: int) -> None:
-        """Combine losses, norms or flags."""
+        """Combine losses, norms, flags or counts of experts' tokens."""
         scalars, scratch = self.updater.scalars, self.scratch_of(members[0][0], Engine.COLLECTIVE)
         match Quantity(members[0][1].variant):
             case Quantity.LOSS if members[0][0].place.peer:
@@ -405,6 +405,9 @@ class LocalEngine(ProgramEngine):
                 collectives.gradient_norm(members, scalars, scratch)
             case Quantity.FLAGS:
                 collectives.any_flag(members, scalars)
+            case Quantity.COUNTS:
+                self.has_whole_state = False
+                collectives.move_biases(members, scalars, scratch)
 
     def positions(self) -> list[RankPosition]:
         """Return the positions of this process's ranks; none of their instructions may be running."""

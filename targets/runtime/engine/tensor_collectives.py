@@ -158,7 +158,7 @@ def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scala
 
 
 def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
-    """Return the scratch of the largest sum of rows of any stage, or of the loss with the most rows."""
+    """Return the scratch of the largest sum of rows, of gradients of copied experts, or of the loss; 0 without any."""
     most = 0
     for stage in program.stages:
         for instruction in stage.streams[Engine.TENSOR]:
@@ -173,6 +173,11 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
                 elements = type_.elements // program.plan.context_groups
                 out = shape_only(type_.dtype, (elements,))
                 parts = [shape_only(Dtype.F32, (elements,))] * program.plan.cp
+                needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
+                most = max(most, needed + kernels.scalar_bytes)
+            if "dpool" in types:
+                out = shape_only(types["dpool"].dtype, (types["dpool"].elements,))
+                parts = [out] * 2
                 needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
                 most = max(most, needed + kernels.scalar_bytes)
             if "dk_heads" in types:

@@ -16,7 +16,7 @@ from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.arena.scalars import LossScale, StepLog
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.arena.scalars import BlockUpdate, Chunks, Flags, Place, Views
+    from ratrain.targets.runtime.arena.scalars import BiasMove, BlockUpdate, Chunks, Flags, Place, Views
     from ratrain.targets.runtime.arena.scratch import Scratch
     from ratrain.targets.runtime.kernels.interface import KernelSet
 
@@ -180,6 +180,16 @@ class HostScalars:
             return inverse
         norm = float(views["norm"][0]) * inverse
         return inverse * min(1.0, max_norm / (norm + 1e-6)) if isfinite(norm) else None
+
+    def move_bias(self, move: BiasMove, *, scratch: Scratch) -> None:
+        """Move a bias by the signs of what experts lack of the mean, unless the block's update is skipped."""
+        del scratch
+        skips = any_raised(move.flags) or (move.norm is not None and not isfinite(float(move.norm[0])))
+        lacking = move.doubled_mean - 2 * np.sum(move.counts, axis=0, dtype=np.int64)
+        step = np.sign(lacking).astype(np.float32) * np.float32(0 if skips else move.rate)
+        for bias, counts in move.ranks:
+            bias[:] = bias + step
+            counts[:] = 0
 
     def advance_scale(self, scale: NDArray[Any], overflow: NDArray[Any], *, scratch: Scratch) -> None:
         """Set the loss scale of the next step."""

@@ -98,7 +98,7 @@ class GroupCollectives:
         return _ALL_REDUCES[Group(instruction.group)](self, instruction)
 
     def all_reduce_scalar(self, instruction: Instruction) -> Phases:
-        """Combine losses, norms or overflow flags."""
+        """Combine losses, norms, overflow flags or counts of experts' tokens."""
         match Quantity(instruction.variant):
             case Quantity.LOSS:
                 return self._sum_loss(instruction)
@@ -106,6 +106,8 @@ class GroupCollectives:
                 return self._norm(instruction)
             case Quantity.FLAGS:
                 return self._any_flag(instruction)
+            case Quantity.COUNTS:
+                return self._move_biases(instruction)
 
     def reduce_scatter(self, instruction: Instruction) -> Phases:
         """Reduce gradients into the shards of all members.
@@ -333,6 +335,20 @@ class GroupCollectives:
         yield [self.communicators.everyone.iallreduce_max(flag)]
         views["overflow"][0] = int(flag[0])
 
+    def _move_biases(self, instruction: Instruction) -> Phases:
+        """Gather the counts of all replicas, of all blocks at once, and move this rank's biases by their sums."""
+        views, replicas = self.rank.by_role(instruction), self.communicators.replicas
+        loads = [views[f"load.{block}"] for block in instruction.blocks]
+        mine = self.staging.take((len(loads), len(loads[0])), np.int32)
+        gathered = self.staging.take((replicas.size, *mine.shape), np.int32)
+        for place, load in zip(mine, loads, strict=True):
+            self.kernels.memory.copy(place, load)
+        yield [replicas.iallgather(gathered, mine)]
+        for number, block in enumerate(instruction.blocks):
+            counts = [theirs[number] for theirs in gathered]
+            move = collectives.bias_move(self.rank.program, block, counts, [views])
+            self.scalars.move_bias(move, scratch=self.scratch)
+
     def _norm(self, instruction: Instruction) -> Phases:
         """Compute the gradient norm from all ranks' sums of squares, added in the order of the local engine."""
         views = self.rank.by_role(instruction)
@@ -397,6 +413,8 @@ def staging_bytes(rank: RankExecutor, reduction: Reduction) -> int:
 def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reduction) -> int:
     # Mirrors the `staging.take` calls of the methods above; a new one needs its bytes here.
     total, scatters = 0, instruction.keyword == ReduceScatter.keyword
+    # An update of the loss scale, on the same engine, is of no group.
+    members = rank.program.topology.group_size(Group(instruction.group)) if instruction.group else 1
     for role, view in rank.by_role(instruction).items():
         packed = _packed_bytes(rank, instruction, role, len(view))
         if packed is not None:
@@ -409,11 +427,13 @@ def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reducti
         ):
             total += view.nbytes
         if role.startswith("g.") and reduction == "fast":
-            total += 4 * (len(view) + len(view) // rank.program.topology.group_size(Group(instruction.group)))
+            total += 4 * (len(view) + len(view) // members)
         elif role.startswith("g.") or (role.startswith("gs.") and instruction.group == "ends"):
             total += view.nbytes
+        elif role.startswith("load."):
+            total += (1 + members) * view.nbytes
         elif role.startswith("gs.") and instruction.group in ("tensor", "experts"):
-            block, members = role.removeprefix("gs."), rank.program.topology.group_size(Group(instruction.group))
+            block = role.removeprefix("gs.")
             shared = sum(high - low for _, low, high in _shared(rank, block, len(view), instruction.group))
             total += (1 + members) * shared * view.itemsize
     return total + _SCALARS_BYTES * len(instruction.blocks)

@@ -20,6 +20,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.ops.base import Quantity
 from ratrain.ratrain_ir.ops.collectives import STATE_OPS, TENSOR_OPS
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import LONE_OPS
@@ -209,6 +210,8 @@ class RankEngine(ProgramEngine):
 
     def meet(self, instruction: Instruction) -> Phases:
         """Take part in a collective of parameters, gradients or scalars."""
+        if instruction.variant == Quantity.COUNTS.value:  # it moves biases
+            self.has_whole_state = False
         return self.collectives.start(instruction)
 
     def exchange(self, instruction: Instruction) -> Phases:

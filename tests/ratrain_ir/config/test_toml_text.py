@@ -151,6 +151,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "z_loss": RATES,
     "dispatch": st.sampled_from(DISPATCHES),
     "capacity_factor": st.none() | st.floats(1e-3, 100),
+    "bias_update": st.floats(0, 1),
 }
 """Values that each key of a plan may hold."""
 

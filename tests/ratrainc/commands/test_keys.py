@@ -199,6 +199,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "z_loss",
         "dispatch",
         "capacity_factor",
+        "bias_update",
         "method",
         "rank",
         "alpha",

@@ -37,6 +37,7 @@ def expert_calls() -> dict[str, dict[str, Any]]:
             "scale": np.array([4, 0], f32), "balance": 0.3, "z": 0.2,
         },
         "group_rows": {"chosen": chosen, "order": np.empty_like(order), "bounds": np.empty_like(bounds)},
+        "add_rows": {"bounds": bounds, "counts": np.ones(EXPERTS, np.int32)},
         "expert_rows": {"a": x, "b": random(48, EXPERTS, INNER, WIDTH), **grouped, "out": wide, "trans_b": True},
         "expert_sums": {
             "a": wide, "b": random(49, EXPERTS, INNER, WIDTH), **grouped, "sums": np.zeros((TOKENS, WIDTH), f32),

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrainc.running.run_display import say_start
+from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, start, train
-from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
+from tests.end_to_end.toys import EXPERTS, GEMMA3, GPT2, GRANITE, NEOX, OLMO2
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
@@ -110,6 +112,31 @@ def test_a_step_asks_no_allocator_for_tensors(model: Any) -> None:
 @pytest.mark.sampled(4)
 def test_a_step_of_tensor_peers_asks_no_allocator_for_tensors(family: str) -> None:
     check_allocator(make_program(MODELS[family], view_dtype="bf16", pp=1, dp=1, tp=2, zero=0, micro_batches=2))
+
+
+BIASED: dict[str, Any] = {"router": RouterLosses(bias_update=0.05), "optimizer": evolve(OPTIMIZER, clip="global")}
+
+
+def test_a_step_that_moves_biases_of_routers_asks_no_allocator_for_tensors() -> None:
+    check_allocator(make_program(EXPERTS, view_dtype="bf16", zero=2, **BIASED))
+
+
+def test_biases_of_routers_are_those_of_a_host() -> None:
+    """In f32 all kernels choose alike in this training, so that counts and biases have the same bits."""
+    program = make_program(EXPERTS, view_dtype="f32", **BIASED)
+    device, host = (
+        training_state(train(program, 3, kernels=name).engine, 3).biases for name in ("torch-device", "fast")
+    )
+    assert all(bias.tobytes() == host[unit].tobytes() for unit, bias in device.items())
+    assert all(bias.any() for bias in host.values())
+
+
+def test_an_overflow_moves_no_bias_on_a_device() -> None:
+    engine: Any = start(make_program(EXPERTS, loss_scale=None, **BIASED), 1, kernels="torch-device").engine
+    for rank in (rank for ranks in engine.ranks for rank in ranks):
+        rank.fill("scale", "", (2.0**40, 0.0))
+    assert engine.run_step(0).skipped_blocks
+    assert not any(bias.any() for bias in training_state(engine, 1).biases.values())
 
 
 def check_allocator(program: Any) -> None:

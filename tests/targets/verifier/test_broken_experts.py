@@ -61,6 +61,13 @@ def more_experts(program: Program) -> None:
     put_routine(program, old, evolve(old, formals=formals))
 
 
+def without_bias(program: Program) -> None:
+    """Let the router choose by its logits alone."""
+    old, step = routine_of(program, FORWARD), step_of(program, FORWARD, "route_forward")
+    plain = evolve(step, operands={name: each for name, each in step.operands.items() if name != "bias"})
+    put_routine(program, old, evolve(old, steps=tuple(plain if each is step else each for each in old.steps)))
+
+
 DERIVED = "the model and the plan make it"
 FAULTS: dict[str, tuple[Callable[[Program], object], str]] = {
     "gate for up": (lambda p: change_operands(p, FORWARD, "expert_rows", b="w.up_experts"), DERIVED),
@@ -127,6 +134,14 @@ FAULTS: dict[str, tuple[Callable[[Program], object], str]] = {
         "does not fit|do not fit",
     ),
     "more choices than experts": (more_experts, "is not|cannot be chosen"),
+    "a choice without the bias": (without_bias, DERIVED),
+    "a bias of tokens": (lambda p: change_operands(p, FORWARD, "route_forward", bias="rstd"), "does not fit"),
+    "no counts of tokens": (lambda p: without_steps(p, WEIGHT, "add_rows"), DERIVED),
+    "counts of what is not there yet": (
+        lambda p: step_behind(p, WEIGHT, "group_rows", "add_rows"),
+        "'add_rows' reads 'bounds' before anything",
+    ),
+    "counts of bounds": (lambda p: change_operands(p, WEIGHT, "add_rows", counts="bounds"), "does not fit"),
     "too little workspace": (lambda p: change_routine(p, INPUT, workspace_bytes=64), "does not lie in"),
 }
 

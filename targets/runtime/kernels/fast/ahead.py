@@ -72,6 +72,7 @@ def run_experts(dtype: Dtype) -> None:
     chosen, order, bounds = np.zeros((2, 2), np.int32), np.zeros(4, np.int32), np.zeros(4, np.int32)
     router = {"logits": logits, "chosen": chosen, "weights": weights, "normalise": True}
     call("route_forward", **router)
+    call("route_forward", **router, bias=np.zeros(3, np.float32))
     call("group_rows", chosen=chosen, order=order, bounds=bounds)
     call("route_backward", **router, dweights=dweights, bounds=bounds, dlogits=dlogits)
 

@@ -162,7 +162,7 @@ class Fast(
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
             *("attention_partial_finish", "attention_delta"),
             *("zero", "cast", "group_columns", "add", "adamw", "all_finite"),
-            *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
+            *("route_forward", "route_backward", "group_rows", "add_rows", "sigmoid_forward", "sigmoid_backward"),
             *("weighted_swiglu_forward", "dequantise_nf4"),
         ),
     )

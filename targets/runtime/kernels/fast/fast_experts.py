@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _PANEL, _SUM_PANEL = 512, 256
 """Columns of a panel: BLAS is near its full speed. Fewer for sums, where threads share out nothing but panels."""
 
+_NO_BIAS = np.zeros(0, np.float32)
+
 _LINE = 2048
 """Most columns of a token that are summed at a time: a line of them stays in the first cache."""
 
@@ -73,9 +75,11 @@ class FastExperts:
 
     team: Team
 
-    def route_forward(self, logits, chosen, weights, *, scratch, normalise):
+    def route_forward(self, logits, chosen, weights, *, bias=None, scratch, normalise):
+        added = _NO_BIAS if bias is None else bias
+
         def part(rows: slice) -> None:
-            router_loops.route_forward(logits[rows], chosen[rows], weights[rows], normalise)
+            router_loops.route_forward(logits[rows], chosen[rows], weights[rows], added, normalise)
 
         self.team.run(part, self.team.rows(logits.shape))
 
@@ -95,6 +99,10 @@ class FastExperts:
     def group_rows(self, chosen, order, bounds, *, scratch):
         check_experts(chosen, len(bounds) - 1)
         router_loops.group_rows(chosen.reshape(-1), order, bounds)
+
+    def add_rows(self, bounds, counts, *, scratch):
+        counts += bounds[1:]
+        counts -= bounds[:-1]
 
     def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):
         buffers = scratch.take_all(expert_rows_plan(a, out, threads=self.team.threads, trans_b=trans_b))

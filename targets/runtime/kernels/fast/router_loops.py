@@ -28,28 +28,6 @@ def _beats(value: Any, other: Any) -> Any:
     return value > other or (np.isnan(other) and not np.isnan(value))
 
 
-@inlined()
-def _choose(row: Any, best: Any, values: Any) -> None:
-    """Set `best` = the numbers of the largest logits of a row, ascending; `values` is workspace of the same length."""
-    # The list of the best so far is sorted by falling logit, equal ones by number. Most logits fail at its last entry.
-    for e in range(row.size):
-        value, place = row[e], min(e, best.size)
-        while place > 0 and _beats(value, values[place - 1]):
-            if place < best.size:
-                values[place] = values[place - 1]
-                best[place] = best[place - 1]
-            place -= 1
-        if place < best.size:
-            values[place] = value
-            best[place] = e
-    for j in range(1, best.size):
-        number, place = best[j], j
-        while place > 0 and best[place - 1] > number:
-            best[place] = best[place - 1]
-            place -= 1
-        best[place] = number
-
-
 @inlined(fastmath=SPLIT_SUMS)
 def _sum_exp(row: Any, peak: Any) -> Any:
     total = _ZERO
@@ -67,12 +45,43 @@ def _peak(row: Any) -> Any:
     return peak
 
 
+@inlined()
+def _choose(row: Any, best: Any, values: Any, bias: Any) -> None:
+    """Set `best` = the numbers of the largest logits of a row, ascending; `values` is workspace of the same length.
+
+    With a bias they are those of the largest sums of softmax and bias.
+    """
+    peak = total = _ZERO
+    if bias.size:
+        peak = _peak(row)
+        total = _sum_exp(row, peak)
+    # The list of the best so far is sorted by falling logit, equal ones by number. Most logits fail at its last entry.
+    for e in range(row.size):
+        value, place = row[e], min(e, best.size)
+        if bias.size:
+            value = exp32(value - peak) / total + bias[e]
+        while place > 0 and _beats(value, values[place - 1]):
+            if place < best.size:
+                values[place] = values[place - 1]
+                best[place] = best[place - 1]
+            place -= 1
+        if place < best.size:
+            values[place] = value
+            best[place] = e
+    for j in range(1, best.size):
+        number, place = best[j], j
+        while place > 0 and best[place - 1] > number:
+            best[place] = best[place - 1]
+            place -= 1
+        best[place] = number
+
+
 @exact()
-def route_forward(logits: Any, chosen: Any, weights: Any, normalise: Any) -> None:
-    """Choose the experts of each row, with their weights."""
+def route_forward(logits: Any, chosen: Any, weights: Any, bias: Any, normalise: Any) -> None:
+    """Choose the experts of each row, with their weights; an empty `bias` is none."""
     for t in range(logits.shape[0]):
         row, best, taken = logits[t], chosen[t], weights[t]
-        _choose(row, best, taken)
+        _choose(row, best, taken, bias)
         for j in range(best.size):
             taken[j] = row[best[j]]
         over = taken if normalise else row

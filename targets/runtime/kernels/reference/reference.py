@@ -128,7 +128,7 @@ class ReferenceKernels(
             *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
             *("embedding_forward", "zero", "cast", "group_columns", "add", "adamw", "mean_of_replicas", "all_finite"),
             *("quantise", "dequantise", "dequantise_nf4", "mean_of_quantised"),
-            *("route_forward", "route_backward", "group_rows", "sigmoid_forward", "sigmoid_backward"),
+            *("route_forward", "route_backward", "group_rows", "add_rows", "sigmoid_forward", "sigmoid_backward"),
             *("choice_sums", "weighted_swiglu_forward", "weighted_swiglu_backward"),
         ),
     )

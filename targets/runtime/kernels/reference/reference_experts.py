@@ -36,12 +36,13 @@ class ReferenceExperts:
     """The kernels of `ReferenceKernels` for blocks of experts."""
 
     @quiet
-    def route_forward(self, logits, chosen, weights, *, scratch, normalise):
+    def route_forward(self, logits, chosen, weights, *, bias=None, scratch, normalise):
         count = chosen.shape[1]
         for rows in row_blocks(*logits.shape):
             block = logits[rows]
+            scores = block if bias is None else np.exp(block - _log_sums(block)) + bias
             # stable sort of descending values: of equal logits the lower number comes first, a NaN last
-            best = np.sort(np.argsort(-block, axis=1, kind="stable")[:, :count], axis=1)
+            best = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :count], axis=1)
             chosen[rows] = best
             taken = np.take_along_axis(block, best, axis=1)
             weights[rows] = np.exp(taken - _log_sums(taken if normalise else block))
@@ -71,6 +72,10 @@ class ReferenceExperts:
 
     def group_rows(self, chosen, order, bounds, *, scratch):
         group_by_expert(chosen, order, bounds)
+
+    def add_rows(self, bounds, counts, *, scratch):
+        counts += bounds[1:]
+        counts -= bounds[:-1]
 
     @quiet
     def expert_rows(self, a, b, bounds, out, *, order=None, scratch, trans_b=False, accumulate=False):

@@ -21,7 +21,7 @@ def expert_calls(tokens: int, experts: int, choices: int, hidden: int, width: in
     swiglu = {"gate": gate, "up": up, "weights": router["weights"], "order": order}
     shared = random(10, tokens, 1)
     return {
-        "route_forward": {**router, "normalise": True},
+        "route_forward": {**router, "normalise": True, "bias": random(22, experts)},
         "route_backward": {
             **router,
             "dweights": random(11, tokens, choices),
@@ -33,6 +33,7 @@ def expert_calls(tokens: int, experts: int, choices: int, hidden: int, width: in
             "z": 0.001,
         },
         "group_rows": {"chosen": chosen, "order": order.copy(), "bounds": bounds.copy()},
+        "add_rows": {"bounds": bounds, "counts": np.ones(experts, np.int32)},
         "expert_rows": {
             "a": x,
             "b": random(13, experts, width, hidden, dtype=half),

@@ -76,6 +76,51 @@ def test_choice(name: str, shape: str, normalise: bool) -> None:
     close(weights, exact, exact * (1 + np.abs(logits).max()), experts + 8)
 
 
+def chosen_with(logits: Values, bias: Values, count: int) -> Values:
+    """The experts with the largest sums of softmax and bias, ascending; of equal ones those with lower numbers."""
+    wide = np.exp(logits.astype(np.float64))
+    scores = wide / wide.sum(axis=1, keepdims=True) + bias
+    return np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :count], axis=1)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SETS)
+def test_choice_with_a_bias_has_the_weights_of_the_logits(name: str, shape: str, normalise: bool) -> None:
+    tokens, experts, count = SHAPES[shape]
+    logits, bias = random(3, tokens, experts) * 2, random(4, experts) * np.float32(0.3)
+    chosen, weights = np.empty((tokens, count), np.int32), np.empty((tokens, count), np.float32)
+    operands = {"logits": logits, "chosen": chosen, "weights": weights, "normalise": normalise}
+    call(name, "route_forward", **operands, bias=bias)
+    np.testing.assert_array_equal(chosen, chosen_with(logits, bias, count))
+    wide = np.exp(logits.astype(np.float64))
+    taken = np.take_along_axis(wide, chosen, axis=1)
+    exact = taken / (taken if normalise else wide).sum(axis=1, keepdims=True)
+    close(weights, exact, exact * (1 + np.abs(logits).max()), experts + 8)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_bias_of_zeros_chooses_as_none_and_equal_sums_go_to_lower_numbers(name: str) -> None:
+    logits = np.array([[1, 2, 2, 2, 0], [0, 0, 0, 0, 0], [4, 3, 2, 1, 0], [np.nan] * 5], np.float32)
+    found = []
+    for bias in (None, np.zeros(5, np.float32), np.array([0, 0, 0, 9, 9], np.float32)):
+        chosen, weights = np.empty((4, 3), np.int32), np.empty((4, 3), np.float32)
+        given = {} if bias is None else {"bias": bias}
+        call(name, "route_forward", logits=logits, chosen=chosen, weights=weights, normalise=True, **given)
+        found.append((chosen, weights))
+    (chosen, weights), zeros, last = found
+    np.testing.assert_array_equal(zeros[0], chosen)
+    np.testing.assert_array_equal(zeros[1], weights)
+    np.testing.assert_array_equal(last[0], [[1, 3, 4], [0, 3, 4], [0, 3, 4], [0, 1, 2]])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_rows_of_experts_are_counted(name: str) -> None:
+    bounds, counts = np.array([0, 2, 2, 7], np.int32), np.array([1, 0, 5], np.int32)
+    call(name, "add_rows", bounds=bounds, counts=counts)
+    np.testing.assert_array_equal(counts, [3, 0, 10])
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_equal_logits_go_to_lower_numbers_and_nans_last(name: str) -> None:
     nan, inf = np.nan, np.inf
