@@ -13,11 +13,14 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, recovery_seconds
 from ratrain.ratrainc.planner.bounds.other_memory import all_offloaded
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, least_recovery, unit_sum
+from ratrain.ratrainc.planner.space.plan_families import AHEAD
 from ratrain.ratrainc.planner.space.units import EMBED
 
 _USABLE = 0.97
 """Share of the capacity to plan with: the rest is for padding, transients and gaps between tensors."""
 
+_EXPOSED_EXCHANGES, _EXPOSED_AHEAD = 0.5, 0.25
+"""Shares of exchanges that are assumed not to be hidden; under `AHEAD` each stands next to another's compute."""
 _EXPOSED = 0.1
 """Share of the state's traffic that no compute hides: first gathers and last reductions of a step."""
 
@@ -76,8 +79,8 @@ def shape_guesses(c: Columns) -> Numbers:
     way = (units @ (c.forward_way + c.backward_way) + recovery * p / m) * (p - 1) / p
     bubble = way * SCHEDULES[c.schedule].bubble / (c.chunks * c.slices) + 2 * c.message * (p - 1) * c.chunks
     link = (units @ c.link + m * (units @ c.link_each)) / p
-    # half of the exchanges are assumed to be hidden
-    longest = np.maximum(work + recovery + bubble + 0.5 * m * (units @ c.exchange) / p, link)
+    exposed = _EXPOSED_AHEAD if c.schedule == AHEAD else _EXPOSED_EXCHANGES
+    longest = np.maximum(work + recovery + bubble + exposed * m * (units @ c.exchange) / p, link)
     # few micro-batches do not fill a long pipeline; weight halves are assumed to delay gradients then
     there_and_back = units @ (c.first_forward + c.first_backward)
     longest = np.maximum(longest, there_and_back + recovery * p / (m * c.slices))
