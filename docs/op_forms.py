@@ -27,9 +27,9 @@ from ratrain.passes.recovery.rewriting import (
     rewrite,
     same_for_all,
 )
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.config.accumulation import HALF_RUNS
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
@@ -28,7 +29,6 @@ from ratrain.ratrain_ir.config.plan import (
 )
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.quantised import FORMATS
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import family_choices

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS, F32_SUMS, HALF_RUN, HALF_RUNS
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.config.plan_keys import (
     CONTEXT_EXCHANGES,
@@ -27,6 +28,8 @@ from ratrain.ratrain_ir.config.plan_keys import (
     number_or_none,
     parsed,
     part,
+    read_schedule,
+    read_slices,
     runs_of_context,
     table_of,
     word,
@@ -35,7 +38,6 @@ from ratrain.ratrain_ir.config.plan_keys import (
 from ratrain.ratrain_ir.config.plan_summary import summary_text
 from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE, Training
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
@@ -49,13 +51,11 @@ from ratrain.ratrain_ir.support.limits import (
     MAX_SEED,
     MAX_SEQ_LEN,
 )
-from ratrain.ratrain_ir.support.plugins import WAY_OUT
-from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ratrain.ratrain_ir.config.fields import FieldReader, Value
+    from ratrain.ratrain_ir.config.fields import Value
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 __all__ = ["Optimizer", "Plan"]
@@ -77,34 +77,6 @@ _LOSS_SCALE = number_or_none(
     lambda value: 1 / _MAX_LOSS_SCALE <= value <= _MAX_LOSS_SCALE,
     f'a number from 2**-32 to {_MAX_LOSS_SCALE:.0f} (1.0: no scaling), or "dynamic"',
 )
-
-
-def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
-    """Read the name of the schedule, None if absent.
-
-    Schedules that this version does not build are refused as unknown.
-    """
-    said = reader.values.get(name, default)
-    if said is None:
-        return None
-    if isinstance(said, str) and said in SCHEDULES:
-        return said
-    if isinstance(said, str):
-        reader.contradiction(
-            "RT064",
-            name,
-            f"this version does not build the schedule {shown(said)}",
-            help=f"use {' or '.join(map(shown, SCHEDULES))}; {WAY_OUT}",
-        )
-        return said
-    return reader.word(name, tuple(SCHEDULES))
-
-
-def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
-    """Read the lengths of the slices; an absent field or an empty list means no slices."""
-    if reader.values.get(name, default) in ([], ()):
-        return ()
-    return reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')
 
 
 def _usual(before: Mapping[str, Any], name: str) -> Any:
@@ -283,7 +255,7 @@ class Plan:
         metadata=key(
             "parallel",
             "the order of each stage's work, where the strategy is not named after one",
-            _read_schedule,
+            read_schedule,
         ),
     )
     """Order of each stage's work. None: the placement chooses; in a placed module, it has chosen an order without a
@@ -384,7 +356,7 @@ class Plan:
             "batch",
             "tokens of each slice that a sequence is cut into, one after the other; a file may say how many, "
             "evenly or `even-work`",
-            _read_slices,
+            read_slices,
             in_header_if_default=False,
             not_in_file=lambda plan: not plan.slices,
         ),

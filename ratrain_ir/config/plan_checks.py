@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.accumulation import F32_SUMS
+from ratrain.ratrain_ir.config.expert_keys import BALANCED
 from ratrain.ratrain_ir.config.optimizer import COSINE
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
 from ratrain.ratrain_ir.config.plan_keys import OF_KEYS, ZIGZAG, runs_of_context
 from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
-from ratrain.ratrain_ir.config.router_losses import BALANCED
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems, rank_model, shares_heads
 from ratrain.ratrain_ir.config.training import ADAPTER_KEYS, AS_VIEWS, WHOLE
 from ratrain.ratrain_ir.schedules.named import SCHEDULES

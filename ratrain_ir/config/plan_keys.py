@@ -14,7 +14,9 @@ from attrs import NOTHING, Attribute, Factory, fields, frozen
 
 from ratrain.ratrain_ir.config.fields import FieldReader, Report, Value
 from ratrain.ratrain_ir.config.made_for import SECTION
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import nearest
+from ratrain.ratrain_ir.support.plugins import WAY_OUT
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.support.toml_text import toml_value
 
@@ -316,3 +318,31 @@ def _check_default(where: str, attribute: Attribute[Any], declared: Key) -> None
 
 def _default(attribute: Attribute[Any]) -> object:
     return None if attribute.default is NOTHING else attribute.default
+
+
+def read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
+    """Read the name of the schedule, None if absent.
+
+    Schedules that this version does not build are refused as unknown.
+    """
+    said = reader.values.get(name, default)
+    if said is None:
+        return None
+    if isinstance(said, str) and said in SCHEDULES:
+        return said
+    if isinstance(said, str):
+        reader.contradiction(
+            "RT064",
+            name,
+            f"this version does not build the schedule {shown(said)}",
+            help=f"use {' or '.join(map(shown, SCHEDULES))}; {WAY_OUT}",
+        )
+        return said
+    return reader.word(name, tuple(SCHEDULES))
+
+
+def read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
+    """Read the lengths of the slices; an absent field or an empty list means no slices."""
+    if reader.values.get(name, default) in ([], ()):
+        return ()
+    return reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')

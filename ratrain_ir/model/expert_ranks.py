@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ratrain.ratrain_ir.config.router_losses import BALANCED
+from ratrain.ratrain_ir.config.expert_keys import BALANCED
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.config.types import Dtype, TensorType, tensor_type
 from ratrain.ratrain_ir.model.blocks import Block, Parameter, block, has_experts, trained_parameters

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, DTYPES, Plan
 from ratrain.ratrain_ir.config.plan_keys import CONTEXT_LAYOUTS, runs_of_context
 from ratrain.ratrain_ir.config.plan_text import check_plan
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.schedules.named import SCHEDULES

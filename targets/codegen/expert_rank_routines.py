@@ -160,3 +160,13 @@ def _gradients(builder: Builder, a: str, b: str, name: str) -> None:
         accumulates = builder.accumulates and matrices.startswith("g.")
         operands = {"a": a, "b": b, "bounds": bounds, "out": matrices}
         builder.step("expert_gradients", operands, gathers_a=False, accumulate=accumulates)
+
+
+OF_EXPERT_RANKS = {
+    "route": route,
+    "forward_experts": forward_of_rows,
+    "forward": forward_of_returned,
+    "backward_experts": backward_of_rows,
+    "backward": backward_of_returned,
+}
+"""Ops of an mlp whose experts replicas share out."""

@@ -34,13 +34,7 @@ from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.context_routines import Heads, context_backward, context_forward, positions, runs_of
-from ratrain.targets.codegen.expert_rank_routines import (
-    backward_of_returned,
-    backward_of_rows,
-    forward_of_returned,
-    forward_of_rows,
-    route,
-)
+from ratrain.targets.codegen.expert_rank_routines import OF_EXPERT_RANKS
 from ratrain.targets.codegen.expert_routines import experts_backward, experts_forward
 from ratrain.targets.codegen.head_groups import group_heads, put_side_by_side, side_by_side
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
@@ -190,7 +184,7 @@ def _recipe(form: RoutineForm, model: ModelConfig, plan: Plan) -> Callable[[Buil
     if plan.cp > 1 and (kind, form.keyword) == ("attention", "forward"):
         return _attend
     if shares_experts(model, plan, form.block):
-        return _OF_EXPERT_RANKS[form.keyword]
+        return OF_EXPERT_RANKS[form.keyword]
     return (OF_BRANCHES | _AROUND_SUMS).get(form.keyword) or {
         ("embed", False): _embed_forward,
         ("attention", False): _attention_forward,
@@ -229,16 +223,6 @@ _BACKWARDS = {
     "backward_experts": frozenset({INPUT, WEIGHT}),
 }
 """Halves of a backward that each op runs."""
-
-
-_OF_EXPERT_RANKS = {
-    "route": route,
-    "forward_experts": forward_of_rows,
-    "forward": forward_of_returned,
-    "backward_experts": backward_of_rows,
-    "backward": backward_of_returned,
-}
-"""Ops of an mlp whose experts replicas share out."""
 
 
 OF_BRANCHES = {"add_branch": add_branch_forward, "add_branch_backward": add_branch_backward}

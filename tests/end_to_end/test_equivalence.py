@@ -16,7 +16,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.config.accumulation import HALF_RUNS
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.checkpoint.state import training_state

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve, field, frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model
 from ratrain.ratrain_ir.model.blocks import block, trained_parameters
 from ratrain.ratrain_ir.model.expert_ranks import capacity_of, is_stack, rows_of_rank

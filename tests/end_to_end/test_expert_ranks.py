@@ -13,8 +13,8 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.model_files import load_model
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.model.blocks import block, block_chain
 from ratrain.ratrain_ir.model.sharded_blocks import shard_count
 from ratrain.ratrain_ir.ops.base import Group

@@ -15,8 +15,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from ratrain import api
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.model.blocks import block, parameters
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.runtime.data.data import TokenStream

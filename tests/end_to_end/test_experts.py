@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from attrs import evolve, field, frozen
 
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.config.training import WHOLE
 from ratrain.ratrain_ir.model.blocks import block, block_chain, parameters
 from ratrain.ratrain_ir.model.slots import saved_slots

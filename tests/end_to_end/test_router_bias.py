@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.blocks import block, parameters
@@ -392,7 +392,10 @@ def test_a_model_of_a_checkpoint_chooses_with_its_biases(tmp_path: Path) -> None
     model, source = whole_weights(place)
     _, exact = forward(run, biases, tokens)
     made, without = (
-        ForwardModel(model, source, Dtype.F32, kernel_set("reference"), given).reading(len(tokens[0])).read(tokens[0].tolist()).copy()
+        ForwardModel(model, source, Dtype.F32, kernel_set("reference"), given)
+        .reading(len(tokens[0]))
+        .read(tokens[0].tolist())
+        .copy()
         for given in (biases, {})
     )
     assert np.allclose(made, exact[0, -1], rtol=1e-4, atol=1e-5)

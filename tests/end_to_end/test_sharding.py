@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels

@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows

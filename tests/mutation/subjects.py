@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ratrain import api
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.copying import copy_module

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.targets.runtime.checkpoint.state import training_state

@@ -9,9 +9,9 @@ import pytest
 from attrs import evolve, frozen
 
 from ratrain import api
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.families import FAMILY
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from tests.end_to_end.test_experts import F32, ROUTERS, trained, with_router
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, tensor_type
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.lowering import lower

@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from ratrain.ratrain_ir import lowering
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.text.printer import print_module

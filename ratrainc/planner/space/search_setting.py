@@ -11,10 +11,10 @@ from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import even_work_lengths
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_keys import OF_HEADS, OF_KEYS, ZIGZAG, runs_of_context
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch
 from ratrain.ratrain_ir.config.tensor_ranks import rank_model, shares_heads
 from ratrain.ratrainc.planner.space.layer_classes import LayerClasses, layer_classes
 from ratrain.targets.machine.machine import Machine

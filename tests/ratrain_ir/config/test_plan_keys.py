@@ -9,11 +9,11 @@ import pytest
 from attrs import field, fields, frozen
 
 from ratrain.ratrain_ir.config import plan as plan_module
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.plan import KEYS, Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_keys import integer, integer_or_none, key, part, table_of
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml, plan_words
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.support.toml_text import parse_toml
 

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.accumulation import ACCUMULATIONS
+from ratrain.ratrain_ir.config.expert_keys import DISPATCHES
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.optimizer import CLIPS, DECAYS
 from ratrain.ratrain_ir.config.plan import (
@@ -28,7 +29,6 @@ from ratrain.ratrain_ir.config.plan import (
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.config.quantised import FORMATS, FROZEN_FORMATS
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
-from ratrain.ratrain_ir.config.router_losses import DISPATCHES
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, AS_VIEWS, METHODS
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import check_plan
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError

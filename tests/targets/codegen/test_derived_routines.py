@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve, fields
 
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import parse_block

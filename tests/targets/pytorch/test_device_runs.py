@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.config.router_losses import RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrainc.running.run_display import say_start
 from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, start, train

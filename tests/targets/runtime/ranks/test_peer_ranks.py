@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.config.router_losses import ExpertDispatch, RouterLosses
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch, RouterLosses
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.context_rows import earlier_runs, run_length, run_of
