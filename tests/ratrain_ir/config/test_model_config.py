@@ -52,7 +52,6 @@ def test_parameter_count(name):
     assert preset.parameters == facts["parameters_expected"]
     parts = facts["parameters_breakdown"]
     assert preset.layer_parameters(0) == parts["per_layer"]
-    assert preset.attention_parameters + preset.mlp_parameters == parts["per_layer"]
     assert preset.embedding_parameters == parts["embedding"] + parts["position_embedding"]
     assert preset.head_parameters == parts["final_norm"] + preset.vocab_size * preset.hidden_size
     assert load_model(str(FACTS / f"{name}.json")) == preset
