@@ -80,7 +80,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_count() -> None:
             label = start + place + 1
             number = int(np.searchsorted(documents.bounds, label, "right")) - 1
             if label >= documents.counted_from[number]:
-                logits = forward.logits(tokens[start:label].tolist()).astype(np.float64)
+                logits = forward.reading(label - start).read(tokens[start:label].tolist()).astype(np.float64)
                 terms.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[tokens[label]])
     report = run.done[0].report
     assert 0 < len(terms) < plan.tokens_per_step

@@ -62,7 +62,9 @@ def frozen_below(draw: st.DrawFn) -> Case:
     assume(any(name not in frozen for name in names[-1]))
     clip = draw(st.sampled_from(("none", "global")))
     optimizer = evolve(case.plan.optimizer, clip=clip)
-    return Case(case.model, evolve(case.plan, training=Training(freeze=", ".join(frozen)), optimizer=optimizer))
+    router = evolve(case.plan.router, bias_update=0.0)  # biases follow what trains
+    training = Training(freeze=", ".join(frozen))
+    return Case(case.model, evolve(case.plan, training=training, optimizer=optimizer, router=router))
 
 
 def alone_forward(module: Module) -> list[Stage]:

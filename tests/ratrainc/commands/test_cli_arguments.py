@@ -105,6 +105,7 @@ INPUTS = {
         "report --against",
         "run --log-to",
         "finetune --log-to",
+        "simulate --routing",
     ),
 }
 """Options that look as if they named a place to write to and do not, of any command or of one."""

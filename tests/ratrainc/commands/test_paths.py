@@ -149,6 +149,7 @@ NO_PATHS |= {
     "plans_contexts",
     "plans_expert_ranks",
     "plans_schedules",
+    "routing",
     "questions_what_ifs",
     "clusters",
     "engine",
