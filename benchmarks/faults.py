@@ -194,7 +194,7 @@ def terminated(bench: Bench) -> Row:
 
 
 def full_disk(bench: Bench, fault: dict[str, Any], checkpoint_bytes: int) -> Row:
-    """Somebody else fills the disk after the first checkpoint, but for half of another: a run begins only on a disk with room."""
+    """Fill the disk after the first checkpoint, but for half of another: a run begins only on a disk with room."""
     save = bench.folder / "disk"
     save.mkdir()
     with mounted(save, checkpoint_bytes * 5 + (1 << 22)):

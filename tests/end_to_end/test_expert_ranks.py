@@ -80,7 +80,7 @@ def placed(policy: str, model: ModelConfig = EXPERTS, **keys: Any) -> Program:
 @pytest.mark.parametrize(("model", "ranks"), SHARED_OUT)
 @pytest.mark.sampled(5)
 def test_ranks_train_like_replicas_with_all_experts(model: str, ranks: int, kernels: str) -> None:
-    """Where a gradient is near 0, Adam makes of its rounding a part of a step: masters differ by 4 % of one at most."""
+    """Allow masters 4 % of a step: where a gradient is near 0, Adam makes of its rounding a part of one."""
     chosen = MODELS[model]
     keys = {**FOUR, **F32, "router": RouterLosses(0.1, 0.01)}
     shared = train(make_program(chosen, **keys, ep=ranks), 4, kernels=kernels, poison=True, check_memory=True)
@@ -188,7 +188,7 @@ def test_only_layers_with_experts_exchange_rows_and_learn_losses_of_routers() ->
 
 
 def test_recovery_of_a_dense_layer_is_as_without_expert_ranks() -> None:
-    """Its mlp is made again under `full`, of layers with experts nothing is."""
+    """Make its mlp again under `full`; of layers with experts nothing is."""
     plan = make_plan(SOME_EXPERTS, **FOUR, ep=2)
     module = api.compile(SOME_EXPERTS, plan, passes=f"place-1f1b,{POLICIES['full']}")
     again = {str(op.block) for stage in module.stages for op in stage.ops if type(op) is Recompute}

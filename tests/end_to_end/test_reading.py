@@ -66,7 +66,7 @@ def in_pieces(count: int, sizes: list[int]) -> list[slice]:
 
 
 def read_by_ranks(count: int, models: list[ForwardModel], pieces: list[slice]) -> tuple[list[list[Any]], Board]:
-    """What each of `count` ranks finds behind each piece."""
+    """Return what each of `count` ranks finds behind each piece."""
     board = Board()
 
     def read(rank: int) -> list[NDArray[np.float32]]:

@@ -226,7 +226,7 @@ def test_strategies_do_not_change_biases(name: str, of_one_rank: Biases) -> None
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_passes_and_the_order_of_instructions_do_not_change_bits(ranks: int) -> None:
-    """What is recomputed chooses again with the same bias, and is not counted again."""
+    """Choose again with the same bias in what is recomputed, and do not count it again."""
     keys: dict[str, Any] = {"pp": 2, "dp": 2, "ep": ranks, "router": evolve(BIASED, balance_loss=0.1)}
     program = make_program(SIX_EXPERTS, **keys)
     expected = train(program, 2)

@@ -57,6 +57,6 @@ SHARED_EXPERT = in_family(
 )
 """A mixture with an expert that all tokens pass through, by a gate of its own."""
 SIX_EXPERTS = evolve(SHARED_EXPERT, experts=6)
-"""The same with experts that two or three ranks share out evenly."""
+"""Has experts that two or three ranks share out evenly, and is the same otherwise."""
 SOME_EXPERTS = evolve(SIX_EXPERTS, mlp_kinds="dee")
-"""The same, but the first layer has a dense MLP."""
+"""Has a dense MLP in its first layer, and is the same otherwise."""

@@ -1,4 +1,4 @@
-"""What routers cost that do not send every expert as many rows: products by their rows, copies of experts that travel."""
+"""Price routers that do not send every expert as many rows: products by rows, copies of experts that travel."""
 
 from __future__ import annotations
 
