@@ -15,13 +15,14 @@ from ratrain.ratrain_ir.config.cuts import with_slices
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.made_for import MadeFor, take_made_for
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
-from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
+from ratrain.ratrain_ir.config.plan_checks import check_together
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.model.layer_cuts import balance_cuts
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.text import Place, Places, Source, read_text, toml_places
 from ratrain.ratrain_ir.support.toml_text import toml_data
+from ratrain.ratrain_ir.text.said_keys import check_said
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -12,12 +12,13 @@ from attrs import asdict, field, frozen
 from ratrain.ratrain_ir.config.fields import FieldReader, Report
 from ratrain.ratrain_ir.config.made_for import MadeFor
 from ratrain.ratrain_ir.config.plan import KEYS, Plan
-from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
+from ratrain.ratrain_ir.config.plan_checks import check_together
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.text import Place, Places, Source, read_text, shown
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrain_ir.text.plan_file import checked_plan_text
+from ratrain.ratrain_ir.text.said_keys import check_said
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
