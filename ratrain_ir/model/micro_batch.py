@@ -14,3 +14,14 @@ def tokens_per_micro_batch(plan: Plan) -> int:
     A context rank has its share of them.
     """
     return plan.micro_batch_size * plan.seq_len // plan.cp
+
+
+def mlp_chunk_rows(plan: Plan) -> int:
+    """Return the rows an mlp block computes at a time: `mlp_chunk`, or at most all of a micro-batch."""
+    rows = tokens_per_micro_batch(plan)
+    return min(plan.mlp_chunk or rows, rows)
+
+
+def mlp_chunk_starts(plan: Plan) -> range:
+    """Return the first row of each chunk of an mlp block."""
+    return range(0, tokens_per_micro_batch(plan), mlp_chunk_rows(plan))

@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.model.blocks import (
 )
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows
 from ratrain.ratrain_ir.model.expert_ranks import copied_stacks, exchanged_types, expected_rows
-from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
+from ratrain.ratrain_ir.model.micro_batch import mlp_chunk_rows, mlp_chunk_starts, tokens_per_micro_batch
 from ratrain.ratrain_ir.model.parameter_names import JOINT
 from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, packed_frozen_bytes
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
@@ -76,17 +76,6 @@ ByRank = tuple[dict[str, Any] | None, ...]
 
 INPUT, WEIGHT = "input", "weight"
 """Halves of a backward."""
-
-
-def mlp_chunk_rows(plan: Plan) -> int:
-    """Return the rows an mlp block computes at a time: `mlp_chunk`, or at most all of a micro-batch."""
-    rows = tokens_per_micro_batch(plan)
-    return min(plan.mlp_chunk or rows, rows)
-
-
-def mlp_chunk_starts(plan: Plan) -> range:
-    """Return the first row of each chunk of an mlp block."""
-    return range(0, tokens_per_micro_batch(plan), mlp_chunk_rows(plan))
 
 
 @frozen

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.micro_batch import mlp_chunk_rows, mlp_chunk_starts
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
-from ratrain.targets.codegen.builder import mlp_chunk_rows, mlp_chunk_starts
 from ratrain.targets.codegen.routines import OF_BRANCHES, RoutineForm, derived_routine, representative
 from ratrain.targets.program.instruction import Access
 
