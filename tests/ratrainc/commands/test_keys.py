@@ -45,7 +45,7 @@ A_PLAN: Values = {
     "batch.micro_batch_size": 1,
     "batch.micro_batches": 4,
     "batch.seq_len": 6,
-    "batch.head_chunk": 5,
+    "batch.head_chunk": 2,
 }
 A_CONFIG: Values = {
     "model_type": "llama",
