@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, field
@@ -11,9 +10,6 @@ from numpy.typing import NDArray
 
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.module import Stage
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.base import Op
 
 
 @define(eq=False)
@@ -35,8 +31,8 @@ class ChangesWithinBudget(ABC):
         self.curve = occupied.within(self.lag).live_bytes
 
     @abstractmethod
-    def rebuilt(self, count: int) -> list[Op]:
-        """Return the list with the first `count` changes made."""
+    def rebuilt(self, count: int) -> Stage:
+        """Return the stage with the first `count` changes made."""
 
     def most_that_fit(self, count: int) -> int:
         """Return the largest number, up to `count`, of first changes with which the arena stays within the budget.
@@ -54,4 +50,4 @@ class ChangesWithinBudget(ABC):
         return low
 
     def _fits(self, count: int) -> bool:
-        return self.trials.fits(self.stage.draft(self.rebuilt(count)), self.lag, self.budget)
+        return self.trials.fits(self.rebuilt(count), self.lag, self.budget)

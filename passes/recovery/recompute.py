@@ -24,9 +24,9 @@ exchange between its blocks (`passes/recovery/rewriting.py` shows the ops), as f
 planner keep results of exchanges.
 
 `auto` keeps, per layer and micro-batch, as much as fits the bytes left free (`passes/recovery/recompute_choice.py`). If
-bytes remain, it also keeps rows and keys gathered from other ranks (`passes/recovery/keep_gathered.py`;
-`gathered=again` never does). With `store` kept tensors are offloaded to another memory or to a peer stage. The pass
-comes after those that change how long gradients and views live.
+bytes remain, it also keeps what came from other ranks: gathered rows and keys, rows of experts with their gate and up
+(`passes/recovery/keep_gathered.py`; `gathered=again` never does). With `store` kept tensors are offloaded to another
+memory or to a peer stage. The pass comes after those that change how long gradients and views live.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from attrs import define, evolve, field, frozen
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
-from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
+from ratrain.passes.recovery.keep_gathered import Twice, made_twice_to_keep, may_keep, with_kept
 from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import (
@@ -69,7 +69,6 @@ from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import STORES, Home
-from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.collectives import why_never_repeated
 from ratrain.ratrain_ir.ops.compute import Recompute
@@ -109,10 +108,13 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan, *, by_bytes: bool 
     elif placement == "forward-side" and (why := why_inline(plan)):
         yield Idle("placement", why, "leave it out")
     if policy != "auto":
-        why = f"what tensor-parallel or context ranks gathered is kept by policy=auto alone; the policy is '{policy}'"
+        why = f"what ranks exchanged is kept by policy=auto alone; the policy is '{policy}'"
         yield Idle("gathered", why, "leave it out, or use policy=auto")
-    elif not shares_rows(plan) and plan.cp == 1:
-        why = "no ranks gather inputs or keys: that is with tp = 2 or more and sequence_sharding, or cp = 2 or more"
+    elif not may_keep(plan):
+        why = (
+            "no ranks exchange inputs, keys or rows of experts: that is with tp = 2 or more and sequence_sharding, "
+            "or with cp or ep = 2 or more"
+        )
         yield Idle("gathered", why, "leave it out, or use a plan with such ranks")
     moves = placement == "forward-side" and policy != "none" and not why_inline(plan)
     if policy != "auto" and not (moves or by_bytes):
@@ -215,7 +217,8 @@ class RecomputePass(Pass):
     first half offload to their mirror image in the pipeline.
     """
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
-    """`auto`: under policy=auto, rows gathered for a forward are kept for its backward if bytes are left.
+    """`auto`: under policy=auto, what ranks exchanged for a forward is kept for its backward if bytes are left, and
+    gate and up of rows that expert ranks exchanged.
 
     `again`: never.
     """
@@ -281,7 +284,7 @@ class RecomputePass(Pass):
             context.statistics[name] = sum(each.stored for each in found)
         context.statistics["moved to the forward side"] = sum(sum(map(len, each.moves.values())) for each in found)
         if kept := sum(len(each.kept) for each in found):
-            context.statistics["gathers kept for the backward"] = kept
+            context.statistics["results of exchanges kept for the backward"] = kept
         return [tensor for each in found for tensor in each.recovery.starts]
 
     def _refuse_layers(self, model: ModelConfig, plan: Plan) -> None:
@@ -319,22 +322,22 @@ class RecomputePass(Pass):
         windows: list[Work],
         decided: _Decided | None = None,
     ) -> _Recovered:
-        """Return a stage rewritten under a choice; with `decided`, moves and kept gathers are taken from there."""
+        """Return a stage rewritten under a choice; moves, and what exchanges leave, as `decided` if that is given."""
         stage, recovery = rewriting.under(choice.of)
         stored = store_kept(stage, trials, choice.home_of) if self.store != NOWHERE else 0
         budget = self.budget_within(trials)
         moves = decided.moves if decided is not None else moves_to_forward_side(stage, trials, budget, windows)
-        # Each step sees the list that the one before left: stores first, then moves to idle windows, then kept gathers,
-        # which take only the bytes left over.
+        # Each step sees the list that the one before left: stores first, then moves to idle windows, then results of
+        # exchanges that are kept, which take only the bytes left over.
         if moves:
             stage.ops = moved_ahead(stage.ops, moves)
         if decided is not None:
             kept = decided.kept
         else:
             keeps = self.policy == "auto" and self.gathered == "auto"
-            kept = gathers_to_keep(stage, trials, budget) if keeps else []
+            kept = made_twice_to_keep(stage, trials, budget) if keeps else []
         if kept:
-            stage.ops = with_kept(stage.ops, kept)
+            stage = with_kept(stage, trials.module, kept)
             stage.prune()
         return _Recovered(stage, choice, recovery, stored, moves, kept)
 

@@ -169,6 +169,6 @@ class _Mover(ChangesWithinBudget):
         """Undo the windows filled last until the arena fits."""
         self.moved = dict(islice(self.moved.items(), self.most_that_fit(len(self.moved))))
 
-    def rebuilt(self, count: int) -> list[Op]:
-        """Return the list with the moves of the first `count` windows made."""
-        return moved_ahead(self.stage.ops, dict(islice(self.moved.items(), count)))
+    def rebuilt(self, count: int) -> Stage:
+        """Return the stage with the moves of the first `count` windows made."""
+        return self.stage.draft(moved_ahead(self.stage.ops, dict(islice(self.moved.items(), count))))

@@ -127,7 +127,7 @@ class JointOrderPass(Pass):
     offload: str = field(default=NOWHERE, metadata={"choices": OFFLOAD_CHOICES})
     """Memory in which masters and moments may stay (`offload-state`), of as many blocks as make the step shortest."""
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
-    """`auto`: rows gathered from tensor-parallel ranks are kept for the backward if bytes are left.
+    """`auto`: what ranks exchanged for a forward is kept for the backward if bytes are left (`recompute`).
 
     `again`: they never are.
     """

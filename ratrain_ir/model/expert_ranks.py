@@ -8,7 +8,8 @@ copies of these experts (`targets/program/expert_balance.py`). So every tensor h
     -> returned [T k, h], a row for each choice of each token, summed by the block's forward
 
 The pool has room for copies of E / n experts. It lives from `dispatch` to the products, so layers share its bytes.
-Nothing of the rows is saved: the backward exchanges them again, beside the gradients of what they gave.
+Lowering saves nothing of the rows: the backward exchanges them again, beside the gradients of what they gave. Where
+bytes are left, `recompute` keeps rows, and their gate and up, from the forward (`passes/recovery/keep_gathered.py`).
 
 Where the plan has `dispatch = "capacity"`, a rank sends C rows at most to an expert, and drops the others. Then a rank
 computes all rows that come for its own experts, without copies: up to E * C, which come from n ranks for E / n experts
@@ -35,6 +36,10 @@ _STACK = "_experts"
 
 Types = dict[str, TensorType]
 """Types by name of tensor, in the order of operands."""
+KEPT_OF_ROWS = ("rows", "row_weights", "bounds", "counts")
+"""Names of what a dispatch of a backward brings as that of the forward did, if it is not kept."""
+PRODUCTS_OF_ROWS = ("gate", "up")
+"""Names of what products of a backward make as those of the forward did, if it is not kept."""
 
 
 def shares_experts(model: ModelConfig, plan: Plan, block: Block) -> bool:
@@ -125,11 +130,12 @@ def expected_rows(model: ModelConfig, plan: Plan) -> tuple[int, int] | None:
     return (room, expected) if expected < room else None
 
 
-def dispatched_types(model: ModelConfig, plan: Plan, *, gradient: bool) -> Types:
+def dispatched_types(model: ModelConfig, plan: Plan, *, gradient: bool, kept: bool = False) -> Types:
     """Return what `dispatch` makes: rows and their weights, bounds of experts, counts of all ranks, copied experts.
 
-    With `gradient` also the gradients of what the rows gave. `bounds` are those of the rank's own experts, then of the
-    copied ones if there are any. `counts` are the rows that each rank's router chooses for each expert.
+    With `gradient` also the gradients of what the rows gave; with `kept` these and copies alone (`KEPT_OF_ROWS`).
+    `bounds` are those of the rank's own experts, then of the copied ones if there are any. `counts` are the rows that
+    each rank's router chooses for each expert.
     """
     rows, act, own = rows_of_rank(model, plan), Dtype(plan.view_dtype), experts_of(model) // plan.ep
     stream = tensor_type(act, (rows, model.hidden_size))
@@ -141,7 +147,16 @@ def dispatched_types(model: ModelConfig, plan: Plan, *, gradient: bool) -> Types
     }
     if copies_experts(plan):
         types["pool"] = tensor_type(act, (pool_elements(model, plan),))
+    if kept:
+        types = {name: type_ for name, type_ in types.items() if name not in KEPT_OF_ROWS}
     return types | ({"drows": stream} if gradient else {})
+
+
+def product_types(model: ModelConfig, plan: Plan) -> Types:
+    """Return what `forward_experts` may leave for the backward, which makes it again otherwise: gate and up of rows."""
+    assert model.expert_width is not None
+    of_rows = tensor_type(Dtype(plan.view_dtype), (rows_of_rank(model, plan), model.expert_width))
+    return dict.fromkeys(PRODUCTS_OF_ROWS, of_rows)
 
 
 def made_types(model: ModelConfig, plan: Plan) -> Types:
@@ -175,4 +190,5 @@ def exchanged_types(model: ModelConfig, plan: Plan, owner: Block) -> Types:
     if not shares_experts(model, plan, owner):
         return {}
     types = dispatched_types(model, plan, gradient=True) | made_types(model, plan) | made_gradient_types(model, plan)
+    types |= product_types(model, plan)
     return types | combined_types(model, plan, gradient=False) | combined_types(model, plan, gradient=True)

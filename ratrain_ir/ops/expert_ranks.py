@@ -6,6 +6,9 @@
 `dispatch` also copies experts to ranks with room for more rows; the gradients of these copies go home with `combine`.
 With `dispatch = "capacity"` nothing is copied: rows above an expert's capacity are dropped, and what `combine` brings
 back for them is zero.
+
+Where `recompute` keeps rows from the forward, the dispatch of the backward brings gradients alone; where it keeps gate
+and up, `backward_experts` reads what `forward_experts` wrote.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from ratrain.ratrain_ir.model.expert_ranks import (
     dispatched_types,
     made_gradient_types,
     made_types,
+    product_types,
     shares_experts,
 )
 from ratrain.ratrain_ir.model.expert_slots import exchanged_slots, routed_slots
@@ -87,8 +91,8 @@ class Dispatch(ExpertsOp):
     """Sends each row to the rank that computes it, so that every rank has as many; copies experts where rows go.
 
     The rows are the normed input, one for each choice of each token, with its weight. In the backward the gradient of
-    the mlp's output goes with them. With a capacity the first rows of each expert go to the rank that has it, and
-    nothing is copied.
+    the mlp's output goes with them, or alone if the rows were kept. With a capacity the first rows of each expert go to
+    the rank that has it, and nothing is copied.
     """
 
     keyword = "dispatch"
@@ -168,6 +172,10 @@ def _choice_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
     return slot_roles(slot for slot in routed_slots(model, plan, block) if slot.name in wanted)
 
 
+def _chosen_alone(choice: Roles) -> Roles:
+    return tuple(role for role in choice if role.name == "chosen")
+
+
 @cache
 def _route(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     check_expert_ranks(model, plan, block)
@@ -182,15 +190,22 @@ def _dispatch(model: ModelConfig, plan: Plan, block: Block, payload: Payload) ->
     gradient = payload is Payload.GRADIENT
     dy = (output_role("dy", model, plan, block),) if gradient else ()
     views = view_roles(model, plan, block) if copies_experts(plan) else ()
-    reads = (*dy, *_choice_roles(model, plan, block), *views)
-    return [(False, Signature(reads, _roles(dispatched_types(model, plan, gradient=gradient))))]
+    types = dispatched_types(model, plan, gradient=gradient)
+    choice = _choice_roles(model, plan, block)
+    found = [(False, Signature((*dy, *choice, *views), _roles(types)))]
+    if gradient:  # rows of the forward were kept: only gradients travel, by the forward's counts
+        reads = (*dy, *_chosen_alone(choice), *views, *_roles(types, "counts"))
+        found.append((False, Signature(reads, _roles(dispatched_types(model, plan, gradient=True, kept=True)))))
+    return found
 
 
 @cache
 def _forward_experts(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
     check_expert_ranks(model, plan, block)
     given = _roles(dispatched_types(model, plan, gradient=False), "rows", "row_weights", "bounds", "pool")
-    return [(False, Signature((*given, *view_roles(model, plan, block)), _roles(made_types(model, plan))))]
+    reads, made = (*given, *view_roles(model, plan, block)), _roles(made_types(model, plan))
+    products = _roles(product_types(model, plan))
+    return [(False, Signature(reads, made)), (False, Signature(reads, (*made, *products)))]
 
 
 @cache
@@ -199,8 +214,15 @@ def _backward_experts(model: ModelConfig, plan: Plan, block: Block) -> Candidate
     types = dispatched_types(model, plan, gradient=True)
     given = _roles(types, "rows", "row_weights", "bounds", "pool", "drows")
     reads, made = (*given, *view_roles(model, plan, block)), _roles(made_gradient_types(model, plan))
+    kept = (*given, *_roles(product_types(model, plan)), *view_roles(model, plan, block))
     gradient = (gradient_role(model, plan, block),)
-    return [(False, Signature(reads, (*made, *gradient))), (True, Signature(reads, made, gradient))]
+    of_first, of_later = (*made, *gradient), gradient
+    return [
+        (False, Signature(reads, of_first)),
+        (False, Signature(kept, of_first)),
+        (True, Signature(kept, made, of_later)),
+        (True, Signature(reads, made, of_later)),
+    ]
 
 
 @cache
@@ -208,7 +230,7 @@ def _combine(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> 
     check_expert_ranks(model, plan, block)
     gradient = payload is Payload.GRADIENT
     types = dispatched_types(model, plan, gradient=gradient)
-    chosen = tuple(role for role in _choice_roles(model, plan, block) if role.name == "chosen")
+    chosen = _chosen_alone(_choice_roles(model, plan, block))
     made = _roles(made_gradient_types(model, plan) if gradient else made_types(model, plan))
     combined = _roles(combined_types(model, plan, gradient=gradient))
     home = (gradient_role(model, plan, block),) if gradient and copies_experts(plan) else ()

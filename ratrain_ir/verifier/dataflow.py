@@ -30,7 +30,7 @@ from attrs import define
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, next_block
-from ratrain.ratrain_ir.model.expert_ranks import copies_experts, shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import KEPT_OF_ROWS, PRODUCTS_OF_ROWS, copies_experts, shares_experts
 from ratrain.ratrain_ir.model.sharded_blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
@@ -213,6 +213,8 @@ class SymbolicRun(SymbolicCompletion):
         self.expect_saved(op, roles, block, m)
         if op.payload is Payload.GRADIENT:
             self.output_gradient(op, roles, block, m)
+        if roles["counts"] in op.reads:
+            self.expect("RT033", op, roles["counts"], *self.of_rows("sent", block, m, "counts", op))
         self.set_exchanged(op, block, m, "sent")
 
     def work_on_rows(self, op: ForwardExperts | BackwardExperts) -> None:
@@ -222,7 +224,8 @@ class SymbolicRun(SymbolicCompletion):
         self.view(op, roles, block)
         for tensor in op.reads:
             if tensor.kind is StateKind.SAVED:
-                self.expect("RT030", op, tensor, "sent", block, m, tensor.slot, op.work_group)
+                what = "computed" if tensor.slot in PRODUCTS_OF_ROWS else "sent"
+                self.expect("RT030", op, tensor, *self.of_rows(what, block, m, tensor.slot, op))
         self.set_exchanged(op, block, m, "computed")
         if type(op) is BackwardExperts:
             self.contribute(op, roles["g"], block, m)
@@ -233,11 +236,11 @@ class SymbolicRun(SymbolicCompletion):
         block, m, roles = op.block, piece_of(op), self.roles(op)
         self.once(op, "RT033", "combine", op.payload, block, m)
         for tensor in op.reads:
-            source = ("sent",) if tensor.slot == "counts" else ("computed",)
+            source = "sent" if tensor.slot == "counts" else "computed"
             if tensor.slot == "chosen":
                 self.expect("RT032", op, tensor, "saved", block, m, "chosen")
             else:
-                self.expect("RT033", op, tensor, *source, block, m, tensor.slot, op.work_group)
+                self.expect("RT033", op, tensor, *self.of_rows(source, block, m, tensor.slot, op))
         self.set_exchanged(op, block, m, "returned")
         if "g" in roles:
             self.expect("RT031", op, roles["g"], "begun g", block, self.contributed(block, m))
@@ -247,7 +250,12 @@ class SymbolicRun(SymbolicCompletion):
         """Set what an op of expert ranks leaves for the next one in its pass."""
         for tensor in op.writes:
             if tensor.kind is StateKind.SAVED:
-                self.set(tensor, what, block, m, tensor.slot, op.work_group)
+                self.set(tensor, *self.of_rows(what, block, m, tensor.slot, op))
+
+    def of_rows(self, what: str, block: Block, m: Piece, slot: str, op: ExpertRankOp) -> tuple[Any, ...]:
+        """Return the value of what an op of expert ranks leaves or takes: what both passes make alike has no pass."""
+        alike = slot in KEPT_OF_ROWS or slot in PRODUCTS_OF_ROWS
+        return (what, block, m, slot) if alike else (what, block, m, slot, op.work_group)
 
     def take_back(self, op: Forward | Backward, roles: dict[str, Tensor], *names: str) -> None:
         """Check the rows that `combine` has brought back to this op's tokens."""

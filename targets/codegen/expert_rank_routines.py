@@ -9,7 +9,7 @@ calls, with the stacks of the view and with those of the pool, that fill one ten
 Where rows above a capacity are dropped, no expert is copied, and each product is the first call alone. Then there may
 be room for more rows than come: kernels stop at the end that `bounds` say.
 
-The backward computes gate and up again: nothing of the rows is saved.
+The backward computes gate and up again, unless they were kept from the forward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.model.blocks import trained_parameters
 from ratrain.ratrain_ir.model.expert_blocks import experts_of
-from ratrain.ratrain_ir.model.expert_ranks import copies_experts, is_stack, rows_of_rank
+from ratrain.ratrain_ir.model.expert_ranks import PRODUCTS_OF_ROWS, copies_experts, is_stack, rows_of_rank
 from ratrain.targets.codegen.expert_routines import (
     add_shared,
     choose,
@@ -67,7 +67,7 @@ def backward_of_rows(builder: Builder) -> None:
     _gradients(builder, above, "prod", "down")
     dprod = _of_rows(builder, "dprod", builder.model.expert_width)
     _products(builder, above, "down", dprod)
-    gradients = {name: _of_rows(builder, f"d{name}", builder.model.expert_width) for name in ("gate", "up")}
+    gradients = {name: _of_rows(builder, f"d{name}", builder.model.expert_width) for name in PRODUCTS_OF_ROWS}
     operands = {name: name for name in ("gate", "up", "dprod", "dgate", "dup")} | _ends(builder)
     builder.step("weighted_swiglu_backward", operands | {"weights": "row_weights", "dweights": "drow_weights"})
     for index, (name, gradient) in enumerate(gradients.items()):
@@ -119,9 +119,12 @@ def _of_rows(builder: Builder, name: str, width: int) -> str:
 
 
 def _activations(builder: Builder) -> None:
-    """Add gate and up of the rows that came, and their weighted product."""
-    for name in ("gate", "up"):
-        out = _of_rows(builder, name, builder.model.expert_width)
+    """Add gate and up of the rows that came, unless the forward kept them, and their weighted product."""
+    for name in PRODUCTS_OF_ROWS:
+        kept = builder.has(name)
+        if kept and builder.has("drows"):
+            continue
+        out = name if kept else _of_rows(builder, name, builder.model.expert_width)
         _products(builder, "rows", name, out, trans_b=True)
     prod = _of_rows(builder, "prod", builder.model.expert_width)
     operands = {"gate": "gate", "up": "up", "weights": "row_weights", "prod": prod} | _ends(builder)

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.config.tensor_ranks import rank_model, trained_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.adapters import adapter_module, stems_of_first
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, has_experts, parameters, passes_gradient_on
-from ratrain.ratrain_ir.model.expert_ranks import shares_experts
+from ratrain.ratrain_ir.model.expert_ranks import PRODUCTS_OF_ROWS, shares_experts
 from ratrain.ratrain_ir.model.expert_slots import routed_slots
 from ratrain.ratrain_ir.model.micro_batch import tokens_per_micro_batch
 from ratrain.ratrain_ir.model.slice_plan import SlicePlan, slice_plan
@@ -30,6 +30,7 @@ from ratrain.ratrain_ir.model.slots import (
 )
 from ratrain.ratrain_ir.ops.compute import BlockOp, Recompute
 from ratrain.ratrain_ir.ops.context_ranks import Attend, AttendBackward
+from ratrain.ratrain_ir.ops.expert_ranks import BackwardExperts, ForwardExperts
 from ratrain.ratrain_ir.ops.roles import is_of_other_slice
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
@@ -143,6 +144,10 @@ def _trained_form(one: Block, model: ModelConfig, plan: Plan) -> tuple[object, .
     return (*own, *scales, has_backward(model, plan, one), passes_gradient_on(model, plan, one))
 
 
+_OF_ROWS = (ForwardExperts.keyword, BackwardExperts.keyword)
+"""Ops that may leave gate and up of rows for each other."""
+
+
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
     """Return the name of a routine: block kind, op, and its differences from the plain routine."""
     parts = [f"{form.block.kind}.{form.keyword}"]
@@ -161,6 +166,8 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
             parts.append("keep-" + "-".join(made) if made else "keep-none")
     if form.keyword == "recompute" and "y" in form.roles:
         parts.append("y")
+    if form.keyword in _OF_ROWS and PRODUCTS_OF_ROWS[0] in form.roles:
+        parts.append("products")
     if form.accumulates:
         parts.append("add")
     return "-".join(parts)

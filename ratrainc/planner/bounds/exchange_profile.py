@@ -4,7 +4,8 @@ Tensor-parallel, context and expert ranks exchange activations and gradients.
 
 A pass waits for the tensors that it reads. So exchanges of activations on a micro-batch's way forward, and of gradients
 on its way back, add to its compute. Inputs and keys that are gathered again for a backward are not on that way. They
-also do not count for the engine if a program may keep the tensors gathered for the forward. Of keys in groups of heads
+also do not count for the engine if a program may keep the tensors gathered for the forward. Likewise rows of experts,
+which the forward's exchange may leave for the backward: then gradients alone are dispatched. Of keys in groups of heads
 one group is on the way, the first one gathered and the last one reduced: the others may travel while attention runs.
 """
 
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import fields, frozen
 
+from ratrain.passes.recovery.keep_gathered import all_made_twice, with_kept
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, previous_block
 from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
 from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, ReduceRows, TensorOp
 from ratrain.ratrain_ir.ops.context_ranks import GatherKeys, ReduceKeys
+from ratrain.ratrain_ir.ops.expert_ranks import Dispatch
 from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.target import target_of
 
@@ -60,6 +63,8 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
     )
     module = lower(classes.model, plan)
     target, stage = target_of(setting.machine), module.stages[0]
+    if setting.may_keep_gathered:
+        stage = with_kept(stage, module, all_made_twice(stage, module, Dispatch))
     found: dict[str, dict[Block, float]] = {field.name: defaultdict(float) for field in fields(ExchangeProfile)}
     may_keep_gathered = setting.may_keep_gathered
     for op in stage.ops:

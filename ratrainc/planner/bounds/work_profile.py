@@ -14,6 +14,7 @@ from attrs import frozen
 
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.placement.split_backward import split_backwards
+from ratrain.passes.recovery.keep_gathered import all_made_twice, with_kept
 from ratrain.passes.recovery.kept_bytes import kept_bytes, mlp_input_bytes
 from ratrain.passes.recovery.rewriting import LayerChoice, rewritten, same_for_all
 from ratrain.ratrain_ir.config.types import StateKind, aligned
@@ -23,6 +24,7 @@ from ratrain.ratrain_ir.model.expert_ranks import (
     combined_types,
     dispatched_types,
     made_gradient_types,
+    product_types,
     shares_experts,
 )
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
@@ -146,7 +148,10 @@ def work_profile(
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     # one stage for each choice of recovery, with its recomputation written out
-    chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in setting.choices]
+    chosen = [(choice, False, rewritten(module.stages[0], same_for_all(choice))) for choice in setting.choices]
+    products = ep > 1 and setting.may_keep_gathered
+    if products:
+        chosen += [(choice, True, _with_products(stage, module)) for choice, _, stage in chosen]
     # backwards of what trains less than the whole model are whole, and so are those of shared out experts
     apart = None if plan.training or ep > 1 else _in_halves(module)
     numbers = range(slices) if plan.slices else (None,)
@@ -162,8 +167,9 @@ def work_profile(
         **nbytes,
         kept_bytes=kept_bytes,
         recovery=recovery,
-        mlp_scratch=_mlp_scratch_bytes(module, target) if tp == 1 or apart is None else 0,
-        head_scratch=_scratch_bytes(module, target, Backward, "head") + min(part.head_saved for part in parts),
+        mlp_scratch=_mlp_scratch_bytes(module, target, products) if tp == 1 or apart is None else 0,
+        head_scratch=_scratch_bytes(module.stages[0], module, target, Backward, "head")
+        + min(part.head_saved for part in parts),
         attention_scores=_scores_bytes(module) if cp > 1 and classes.all_go_back else 0,
         first_forward=parts[0].seconds["forward"],
         first_backward=parts[0].seconds["passed_back"],
@@ -187,15 +193,18 @@ def _slice_profile(
     classes: LayerClasses,
     plan: Plan,
     module: Module,
-    chosen: Sequence[tuple[LayerChoice, Stage]],
+    chosen: Sequence[tuple[LayerChoice, bool, Stage]],
     apart: Stage | None,
     context: PassContext,
     number: int | None,
 ) -> _SliceProfile:
-    """Read the profile of slice `number`, whose plan is `plan`; `apart`: the stage with split backwards, if any."""
+    """Read the profile of slice `number`, whose plan is `plan`; `apart`: the stage with split backwards, if any.
+
+    `chosen`: choices of recovery, whether gate and up of experts' rows are kept, and the stage with both.
+    """
     model, embed, head = classes.model, block("embed"), block("head")
     whole = _Ops.of(module, module.stages[0], context, number)
-    options = [(choice, _Ops.of(module, stage, context, number)) for choice, stage in chosen]
+    options = [(choice, kept, _Ops.of(module, stage, context, number)) for choice, kept, stage in chosen]
     layers = [
         _class_profile(model, plan, layer, goes_back, options) for layer, goes_back in enumerate(classes.goes_back)
     ]
@@ -254,13 +263,13 @@ class _ClassProfile:
 
 
 def _class_profile(
-    model: ModelConfig, plan: Plan, layer: int, back: bool, options: Sequence[tuple[LayerChoice, _Ops]]
+    model: ModelConfig, plan: Plan, layer: int, back: bool, options: Sequence[tuple[LayerChoice, bool, _Ops]]
 ) -> _ClassProfile:
-    """Read the profile of a layer of the model of classes; `options` are the ops under each choice of recovery."""
+    """Read the profile of a layer of the model of classes; `options` are as `chosen`, with ops in place of stages."""
     attention, mlp = block("attention", layer), block("mlp", layer)
     # the least over all choices of recovery, so that no choice takes less than forward, backward and its recovery
-    forward = min(ops.seconds(_FORWARD, attention, mlp) for _, ops in options)
-    backward = min(ops.seconds(_BACKWARD, attention, mlp) for _, ops in options)
+    forward = min(ops.seconds(_FORWARD, attention, mlp) for *_, ops in options)
+    backward = min(ops.seconds(_BACKWARD, attention, mlp) for *_, ops in options)
     if not back:
         return _ClassProfile(forward, backward, 0, 0, 0, [])
     always_kept = _always_kept_bytes(model, plan, attention)
@@ -277,6 +286,7 @@ def _class_profile(
     keys += _shared_heads_bytes(model, plan, attention) if attention_goes_back else 0
     saved = _saved_bytes(model, plan, mlp)
     routed = saved if shares_experts(model, plan, mlp) else 0
+    products = _type_bytes(product_types(model, plan)) if routed else 0
     return _ClassProfile(
         forward,
         backward,
@@ -285,10 +295,10 @@ def _class_profile(
         mlp_saved=saved - routed,
         choices=[
             (
-                max(kept_bytes(model, plan, choice, layer) - always_kept - routed - twice, 0),
+                max(kept_bytes(model, plan, choice, layer) - always_kept - routed - twice, 0) + kept * products,
                 ops.seconds((*_FORWARD, Recompute, *_BACKWARD), attention, mlp) - forward - backward,
             )
-            for choice, ops in options
+            for choice, kept, ops in options
         ],
     )
 
@@ -352,20 +362,28 @@ def _pending_bytes(stage: Stage, number: int | None) -> int:
 _OF_ACTIVATIONS = (StateKind.SAVED, StateKind.CHECKPOINT, StateKind.BOUNDARY, StateKind.ACTIVATION)
 
 
-def _mlp_scratch_bytes(module: Module, target: MachineTarget) -> int:
+def _with_products(stage: Stage, module: Module) -> Stage:
+    """Return a stage that keeps gate and up of the rows that expert ranks exchange."""
+    return with_kept(stage, module, all_made_twice(stage, module, ForwardExperts))
+
+
+def _mlp_scratch_bytes(module: Module, target: MachineTarget, products: bool) -> int:
     """Return the least workspace of an mlp's backward, with what expert ranks exchange for it.
+
+    With `products` gate and up of the rows may be kept, which no workspace holds then.
 
     Rows that came back are live in the backward itself. When the experts go back, the rows that came and all that is
     made of them are; the gradient of the mlp's input is not yet, nor, if that is made again, its input. A dense mlp
     exchanges nothing.
     """
-    scratch = _scratch_bytes(module, target, Backward, "mlp")
+    scratch = _scratch_bytes(module.stages[0], module, target, Backward, "mlp")
     if module.plan.ep == 1 or module.model.expert_layers < module.model.layers:
         return scratch
     model, plan = module.model, module.plan
     returned = _type_bytes(combined_types(model, plan, gradient=True))
     there = _type_bytes(dispatched_types(model, plan, gradient=True) | made_gradient_types(model, plan))
-    of_experts = _scratch_bytes(module, target, BackwardExperts, "mlp") + there
+    forms = [module.stages[0], *([_with_products(module.stages[0], module)] if products else ())]
+    of_experts = min(_scratch_bytes(stage, module, target, BackwardExperts, "mlp") for stage in forms) + there
     return max(scratch + returned, of_experts - 2 * aligned(_mlp_type(model, plan).nbytes))
 
 
@@ -373,9 +391,9 @@ def _type_bytes(types: Types) -> int:
     return sum(aligned(type_.nbytes) for type_ in types.values())
 
 
-def _scratch_bytes(module: Module, target: MachineTarget, kind: type[BlockOp], of: str) -> int:
-    """Return the least workspace of ops of a class for a kind of block."""
-    ops = (op for op in module.stages[0].ops if type(op) is kind and op.block.kind == of)
+def _scratch_bytes(stage: Stage, module: Module, target: MachineTarget, kind: type[BlockOp], of: str) -> int:
+    """Return the least workspace of a stage's ops of a class for a kind of block."""
+    ops = (op for op in stage.ops if type(op) is kind and op.block.kind == of)
     requests = [target.workspace(module, op) for op in ops]
     return min((aligned(request.nbytes) if request is not None else 0 for request in requests), default=0)
 

@@ -61,7 +61,10 @@ def chosen_of(run: Run, order: NDArray[np.int32], first: NDArray[np.int64]) -> N
 
 
 def dispatch(members: Sequence[Member]) -> None:
-    """Bring every row, its weight and (in the backward) the gradient of what it gave to the rank that computes it."""
+    """Bring every row, its weight and (in the backward) the gradient of what it gave to the rank that computes it.
+
+    Where rows were kept from the forward, gradients alone.
+    """
     views = [rank.by_role(instruction) for rank, instruction in members]
     model, plan = members[0][0].program.model, members[0][0].program.plan
     assert model.experts is not None
@@ -70,27 +73,30 @@ def dispatch(members: Sequence[Member]) -> None:
     routes, choices = Routes.of(counts, capacity_of(model, plan)), views[0]["chosen"].shape[1]
     first = [routes.first_rows(origin) for origin in range(plan.ep)]
     for number, mine in enumerate(views):
-        mine["counts"][...] = counts
-        mine["bounds"][...] = routes.bounds(number)
+        bounds = routes.bounds(number)
+        if "rows" in mine:
+            mine["counts"][...] = counts
+            mine["bounds"][...] = bounds
         for run in routes.runs[number]:
             given = views[run.origin]
             picked = chosen_of(run, sorted_by[run.origin][0], first[run.origin])
             place = slice(run.at, run.at + run.rows)
-            take(given["xn"], picked // choices, mine["rows"][place])
-            mine["row_weights"][place, 0] = given["weights"].reshape(-1)[picked]
+            if "rows" in mine:
+                take(given["xn"], picked // choices, mine["rows"][place])
+                mine["row_weights"][place, 0] = given["weights"].reshape(-1)[picked]
             if "drows" in mine:
                 take(given["dy"], picked // choices, mine["drows"][place])
-        clear_rest(mine)
+        clear_rest(mine, int(bounds[-1]))
         donor = routes.shares[number].donor
         if donor is not None:
             for own, copied in copied_places(model, plan, routes.runs[number]):
                 mine["pool"][copied] = views[donor]["w"][own]
 
 
-def clear_rest(views: Mapping[str, NDArray[Any]]) -> None:
-    """Set gradients of rows that did not come to zero: a branch's scale multiplies all that there is room for."""
+def clear_rest(views: Mapping[str, NDArray[Any]], came: int) -> None:
+    """Set gradients behind the rows that came to zero: a branch's scale multiplies all that there is room for."""
     if "drows" in views:
-        views["drows"][int(views["bounds"][-1]) :] = 0
+        views["drows"][came:] = 0
 
 
 def clear_dropped(views: Mapping[str, NDArray[Any]], dropped: Iterable[slice], order: NDArray[np.int32]) -> None:

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicator import Communicator, Request
 
 
+_SOURCES = {"rows": "xn", "row_weights": "weights", "drows": "dy"}
+"""What a dispatch brings, and of which tensor of a row's own rank."""
+
+
 @frozen(eq=False)
 class _OwnRoutes:
     """Rows that travel between a rank and the others."""
@@ -105,17 +109,23 @@ def _exchange(
 
 
 def dispatch(rank: RankExecutor, instruction: Instruction, experts: Communicator, staging: Scratch) -> Phases:
-    """Bring rows and their weights to the ranks that compute them, and copies of experts to those that need some."""
+    """Bring rows and their weights to the ranks that compute them, and copies of experts to those that need some.
+
+    In the backward the gradients of what rows gave; alone, by the counts of the forward, where rows were kept.
+    """
     views, model, plan = rank.by_role(instruction), rank.program.model, rank.program.plan
     assert model.experts is not None
     order, count = sorted_choices(views["chosen"], model.experts)
-    views["counts"][experts.rank] = count
-    yield [experts.iallgather(views["counts"])]
+    if "rows" in views:
+        views["counts"][experts.rank] = count
+        yield [experts.iallgather(views["counts"])]
     routes = _OwnRoutes.of(experts.rank, views["counts"], order, capacity_of(model, plan))
     choices = views["chosen"].shape[1]
-    views["bounds"][...] = routes.of_all.bounds(experts.rank)
+    bounds = routes.of_all.bounds(experts.rank)
+    if "rows" in views:
+        views["bounds"][...] = bounds
     *buffers, pool_out, pool_in = staging.take_all(arriving_rows(rank, instruction))
-    given = {"rows": "xn", "row_weights": "weights"} | ({"drows": "dy"} if "drows" in views else {})
+    given = {name: source for name, source in _SOURCES.items() if name in views}
     pairs = dict(zip(given, zip(buffers[::2], buffers[1::2], strict=True), strict=True))
     at = 0
     for runs in routes.sent():
@@ -135,7 +145,7 @@ def dispatch(rank: RankExecutor, instruction: Instruction, experts: Communicator
             for name, (_, into) in pairs.items():
                 views[name][run.at : run.at + run.rows] = into[at : at + run.rows]
             at += run.rows
-    clear_rest(views)
+    clear_rest(views, int(bounds[-1]))
     for pairing in routes.rounds():
         copies = [(donor, taker, copied_places(model, plan, routes.runs[taker])) for donor, taker in pairing]
         for place, part in (yield from _matrices(experts, copies, views["w"], (pool_out, pool_in))):
@@ -220,7 +230,7 @@ def arriving_rows(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     """Return the buffers of an exchange of rows: of each array as it leaves and as it arrives, then two pools."""
     types = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}
     back = ("dsent", "drow_weights", "made")
-    names = ("rows", "row_weights", "drows") if instruction.keyword == Dispatch.keyword else back
+    names = tuple(_SOURCES) if instruction.keyword == Dispatch.keyword else back
     of_rows = [types[name] for name in names if name in types]
     rows = [Buffer(type_.shape, NUMPY_DTYPES[type_.dtype]) for type_ in of_rows for _ in range(2)]
     copies = types.get("pool") or types.get("dpool")
