@@ -416,6 +416,12 @@ SUBJECTS: dict[str, Subject] = {
             "place-1f1b,insert-prefetch,recompute{policy=none},allocate-ddr",
             EXPERTS,
         ),
+        Subject(
+            "p2-d2-e2-kept",
+            {"micro_batches": 2, "ep": 2, "zero": 2},
+            "place-1f1b,insert-prefetch,recompute{policy=auto},allocate-ddr",
+            EXPERTS,
+        ),
         Subject("p2-d2-e2-dataflow", {"micro_batches": 2, "ep": 2, "zero": 3}, "", EXPERTS),
         Subject("p2-d1-c2-dataflow", {"dp": 1, "cp": 2, "micro_batches": 2}, ""),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),

@@ -113,6 +113,7 @@ PEER_PLANS: dict[str, dict[str, Any]] = {
     },
     "2x2e2-experts": {"model": EXPERTS, "ep": 2, "zero": 3},
     "1x4e2-capacity": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 2, "experts": ExpertDispatch("capacity", 0.75)},
+    "1x4e2-rows-again": {"model": EXPERTS, "pp": 1, "dp": 4, "ep": 2, "zero": 2, "name": "full-save"},
     "1x1c4-gathered": {"pp": 1, "dp": 1, "cp": 4, "seq_len": 16, "zero": 3, "context_layout": "contiguous"},
 }
 """Of four ranks each, some of them tensor-parallel or context ranks."""
