@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _SOURCES = {"rows": "xn", "row_weights": "weights", "drows": "dy"}
-"""What a dispatch brings, and of which tensor of a row's own rank."""
+"""Tensors that a dispatch brings, and those of a row's own rank that they come from."""
 
 
 @frozen(eq=False)
