@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
+from ratrain.passes.recovery.keep_gathered import may_keep
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
@@ -87,6 +88,7 @@ def levers_of(heaviest: int) -> list[Lever]:
     return [
         Lever("recompute{policy=auto}", lambda s: _with_policy(s, "auto")),
         Lever("recompute{policy=full}", lambda s: _with_policy(s, "full")),
+        Lever("recompute{gathered=again}", _exchanging_again),
         Lever("without overlap-tensor", _without_overlap),
         Lever("one layer from the heaviest stage to the next", lambda s: _move_layer(s, heaviest, 1)),
         Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, -1)),
@@ -157,9 +159,20 @@ def _replace_pass(
 def _with_policy(setting: CompileSetting, policy: str) -> CompileSetting | None:
     def with_policy(item: Pass) -> Pass:
         assert isinstance(item, JointOrderPass | RecomputePass)
-        return attrs.evolve(item, policy=policy)
+        gathered = item.gathered if policy == "auto" else "auto"  # the other policies have no use for a choice
+        return attrs.evolve(item, policy=policy, gathered=gathered)
 
     return _replace_pass(setting, ("recompute", "joint-order"), with_policy)
+
+
+def _exchanging_again(setting: CompileSetting) -> CompileSetting | None:
+    """Keep nothing that ranks exchange for backwards."""
+
+    def again(item: Pass) -> Pass:
+        assert isinstance(item, JointOrderPass | RecomputePass)
+        return attrs.evolve(item, gathered="again") if item.policy == "auto" else item
+
+    return _replace_pass(setting, ("recompute", "joint-order"), again) if may_keep(setting.plan) else None
 
 
 def _without_overlap(setting: CompileSetting) -> CompileSetting | None:

@@ -77,6 +77,23 @@ def test_estimates_agree_with_whole_steps(passes: str) -> None:
     assert alike >= 5
 
 
+def test_exchanging_again_is_tried_where_ranks_exchange_and_frees_what_was_kept() -> None:
+    """Rows of experts; another policy then has no choice about them."""
+    plan = make_plan(EXPERTS, pp=1, cuts=(), dp=4, ep=2, zero=3, seq_len=64, reduce="each-micro-batch")
+    passes = "place-1f1b,insert-prefetch,recompute{policy=auto},allocate-ddr"
+    setting, name = CompileSetting(EXPERTS, plan, passes, load_machine(None)), "recompute{gathered=again}"
+    found = dict(changes(setting, 0, together=2))
+    alone = evolve(setting, plan=evolve(plan, ep=1))
+    assert name not in dict(changes(alone, 0))
+    kept, again = (try_setting(each, name) for each in (setting, found[name]))
+    assert kept is not None
+    assert again is not None
+    assert again.peak_bytes[0] < kept.peak_bytes[0]
+    full = dict(changes(found[name], 0))["recompute{policy=full}"]
+    assert "gathered" not in full.pipeline
+    assert try_setting(full, "full") is not None
+
+
 def test_keys_instead_of_heads_are_tried_and_free_bytes() -> None:
     """With heads a rank keeps queries, keys, values and output whatever is recomputed; with keys, keys and values."""
     model, plan = api.resolved(MODEL, PLAN)
