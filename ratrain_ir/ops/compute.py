@@ -105,7 +105,7 @@ class LoadInput(Op):
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
         del model
-        return _load_input(plan)
+        return [(False, Signature(writes=(token_role("data", plan),)))]
 
 
 @final
@@ -568,11 +568,6 @@ def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates
     reads = (output_role("dy", model, plan, block), *source, *saved, *pending)
     gradient, load = (gradient_role(model, plan, block),), load_roles(model, plan, block)
     return [(False, Signature(reads, gradient, load)), (True, Signature(reads, (), gradient + load))]
-
-
-@cache
-def _load_input(plan: Plan) -> Candidates:
-    return [(False, Signature(writes=(token_role("data", plan),)))]
 
 
 @cache

@@ -566,17 +566,16 @@ class JobPlan:
             elif bare(note.key) == _SCALE and self.values["view_dtype"] == "f16":
                 continue
             elif not rule.refused:
-                self.left += [left] if (left := left_of(note, rule)) is not None else []
+                self.left += filter(None, [left_of(note, rule)])
             elif not is_off(note.value) and note.value not in rule.agrees:
                 self._refuse_note(note.key, note.value, note.place, rule.why, rule.way_out)
         for note in self.job.not_understood:
-            if note.key.endswith("zero_hpz_partition_size"):
-                self._views(note.key, note.value, note.place)
-                continue
             if is_carried(self, note.key):
                 continue
             rule = rule_of_open(note, self.title)
-            if rule.unknown:
+            if note.key.endswith("zero_hpz_partition_size"):
+                self._views(note.key, note.value, note.place)
+            elif rule.unknown:
                 where = self._place_of(note.place).location
                 self.report.error("RT063", f"{note.key} is {rule.why}", where, help="correct its name, or take it out")
             elif rule.refused or "HYBRID" in str(note.value).upper():
@@ -595,9 +594,7 @@ class JobPlan:
         else:
             self.left.append(Left(key, said, "views are gathered from all that have shards"))
 
-    def _refuse_note(
-        self, key: str, value: Any, place: str, why: str, way_out: str = "take it out of the file"
-    ) -> None:
+    def _refuse_note(self, key: str, value: Any, place: str, why: str, way_out: str = "take it out") -> None:
         said = "" if value is None or value is True else f" {shown(value)}"
-        text = f"{key}{said} is not carried over: {why}"
-        self.report.error("RT064", text, self._place_of(place).location, help=way_out)
+        where = self._place_of(place).location
+        self.report.error("RT064", f"{key}{said} is not carried over: {why}", where, help=way_out)
