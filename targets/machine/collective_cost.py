@@ -9,6 +9,7 @@ Gropp, "Optimization of Collective Communication Operations in MPICH", 2005):
 - recursive: ceil(log2 D) rounds in which a member's data doubles, from a neighbour to half of all. In a reduction the
   order is reversed: the data that a member adds up halves, and partial sums are f32.
 - tree: ceil(log2 D) rounds of n up to a root, then down again in halves: few rounds, many bytes.
+- pairwise by groups, of parts that differ by receiver: first with all of the own group, then with all of the others.
 - hierarchical: one of ring, pairwise and recursive within each group of the innermost level, then one between groups
   at every level. Only sums, which are f32, leave a group.
 
@@ -197,6 +198,24 @@ def all_to_all(nbytes: float, members: Members, *, staged: bool) -> Algorithm:
     gradients are; sums on the way would have to be unpacked, added and packed again by each member they pass.
     """
     return Algorithm("pairwise", _pairwise_rounds(nbytes, Circle(members.count), members, staged=staged))
+
+
+def all_to_alls(nbytes: float, members: Members) -> list[Algorithm]:
+    """Return the orders in which each member may give every other a part of its own `nbytes`, on any machine.
+
+    Of members in several groups each may first meet those of its own group, then all of the others in turn. Round the
+    circle of all members, in contrast, rounds to near partners cross the links between groups as well.
+    """
+    ways = [all_to_all(nbytes, members, staged=False)]
+    if len(members.steps()) > 1:
+        rounds, stride = [], 1
+        for _, places in members.steps():
+            shift = Shift(Circle(places, stride), 1, step=1, turns=stride)
+            count, part = (places - 1) * stride, nbytes / members.count
+            rounds.append(_rounds(count, shift, part, members, staged=False, in_turn=True))
+            stride *= places
+        ways.append(Algorithm("pairwise by groups", tuple(rounds)))
+    return ways
 
 
 def copied_shards(

@@ -38,19 +38,22 @@ class Circle:
 class Shift:
     """Round in which every member sends to the place of its circle that is `distance` further on.
 
-    In a series of rounds the distance grows by `step` a round.
+    In a series of rounds the distance grows by `step` every `turns` rounds. In each of these rounds a member sends to
+    another of the `stride` members that stand at that place.
     """
 
     circle: Circle
     distance: int
     step: int = 0
+    turns: int = 1
 
     def targets(self, number: int, count: int) -> Ints:
         """Return the target of each of `count` members in round `number`."""
         members = np.arange(count)
         places, stride = self.circle.places, self.circle.stride
-        place = members // stride % places
-        return members + ((place + self.distance + number * self.step) % places - place) * stride
+        place, inner = members // stride % places, members % stride
+        distance, turn = self.distance + number // self.turns * self.step, number % self.turns
+        return members + ((place + distance) % places - place) * stride + (inner + turn) % stride - inner
 
     def leaving(self, group: int) -> int:
         """Return the number of a round's messages that leave one group of `group` members.

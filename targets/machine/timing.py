@@ -37,6 +37,7 @@ from ratrain.targets.machine.collective_cost import (
     all_gathers,
     all_reduces,
     all_to_all,
+    all_to_alls,
     cheapest,
     copied_shards,
     neighbours,
@@ -473,9 +474,9 @@ def _keys_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Al
     return (_reduce_scatter_way if reduces else _gather_way)(op, plan, machine, members)
 
 
-def _heads_way(op: TimedOp, _plan: Plan, _machine: Machine, members: Members) -> Algorithm:
+def _heads_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
     """Return the algorithm of an exchange of tokens for heads, or of rows: a member has another part for each."""
-    return all_to_all(op.payload_bytes, members, staged=False)
+    return cheapest(all_to_alls(op.payload_bytes, members), machine, op.own_bytes)
 
 
 def _all_reduce_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:

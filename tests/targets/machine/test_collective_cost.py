@@ -22,6 +22,7 @@ from ratrain.targets.machine.collective_cost import (
     Algorithm,
     all_gathers,
     all_reduces,
+    all_to_alls,
     cheapest,
     copied_shards,
     neighbours,
@@ -150,6 +151,22 @@ def test_every_way_moves_what_it_must(count: int, chip: int, nbytes: float) -> N
         assert way.work(on, 0).seconds >= way.seconds(on)
 
 
+@pytest.mark.parametrize("uplink", [None, 30e9])
+def test_all_to_all_group_by_group_crosses_outer_links_in_fewer_rounds(uplink: float | None) -> None:
+    """Of 2 groups of 4 members, 4 rounds in place of 7; an own link carries the same bytes in both orders."""
+    on = machine(link_latency=0.0, clusters_per_chip=4, chip_bandwidth=150e9)
+    on = on if uplink is None else machine(on, chip_uplink=uplink)
+    group = members_of(8, on)
+    around, by_groups = all_to_alls(8e9, group)
+    assert (around.name, by_groups.name) == ("pairwise", "pairwise by groups")
+    outer = on["link_bandwidth"] if uplink is None else min(on["link_bandwidth"], uplink / 4)
+    assert by_groups.seconds(on) == pytest.approx(3e9 / 150e9 + 4e9 / outer)
+    assert cheapest([around, by_groups], on).seconds(on) <= around.seconds(on)
+    for level in range(2):
+        assert by_groups.bytes_at(level) == pytest.approx(around.bytes_at(level))
+    assert len(all_to_alls(8e9, members_of(4, on))) == 1
+
+
 @given(
     st.sampled_from([1, 2, 4, 6]),
     st.integers(1, 150),
@@ -171,6 +188,7 @@ def test_cost_never_falls_with_bytes_or_members(
         lambda size, members: reduce_scatters(size / 2, 2, members, on),
         lambda size, members: all_gathers(size, members, on),
         lambda size, members: all_reduces(size / 2, 2, members, on),
+        all_to_alls,
     ):
         seconds, larger = (
             cheapest(kind(size, one), on).seconds(on) if one.count > 1 else 0.0 for size in (nbytes, nbytes * factor)

@@ -89,6 +89,24 @@ def test_pairwise_rounds_bring_all_pairs_together_once(members: int) -> None:
     assert all(one != other for one, other in met)
 
 
+@given(WITHIN)
+def test_groups_meet_all_pairs_once_and_each_over_the_links_of_its_level(within: tuple[int, ...]) -> None:
+    count, met, stride = within[-1], set(), 1
+    for group in within:
+        places = group // stride
+        if places == 1:
+            continue
+        shift = Shift(Circle(places, stride), 1, step=1, turns=stride)
+        for number in range((places - 1) * stride):
+            targets = shift.targets(number, count)
+            assert sorted(targets) == list(range(count)), "each receives once"
+            pairs = {(member, int(to)) for member, to in enumerate(targets)}
+            assert all(one // group == other // group and one // stride != other // stride for one, other in pairs)
+            met |= pairs
+        stride = group
+    assert len(met) == count * (count - 1)
+
+
 @given(st.integers(2, 100))
 def test_a_tree_brings_everything_to_its_root_and_back(members: int) -> None:
     heard = [{member} for member in range(members)]
