@@ -130,6 +130,14 @@ def for_calibration() -> None:
     Path("measured.csv").write_text(f"model,plan,dp,step_seconds\n{rows}")
 
 
+def for_experts() -> None:
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    Path("experts.json").write_text(json.dumps(MODEL | experts))
+    Path("experts.toml").write_text(PLAN.replace("dp = 1", "dp = 2\nep = 2"))
+    call("ratrainc compile --model experts.json --plan experts.toml -o X.rtx")
+    Path("shares.json").write_text(json.dumps({"layers": [[0.4, 0.3, 0.2, 0.1]] * MODEL["num_hidden_layers"]}))
+
+
 def for_training() -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="the page trains with a tokenizer: extra 'tokenizer'")
     words = ["[UNK]", "</s>", *sorted(set(re.findall(r"\w+|[^\w\s]", Path("book.txt").read_text())))]
@@ -188,6 +196,7 @@ def for_plugins() -> None:
 
 BESIDE: dict[str, Callable[[], None]] = {
     "calibration.md": for_calibration,
+    "experts.md": for_experts,
     "finetuning.md": for_finetuning,
     "validation-tables.md": for_validation,
     "strategies.md": for_strategies,

@@ -59,7 +59,14 @@ def refusal(line: str) -> str | None:
         known |= {flag for option in run.params for flag in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "-h", "--plugin"}
     unknown = [word for word in words if re.match(r"--?[a-zA-Z]", word) and word.partition("=")[0] not in known]
-    return f"'{name}' has no option {unknown[0]}" if unknown else None
+    if unknown:
+        return f"'{name}' has no option {unknown[0]}"
+    parser = command.make_parser(click.Context(command, **command.context_settings))
+    try:
+        _, others, _ = parser.parse_args([word for word in words if word != "..."])
+    except click.UsageError as error:
+        return f"'{name}': {error.format_message()}"
+    return f"'{name}' does not take '{others[0]}'" if others and name != "launch" else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -70,9 +77,10 @@ def test_commands_of_the_pages_have_the_options_they_are_given(page: Path) -> No
 
 
 def test_a_wrong_command_of_a_page_is_found() -> None:
-    page = "    ratrainc verify a.rtir --jsn\n\n```console\n$ ratrainc simulat x.rtx | head\n```\n"
+    page = "    ratrainc verify a.rtir --jsn\n    ratrainc opt a.rtir  a note\n\n```console\n$ ratrainc simulat x.rtx | head\n```\n"
     assert [refusal(line) for line in lines_of_commands(page)] == [
         "'verify' has no option --jsn",
+        "'opt' does not take 'a'",
         "there is no command 'simulat'",
     ]
 

@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.engine.engine import StepReport
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_at_a_terminal() -> Iterator[None]:
+    """Take signals as at a terminal: under `nohup`, or behind a `&` of a script, tests start with some of them ignored.
+
+    A second Ctrl-C leaves it without effect until the command ends.
+    """
+    at_terminal = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in at_terminal.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("number", "saves", "code"),
     [
@@ -173,14 +186,6 @@ def test_who_asks_before_or_after_the_steps_is_answered(
     program = make_program(evolve(MODEL, vocab_size=256))
     run_training(program, DataChoice(), run_settings(1), Outputs(), Display(quiet=True))
     assert ("being prepared" if when == "prepare" else "all steps are done") in capfd.readouterr().err
-
-
-@pytest.fixture(autouse=True)
-def _ctrl_c_as_before() -> Iterator[None]:
-    """A second Ctrl-C leaves it without effect until the command ends."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("when", ["TrainingRun.save", "_draw"])
