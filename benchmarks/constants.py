@@ -77,13 +77,17 @@ class _Row:
 
 
 def rows_of(device: str) -> list[ValidationRow]:
-    """Return the rows of the published tables that ran on a device and were timed."""
+    """Return the rows of the published tables that ran on a device and were timed, of models without experts.
+
+    What exchanges of experts cost is not in these constants, and its error would hide theirs.
+    """
     tables = [read_validation_table(str(path)) for path in sorted(PUBLISHED.glob("*.csv"))]
     return [
         row
         for table in tables
         for row in table.rows
         if row.task is not None
+        and row.task.model.experts is None
         and row.measure in ("step_seconds", "tokens_per_second")
         and row.task.machine.name.startswith(device)
         and row.task.machine.collectives == load_machine(DEVICES[device]).collectives

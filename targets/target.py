@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits
+from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import BlockOp, Update
 from ratrain.ratrain_ir.ops.messages import MessageOp
@@ -129,7 +130,9 @@ class MachineTarget:
         ends = (stage.index, op.peer) if isinstance(op, MessageOp) else None
         blocks = op.blocks if isinstance(op, AllReduce) else ()
         fields = op.keyword, group_name(op), op.engine
-        return timed_op(module.model, module.plan, *fields, routine, operands, ends, blocks)
+        index = getattr(op, "slice", None)
+        plan = module.plan if index is None else slice_plan(module.plan, index)
+        return timed_op(module.model, plan, *fields, routine, operands, ends, blocks)
 
 
 def target_of(machine: Machine) -> MachineTarget:

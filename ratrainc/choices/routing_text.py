@@ -11,12 +11,11 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.model.expert_ranks import capacity_of
 from ratrain.ratrain_ir.support.diagnostics import Location, fail, nearest
 from ratrain.ratrain_ir.support.files import read_text
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.targets.machine.routing import BALANCED, HOT_RANK, ROUTINGS, Routing, Shares, named_routing
+from ratrain.targets.machine.routing import HOT_RANK, ROUTINGS, Routing, Shares, named_routing
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -30,15 +29,12 @@ _LAYERS = "layers"
 def routing_of(given: str, model: ModelConfig, plan: Plan) -> Routing:
     """Return the routing of a name, or of a JSON file, for the experts of a model.
 
-    Raises `DiagnosticError` RT064 if the model has no experts, the plan drops rows, or it has no ranks that share
-    experts out and `hot-rank` asks for one; RT004 for an unknown name; RT002 or RT005 for a file that is wrong.
+    Raises `DiagnosticError` RT064 if the model has no experts, or the plan no ranks that share experts out where
+    `hot-rank` asks for one; RT004 for an unknown name; RT002 or RT005 for a file that is wrong.
     """
     if model.experts is None or model.experts_per_token is None:
         text = f"the routing '{given}' is of experts, which {model.name} has not"
         fail("RT064", text, help="leave --routing out")
-    if given != BALANCED and capacity_of(model, plan) is not None:
-        text = f"times under the routing '{given}' are not built for ranks that drop rows (capacity)"
-        fail("RT064", text, help='leave --routing out, or use dispatch = "balanced"')
     if given in ROUTINGS:
         if given == HOT_RANK and plan.ep == 1:
             text = f"the routing '{HOT_RANK}' sends all rows to one rank's experts: no replicas share them out (ep = 1)"

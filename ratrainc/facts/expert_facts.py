@@ -14,6 +14,7 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.model.expert_ranks import capacity_of
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.targets.machine.cost import weight_bound_rows
+from ratrain.targets.machine.routing import dropped_share
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -38,6 +39,12 @@ def experts_text(model: ModelConfig) -> str:
 def kinds_text(model: ModelConfig) -> str:
     """Return in how many layers there are experts, in words."""
     return f"in {model.expert_layers} of {number_of(model.layers, 'layer')}"
+
+
+def dropped_rows_note(model: ModelConfig, plan: Plan, routing: Routing | None) -> str:
+    """Return which part of all rows a routing makes expert ranks drop, as a run's log calls it; "" if none can be."""
+    share = dropped_share(routing, model, plan)
+    return "" if share is None else f"dropped_rows: {100 * share:.2f} % of all rows are above the capacity of an expert"
 
 
 NOT_COUNTED = "experts that a token does not use are not counted"
@@ -72,12 +79,13 @@ def expert_rows_note(model: ModelConfig, plan: Plan, machine: Machine, routing: 
     least = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize, half_sums=plan.half_run is not None)
     part = "the shortest slice" if plan.slices else "a micro-batch"
     choices = f"{tokens:,} tokens, {model.experts_per_token} of {model.experts} experts each"
+    capacity = capacity_of(model, plan)
+    taken = f"; of a rank's rows an expert takes {capacity:,} at most, and the others are dropped" if capacity else ""
     if routing is not None and routing.busiest > 1:
         most = f"the busiest expert gets {rows * routing.busiest:,.0f} rows in {part} ({choices})"
-        return f"{most}: times assume the routing '{routing.name}', not a balanced one with {rows:,.0f} rows each"
-    said = f"experts get {rows:,.0f} rows each in {part} ({choices}), if all get as many, as times assume"
-    if (capacity := capacity_of(model, plan)) is not None:
-        said += f"; of a rank's rows an expert takes {capacity:,} at most, and the others are dropped"
+        even = f"not a balanced one with {rows:,.0f} rows each"
+        return f"{most}: times assume the routing '{routing.name}', {even}{taken}"
+    said = f"experts get {rows:,.0f} rows each in {part} ({choices}), if all get as many, as times assume{taken}"
     if rows >= least:
         return said
     way_out = "larger micro-batches, or fewer slices," if plan.slices else "larger micro-batches"

@@ -11,7 +11,7 @@ from ratrain.ratrainc.console.parts import Part, Shown, html_of
 from ratrain.ratrainc.report.picture import boxes, step_picture
 from ratrain.ratrainc.report.summary_tables import figures_parts, given_times_parts
 from ratrain.targets.machine.machine import Machine
-from ratrain.targets.machine.routing import BALANCED, Routing
+from ratrain.targets.machine.routing import BALANCED, Routing, dropped_share
 from ratrain.targets.simulator.figures import Figures, StageFigures, StepFigures
 from ratrain.targets.simulator.given_times import GivenTimes
 from ratrain.targets.simulator.timeline import Timeline
@@ -108,7 +108,8 @@ class Simulation(StepSimulation):
         """Return the figures as `--json` prints them."""
         routing = None if self.program.model.experts is None else self.routing.name if self.routing else BALANCED
         of_machine = {"machine": self.machine.name, "step_error": self.machine.step_error}
-        return super().to_json() | of_machine | {"routing": routing}
+        dropped = dropped_share(self.routing, self.program.model, self.program.plan)
+        return super().to_json() | of_machine | {"routing": routing, "dropped_rows": dropped}
 
 
 @frozen(repr=False)

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.console.console import capacity_text, say, seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, TextTable
-from ratrain.ratrainc.facts.expert_facts import NOT_COUNTED, expert_rows_note, experts_text
+from ratrain.ratrainc.facts.expert_facts import NOT_COUNTED, dropped_rows_note, expert_rows_note, experts_text
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def figures_parts(
     yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, {utilisation}{counted}"
     if note := expert_rows_note(program.model, program.plan, machine, routing):
         yield note
+    if dropped := dropped_rows_note(program.model, program.plan, routing):
+        yield dropped
     if machine.accuracy:
         yield machine.accuracy
     yield from collectives_parts(figures)

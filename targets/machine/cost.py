@@ -342,12 +342,14 @@ def routine_work(routine: Routine, machine: Machine, loads: ExpertLoads = ()) ->
 
 
 def _with_rows(routine: Routine, own: tuple[int, ...], copied: tuple[int, ...]) -> Routine:
-    """Return the routine with the rows of each expert in its products of experts."""
+    """Return the routine with the rows of each expert in its products of experts, and with as many rows in all."""
+    _, room = experts_and_rows(routine, next(filter(is_of_experts, routine.steps)))
     steps = (
         evolve(step, expert_rows=copied if works_on_copies(step) else own) if is_of_experts(step) else step
         for step in routine.steps
     )
-    return evolve(routine, steps=tuple(steps))
+    # a rank for whose experts no row comes: sizes stay positive
+    return evolve(routine.with_rows(room, max(1, sum(own) + sum(copied))), steps=tuple(steps))
 
 
 def is_of_experts(step: Step) -> bool:

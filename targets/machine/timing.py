@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.expert_blocks import expert_rows
-from ratrain.ratrain_ir.model.expert_ranks import balanced_rows, pool_elements, rows_of_rank
+from ratrain.ratrain_ir.model.expert_ranks import balanced_rows, capacity_of, pool_elements, rows_of_rank
 from ratrain.ratrain_ir.model.slots import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import (
@@ -46,7 +46,6 @@ from ratrain.targets.machine.collective_cost import (
 )
 from ratrain.targets.machine.cost import (
     copy_work,
-    experts_and_rows,
     host_work,
     is_of_experts,
     message_work,
@@ -57,7 +56,7 @@ from ratrain.targets.machine.measured_kernels import call_sizes, digest
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
-from ratrain.targets.machine.routing import ExpertLoads, expert_loads, rank_loads
+from ratrain.targets.machine.routing import ExpertLoads, expert_loads, rank_loads, sent_rows
 from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.slowest_rank import slowest_rank
 from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, StreamedBytes, streamed_work, transfer_work
@@ -155,7 +154,8 @@ def timed_op(
 ) -> TimedOp:
     """Return the facts that the time of an op or instruction depends on; if it calls a routine, the routine alone.
 
-    `ends` are the stages at both ends of a message, in any order; `blocks` are the blocks of a collective.
+    `ends` are the stages at both ends of a message, in any order; `blocks` are the blocks of a collective. `plan` is
+    that of the op's slice, if it has one.
     """
     if routine is not None:
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
@@ -202,33 +202,38 @@ def under_routing(
     """Return the facts of an op of a layer whose experts get as many rows as a routing says.
 
     Products of experts take the rows of each. An exchange of rows takes what its busiest rank sends or receives, with
-    copies of experts. Under a balanced router nothing changes.
+    copies of experts; with a capacity, only the rows that are not dropped. Under a balanced router nothing changes.
+    `plan` is that of the op's slice, if it has one.
     """
     shares = routing.of_layer(layer)
     if shares is None:
         return op
+    rows, capacity = expert_rows(model, plan), capacity_of(model, plan)
     if op.routine is not None:
-        products = [step for step in op.routine.steps if is_of_experts(step)]
-        if not products:
+        if not any(map(is_of_experts, op.routine.steps)):
             return op
-        experts, rows = experts_and_rows(op.routine, products[0])
-        return evolve(op, loads=expert_loads(shares, len(shares) // experts, rows))
+        return evolve(op, loads=expert_loads(shares, plan.ep, rows, capacity))
     if op.keyword not in _OF_EXPERTS:
         return op
-    pool, rows = pool_elements(model, plan), expert_rows(model, plan)
+    pool, expected = pool_elements(model, plan), balanced_rows(model, plan)
+    loads = rank_loads(shares, plan.ep, rows, capacity)
     copies = sum(t.type.nbytes for t in tensors if t.type.shape == (pool,) and t.kind not in _OF_BLOCKS)
-    a_row, a_copy = op.payload_bytes / rows, copies * plan.ep / len(shares)
+    a_row, a_copy = op.payload_bytes / expected, copies * plan.ep / len(shares)
     busiest = max(
         max(
             load.rows_sent * a_row + load.copies_sent * a_copy,
             load.rows_received * a_row + load.copies_received * a_copy,
         )
-        for load in rank_loads(shares, plan.ep, rows)
+        for load in loads
     )
-    moved = max(load.copies_sent + load.copies_received for load in rank_loads(shares, plan.ep, rows)) * a_copy
+    moved = 2 * max(load.copies_sent + load.copies_received for load in loads) * a_copy
+    # the busiest rank's rows come, or have come and go back; what it has sent comes back to it
+    more = max(load.rows for load in loads) - expected
+    if op.keyword == Combine.keyword:
+        more += sent_rows(shares, rows, capacity) - expected
     # each of n ranks keeps an n-th of what an exchange of equal parts is priced by
     nbytes = round(busiest * plan.ep / (plan.ep - 1))
-    return evolve(op, payload_bytes=nbytes, own_bytes=op.own_bytes + round(2 * moved))
+    return evolve(op, payload_bytes=nbytes, own_bytes=op.own_bytes + round(moved + more * a_row))
 
 
 def _travels_to_experts(tensor: Tensor | ProgramTensor | TensorForm) -> bool:

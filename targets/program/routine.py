@@ -149,13 +149,14 @@ class Routine:
     @property
     def as_expected(self) -> Routine:
         """The routine with as many rows as balanced routers have, for its costs."""
-        if self.expected_rows is None:
-            return self
-        room, expected = self.expected_rows
+        return self if self.expected_rows is None else self.with_rows(*self.expected_rows)
+
+    def with_rows(self, room: int, rows: int) -> Routine:
+        """Return the routine with as many rows as come where it has room for others, for its costs."""
 
         def sized(each: _Sized) -> _Sized:
-            rows, *width = each.shape
-            return attrs.evolve(each, shape=(expected, *width)) if rows == room and width else each
+            lines, *width = each.shape
+            return attrs.evolve(each, shape=(rows, *width)) if lines == room and width else each
 
         formals, intermediates = tuple(map(sized, self.formals)), tuple(map(sized, self.intermediates))
         return attrs.evolve(self, formals=formals, intermediates=intermediates, expected_rows=None)

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
 from ratrain.targets.machine.cost import routine_flops
 from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.machine.routing import dropped_share, named_routing
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.checkpoint.state import start_from_weights
 from ratrain.targets.runtime.engine.evaluation import held_out
@@ -204,6 +205,7 @@ def test_a_step_tells_which_part_of_its_rows_is_dropped(factor: float | None, sh
     program = make_program(EXPERTS, **{**FOUR, **F32}, ep=2, **dropping(factor))
     run = trained(program, with_router(EXPERTS, "equal"), 1, kernels="fast")
     assert run.done[0].to_json()["dropped_rows"] == share
+    assert dropped_share(named_routing("one-hot", 4, 2, 2), EXPERTS, program.plan) == share
     balanced = train(make_program(EXPERTS, **FOUR, ep=2), 1)
     assert "dropped_rows" not in balanced.done[0].to_json()
 

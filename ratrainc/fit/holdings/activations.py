@@ -65,6 +65,7 @@ def account(kept: Iterable[Kept], times: int = 1) -> Bytes:
 
 def layer_kept(part: Part) -> tuple[Kept, ...]:
     """Return the tensors that the forward of one layer saves if nothing is recomputed."""
+    assert not part.model.mlp_kinds, "one kind of layer is asked for"
     return (*_attention(part), *_mlp(part), *_residual_masks(part))
 
 
@@ -293,26 +294,31 @@ def recomputed_layers(part: Part) -> int:
 
 
 def kept_activations(part: Part, layers: int) -> Bytes:
-    """Return the saved bytes of `layers` layers, counted once a micro-batch in flight, by owner.
+    """Return the saved bytes of the first `layers` layers, counted once a micro-batch in flight, by owner.
 
-    Of a part of the stage's layers, as large a share is recomputed as of the stage. Inputs of layers that are moved to
-    the host leave two here: the one in use and the one that is copied (assumed).
+    Inputs of layers that are moved to the host leave two here: the one in use and the one that is copied (assumed).
     """
     if part.job.thawed is not None and layers:
         return _beside_frozen(part, layers)
+    kept, moved, logits = [], 0, 0
+    for each, count in part.first_layers(layers):
+        by_policy = _kept_by_policy(each, count)
+        whole = count - by_policy
+        if part.job.checkpointing is Checkpointing.FULL:
+            by_policy = share(by_policy, part.job.checkpoint_every)
+        if part.job.offload_activations:
+            by_policy = min(by_policy, 2 - moved)
+            moved += by_policy
+        logits += count * router_logits_kept(each)  # an auxiliary loss reads the logits of all layers
+        kept += [account(kept_by_policy(each), by_policy), account(layer_kept(each), whole)]
+    return together([*kept, {MASKS: share(layers, part.layers) * embedding_mask(part), ROUTER: logits}])
+
+
+def _kept_by_policy(part: Part, layers: int) -> int:
+    """Return how many of some layers are recomputed: of a part of the stage's as large a share as of the stage."""
     marked = recomputed_layers(part)
     passes, rest = divmod(layers, part.layers)
-    by_policy = passes * marked + rest * marked // part.layers
-    whole = layers - by_policy
-    if part.job.checkpointing is Checkpointing.FULL:
-        by_policy = share(by_policy, part.job.checkpoint_every)
-    if part.job.offload_activations:
-        by_policy = min(by_policy, 2)
-    others = {
-        MASKS: share(layers, part.layers) * embedding_mask(part),
-        ROUTER: layers * router_logits_kept(part),  # an auxiliary loss reads the logits of all layers
-    }
-    return together([account(kept_by_policy(part), by_policy), account(layer_kept(part), whole), others])
+    return passes * marked + rest * marked // part.layers
 
 
 def _beside_frozen(part: Part, layers: int) -> Bytes:

@@ -92,9 +92,9 @@ def linears(part: Part) -> tuple[Linear, ...]:
     elif family == "gpt_neox" and packed:
         names = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
         widths = (query + 2 * key, hidden, ffn, hidden)
-    elif family in _WITH_EXPERTS:
+    elif part.model.experts is not None and family in _WITH_EXPERTS:
         return (*_separate(hidden, query, key, ffn)[:4], *_of_shared_expert(part))
-    elif family in _SEPARATE or (family == "phi3" and not packed):
+    elif family in (*_SEPARATE, *_WITH_EXPERTS) or (family == "phi3" and not packed):
         return _separate(hidden, query, key, ffn)
     else:
         return ()
@@ -224,6 +224,8 @@ def outer_trained(part: Part) -> int:
 
 def trained(part: Part) -> int:
     """Return the elements of the rank that train, before data-parallel ranks share them out."""
+    if part.model.mlp_kinds:  # of these no layer is frozen
+        return sum(count * layer_trained(each) for each, count in part.kinds) + outer_trained(part)
     return layers_of(part).trained * layer_trained(part) + outer_trained(part)
 
 
@@ -272,11 +274,12 @@ def frozen_bytes(part: Part) -> int:
     if part.job.thawed is not None:
         own = 0 if part.job.offload_parameters else itemsize(part.job.weight_dtype) * (part.parameters - trained(part))
         return share(own, part.shards) if part.sharded else own
-    codes, scales = _layer_stored(part)
-    held = part.layers * codes + itemsize(part.job.weight_dtype) * part.outer_parameters
+    stored = [(count, *_layer_stored(each)) for each, count in part.kinds]
+    held = sum(count * codes for count, codes, _ in stored)
+    held += itemsize(part.job.weight_dtype) * part.outer_parameters
     if part.job.offload_parameters:
         held = 0
-    return (share(held, part.shards) if part.sharded else held) + part.layers * scales
+    return (share(held, part.shards) if part.sharded else held) + sum(count * scales for count, _, scales in stored)
 
 
 def gathered_layer(part: Part) -> int:

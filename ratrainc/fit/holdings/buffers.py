@@ -25,6 +25,7 @@ With U the parameters of a layer, R those outside layers, c and r the item sizes
 from __future__ import annotations
 
 from enum import Enum
+from itertools import pairwise
 
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
 from ratrain.ratrainc.fit.holdings.activations import kept_by_policy, recomputed_layers
@@ -86,11 +87,24 @@ def gather_pool(part: Part) -> int:
     """
     if part.job.sharding is not Sharding.FSDP2:
         return 0
-    return max(2 * gathered_layer(part), part.item * part.head_matrix, part.item * part.embedding_parameters)
+    letters = part.model.mlp_kinds
+    pairs = {(first, second) for first, second in pairwise(letters)} if letters else {("", "")}
+    neighbours = [sum(gathered_layer(part.at(letters.find(letter))) for letter in pair) for pair in pairs]
+    return max(*neighbours, part.item * part.head_matrix, part.item * part.embedding_parameters)
+
+
+def _gathered(part: Part) -> tuple[int, int, int]:
+    """Return the bytes of gathered weights: of all layers, of the one in use, and of that and the next in the backward.
+
+    In the backward of the first layer none is next, where layers are alike.
+    """
+    layers = sum(count * gathered_layer(each) for each, count in part.kinds)
+    here, before = gathered_layer(part.here), part.before
+    return layers, here, here + (0 if before is None else gathered_layer(before))
 
 
 def _fsdp1(part: Part, phase: Phase) -> Bytes:
-    gather, layers = gathered_layer(part), part.layers * gathered_layer(part)
+    layers, gather, both = _gathered(part)
     whole = not part.job.reshard_after_forward
     if whole and part.sums_whole and phase in (Phase.FIRST, Phase.END):
         # weights that stay for the backward then stay for the next micro-batch too (_should_free_in_backward)
@@ -100,14 +114,14 @@ def _fsdp1(part: Part, phase: Phase) -> Bytes:
         Phase.LOSS_BACK: layers if whole else 0,
         Phase.HEAD: layers if whole else gather,
         Phase.NORM: layers if whole else gather,
-        Phase.LAST: layers if whole else 2 * gather,
-        Phase.FIRST: gather,
+        Phase.LAST: layers if whole else both,
+        Phase.FIRST: both if part.number else gather,
     }.get(phase, 0) + (0 if phase is Phase.STEP else part.item * part.outer_parameters)
     return {FSDP1_GATHERED: gathered}
 
 
 def _reduced_by_fsdp1(part: Part, phase: Phase) -> int:
-    unit, item = layer_trained(part), part.item
+    unit, in_flight, item = layer_trained(part.here), _unit_after(part), part.item
     reduced = itemsize(part.job.reduce_dtype)
     copy = reduced if reduced != item else 0
     head, outer = item * head_trained(part), outer_trained(part)
@@ -115,7 +129,7 @@ def _reduced_by_fsdp1(part: Part, phase: Phase) -> int:
         Phase.HEAD: head,
         Phase.NORM: head,
         Phase.LAST: item * unit + of_the_layer_before(part, item + copy) + head,
-        Phase.FIRST: (2 * item + copy) * unit + head,
+        Phase.FIRST: item * unit + (item + copy) * in_flight + head,
         # the root's parts and the tensor that joins them, before its shard is made; or its copy, when the gathered root
         # is gone (_post_backward_hook reshards first)
         Phase.END: max(2 * item * outer - gradients(part, outer), copy * outer, 0),
@@ -126,9 +140,19 @@ def of_the_layer_before(part: Part, item: int) -> int:
     """Return the bytes of gradients in reduction that the second backward has more than the first keeps.
 
     The last layer's backward has no layer before it, but everything is still kept; the next one's has, and one layer
-    less is kept. The fuller of the two is meant.
+    less is kept. The fuller of the two is meant. A layer of another kind than the one behind it is a moment of its own.
     """
-    return max(0, item * layer_trained(part) - sum(each.bytes for each in kept_by_policy(part)))
+    if part.number is not None and part.after is not None:
+        return item * layer_trained(part.after)
+    here = part.here
+    if part.before is None or part.before.model is not here.model:
+        return 0
+    return max(0, item * layer_trained(here) - sum(each.bytes for each in kept_by_policy(here)))
+
+
+def _unit_after(part: Part) -> int:
+    """Return the elements that train of the layer whose gradients are in reduction during the backward of another."""
+    return 0 if part.after is None else layer_trained(part.after)
 
 
 def _groups_apart(part: Part) -> bool:
@@ -142,15 +166,15 @@ def _root(part: Part) -> int:
 
 
 def _fsdp2(part: Part, phase: Phase) -> Bytes:
-    gather, layers = gathered_layer(part), part.layers * gathered_layer(part)
+    layers, gather, both = _gathered(part)
     whole = not part.job.reshard_after_forward
     gathered = {
         Phase.LOSS: layers if whole else gather,
         Phase.LOSS_BACK: layers if whole else gather,
         Phase.HEAD: layers if whole else gather,
         Phase.NORM: layers if whole else gather,
-        Phase.LAST: layers if whole else 2 * gather,
-        Phase.FIRST: gather,
+        Phase.LAST: layers if whole else both,
+        Phase.FIRST: both if part.number else gather,
     }.get(phase, 0)
     if phase not in (Phase.END, Phase.STEP) and not (_groups_apart(part) and phase is Phase.FIRST):
         gathered += part.item * _root(part)
@@ -158,7 +182,7 @@ def _fsdp2(part: Part, phase: Phase) -> Bytes:
 
 
 def _reduced_by_fsdp2(part: Part, phase: Phase) -> int:
-    unit, item, apart = layer_trained(part), part.item, _groups_apart(part)
+    unit, item, apart = layer_trained(part.here), part.item, _groups_apart(part)
     reduced = itemsize(part.job.reduce_dtype)
     head = item * head_trained(part)
     last_group = outer_trained(part) if part.job.trains_part else part.embedding_parameters if apart else _root(part)
@@ -169,8 +193,8 @@ def _reduced_by_fsdp2(part: Part, phase: Phase) -> int:
         Phase.LAST: item * unit
         + max(of_the_layer_before(part, reduced), reduced * head_trained(part) if apart else 0)
         + waiting,
-        Phase.FIRST: (item + reduced) * unit + waiting,
-        Phase.END: (item + reduced) * last_group + reduced * unit,
+        Phase.FIRST: item * unit + reduced * _unit_after(part) + waiting,
+        Phase.END: (item + reduced) * last_group + reduced * layer_trained(part.at(0)),
     }.get(phase, 0)
 
 
@@ -265,10 +289,6 @@ def _dequantised(part: Part, phase: Phase) -> Bytes:
 def _casts(part: Part, phase: Phase) -> Bytes:
     if not part.casts or phase in (Phase.END, Phase.STEP):
         return {}
-    quantised = part.job.adapter is not None and part.job.adapter.base_bits is not None
-    layer = 0 if quantised else part.layer_parameters - part.layer_vectors
-    if part.model.experts is not None:  # autocast does not know grouped products
-        layer -= part.layer_experts
     trained = layers_of(part).trained
     head = head_trained(part) if part.job.thawed is not None else part.head_matrix
     # the cache is cleared where the forward's context ends; recomputed products cast again, others saved their copies
@@ -276,9 +296,21 @@ def _casts(part: Part, phase: Phase) -> Bytes:
     again = min(part.job.checkpoint_every, trained - saved)
     # autocast keeps casts of weights that train; of frozen ones autograd keeps those that a backward reads
     layers = {
-        Phase.LOSS: saved if part.job.adapter else trained,
-        Phase.LAST: saved + again,
-        Phase.FIRST: 1,
-    }.get(phase, saved)
+        Phase.LOSS: _cast_layers(part, saved if part.job.adapter else trained),
+        Phase.LAST: _cast_layers(part, saved) + again * _cast_layer(part.here),
+        Phase.FIRST: _cast_layer(part.here),
+    }.get(phase, _cast_layers(part, saved))
     has_head = phase in (Phase.LOSS, Phase.LOSS_BACK, Phase.HEAD)
-    return {"buffers of autocast: cast weights": part.item * (layers * layer + (head if has_head else 0))}
+    return {"buffers of autocast: cast weights": part.item * (layers + (head if has_head else 0))}
+
+
+def _cast_layer(part: Part) -> int:
+    """Return the elements of a layer's weights that autocast casts; it does not know grouped products of experts."""
+    if part.job.adapter is not None and part.job.adapter.base_bits is not None:
+        return 0
+    return part.layer_parameters - part.layer_vectors - part.layer_experts
+
+
+def _cast_layers(part: Part, number: int) -> int:
+    """Return the elements of the weights that autocast casts of a number of layers, of each kind its share of them."""
+    return sum(number * count * _cast_layer(each) // part.layers for each, count in part.kinds)

@@ -236,8 +236,6 @@ def experts_refusal(job: Job) -> str:
     model = job.model
     if model is None or model.experts is None:
         return ""
-    if model.mlp_kinds:
-        return f"experts: bytes of models with experts {kinds_text(model)} are not known: use `plan` and `compile`"
     if job.framework not in TRANSFORMERS:
         known = ", ".join(sorted(TRANSFORMERS))
         return f"experts: code of {job.framework} for experts was not read (known: {known})"
@@ -265,6 +263,8 @@ def _of_adapter(job: Job) -> str:
     assert model is not None
     if adapter.base_bits is not None:
         return "adapter: bitsandbytes quantises linears, and the types of experts in stacks were not read"
+    if model.mlp_kinds:
+        return _of_both_kinds(job)
     if job.experts is Experts.MODULES:
         if ALL_LINEAR in adapter.targets:
             return f"adapter: {ALL_LINEAR} means experts too where each is a module: name linears of attention"
@@ -275,3 +275,17 @@ def _of_adapter(job: Job) -> str:
     if not touched:
         return ""
     return f"adapter: the target {touched!r} touches experts: name linears of attention, or target parameters"
+
+
+def _of_both_kinds(job: Job) -> str:
+    """Return why adapters on a model with experts in some layers are not known: those of attention alone are."""
+    adapter, model = job.adapter, job.model
+    assert adapter is not None
+    assert model is not None
+    inside = (*_INSIDE, *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")))
+    asked = (*adapter.targets, *adapter.target_parameters)
+    touched = next((each for each in asked if each == ALL_LINEAR or any(names_path(each, path) for path in inside)), "")
+    if not touched:
+        return ""
+    where = f"experts are {kinds_text(model)}"
+    return f"adapter: the target {touched!r} touches MLPs, and {where}: name linears of attention"

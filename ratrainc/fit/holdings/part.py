@@ -3,13 +3,19 @@
     pp = 4, tp = 2:   first stage (2 ranks a replica) | middle stages (4) | last stage (2)
 
 Tensor-parallel ranks share out heads, the MLP's width and the vocabulary; norms are whole on each.
+
+A model may have layers of two kinds, with experts and with a dense MLP. What one layer has is then asked of a part as
+if all its layers were of that kind: `kinds` has both, `here` the one of the layer in whose backward a moment is.
+
+    layers  d e e d     kinds: (e, 2), (d, 2)     in the backward of layer 2: before e, here e, after d
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.bridge.jobs.context_ranks import copies_result
@@ -71,12 +77,22 @@ def stage_layers(job: Job, stage: int) -> int | None:
     return None if odd else each * job.virtual_stages - counted.get(stage, 0)
 
 
+@cache
+def _of_one_kind(model: ModelConfig, letter: str) -> ModelConfig:
+    """Return a model all of whose layers have the MLP of a letter: `e` experts, `d` a dense one."""
+    if letter == "e":
+        return evolve(model, mlp_kinds="")
+    return evolve(model, mlp_kinds="", experts=None, experts_per_token=None, expert_size=None, shared_expert_size=None)
+
+
 @frozen
 class Part:
     """The ranks of one pipeline stage."""
 
     job: Job
     stage: int
+    number: int | None = None
+    """layer in whose backward a moment is, where layers are of two kinds; None: in none, or they are alike"""
 
     @property
     def model(self) -> ModelConfig:
@@ -129,6 +145,50 @@ class Part:
             return 1
         assert self.job.replicas is not None
         return self.job.shard_size or self.job.replicas
+
+    # Layers of two kinds
+
+    def at(self, number: int) -> Part:
+        """Return the part as if all its layers were of the kind of one of them."""
+        letters = self.model.mlp_kinds
+        if not letters:
+            return self
+        return Part(evolve(self.job, model=_of_one_kind(self.model, letters[number])), self.stage)
+
+    @property
+    def kinds(self) -> tuple[tuple[Part, int], ...]:
+        """Kinds of layers, each as the part that has no other, with the number of its layers."""
+        return self.first_layers(self.layers)
+
+    def first_layers(self, count: int) -> tuple[tuple[Part, int], ...]:
+        """Return how many of the first `count` layers are of each kind; more than there are count again."""
+        letters = self.model.mlp_kinds
+        if not letters:
+            return ((self, count),)
+        passes, rest = divmod(count, len(letters))
+        return tuple(
+            (self.at(letters.index(letter)), passes * letters.count(letter) + letters[:rest].count(letter))
+            for letter in sorted(set(letters))
+        )
+
+    @property
+    def here(self) -> Part:
+        """The part of the layer in whose backward a moment is; of the last one where it is in none."""
+        return self.at(self.layers - 1 if self.number is None else self.number)
+
+    @property
+    def before(self) -> Part | None:
+        """The part of the layer that is next in the backward; None if there is none."""
+        if self.number is None:
+            return self.here
+        return self.at(self.number - 1) if self.number else None
+
+    @property
+    def after(self) -> Part | None:
+        """The part of the layer that was before in the backward; None if there was none."""
+        if self.number is None:
+            return self.here
+        return self.at(self.number + 1) if self.number + 1 < self.layers else None
 
     # Element types
 
@@ -243,6 +303,7 @@ class Part:
     def layer_parameters(self) -> int:
         """Elements of one layer's parameters."""
         model = self.model
+        assert not model.mlp_kinds, "one kind of layer is asked for"
         if model.experts is not None:  # whole on each rank: no formula of tensor-parallel experts is known here
             return model.layer_parameters(0)
         matrices = model.hidden_size * (2 * self.query + 2 * self.key + len(model.mlp_matrices) * self.ffn)
@@ -263,12 +324,12 @@ class Part:
     @property
     def expert_parameters(self) -> int:
         """Elements of the experts that the stage's routers choose from; 0 without."""
-        return self.layers * self.layer_experts
+        return sum(count * each.layer_experts for each, count in self.kinds)
 
     @property
     def layer_experts(self) -> int:
-        """Elements of one layer's experts; 0 without."""
-        return self.model.expert_parameters // self.model.layers
+        """Elements of the experts of one layer that has some; 0 without."""
+        return self.model.expert_parameters // max(1, self.model.expert_layers)
 
     @property
     def largest_module(self) -> int:
@@ -301,7 +362,7 @@ class Part:
     @property
     def parameters(self) -> int:
         """Elements of the rank's parameters before data-parallel ranks share them out."""
-        return self.layers * self.layer_parameters + self.outer_parameters
+        return sum(count * each.layer_parameters for each, count in self.kinds) + self.outer_parameters
 
     @property
     def largest_matrix(self) -> int:
@@ -315,6 +376,8 @@ class Part:
         (transformers models/mixtral/modeling_mixtral.py MixtralExperts; the other families have the same stacks)
         """
         model = self.model
+        if model.mlp_kinds:
+            return max(each.layer_matrix for each, _ in self.kinds)
         if model.experts is None:
             return model.hidden_size * self.ffn
         one = model.hidden_size * model.expert_width

@@ -202,7 +202,8 @@ def step_copies(part: Part) -> int:
         return _F32 * held if job.gradient_dtype != "f32" and job.master_dtype == "f32" else 0
     if job.optimizer == "adamw":
         return moment_item(part) * held
-    flat = max(layer_trained(part), outer_trained(part))  # of FSDP1 a parameter is all that one unit has
+    # of FSDP1 a parameter is all that one unit has
+    flat = max([*(layer_trained(each) for each, _ in part.kinds), outer_trained(part)])
     largest = share(flat if job.sharding is Sharding.FSDP1 else largest_trained(part), part.shards)
     if job.optimizer == "adamw-foreach-off":
         return 2 * moment_item(part) * largest

@@ -69,7 +69,7 @@ def _made_at_once(part: Part, phase: Phase) -> int:
     backward is a cat).
     """
     joined = 2 if part.job.sharding is Sharding.FSDP1 else 1
-    unit, head, outer = layer_trained(part), head_trained(part), joined * outer_trained(part)
+    unit, head, outer = layer_trained(part.here), head_trained(part), joined * outer_trained(part)
     if _adds_at_once(part):
         unit = outer = largest_trained(part)
     waiting = head if phase is Phase.HEAD or not _adds_at_once(part) else 0
@@ -96,13 +96,13 @@ def _of_a_middle_one(part: Part, phase: Phase) -> Bytes:
 
 def _of_the_first(part: Part, phase: Phase) -> Bytes:
     """Return the bytes of the first micro-batch, whose gradients begin to wait."""
-    missing = outer_trained(part) + (layer_trained(part) if phase is Phase.FIRST else 0)
+    missing = outer_trained(part) + (_not_yet_left(part) if phase is Phase.FIRST else 0)
     return {WHOLE: kept_item(part) * (trained(part) - missing), _made_by(part): _made_at_once(part, phase)}
 
 
 def _of_the_last(part: Part, phase: Phase) -> Bytes:
     """Return the bytes of the last micro-batch: shards, what is reduced now, and gradients that still wait."""
-    left = outer_trained(part) + (layer_trained(part) if phase is Phase.FIRST else 0)
+    left = outer_trained(part) + (_not_yet_left(part) if phase is Phase.FIRST else 0)
     waiting = kept_item(part) * left
     if phase is Phase.END and part.job.sharding is Sharding.FSDP1:
         # the copy that is reduced, and the shard, are made when the new gradient is added and gone
@@ -112,6 +112,11 @@ def _of_the_last(part: Part, phase: Phase) -> Bytes:
         made = max(_made_at_once(part, phase), copy + shard)
         return {GRADIENTS: all_gradients(part) - shard, WHOLE: waiting, MADE_BY_FSDP1: made}
     return together([{GRADIENTS: all_gradients(part), WHOLE: waiting}, in_reduction(part, phase)])
+
+
+def _not_yet_left(part: Part) -> int:
+    """Return the elements that train of the layer in whose backward a moment is, and of those before it."""
+    return sum(count * layer_trained(each) for each, count in part.first_layers((part.number or 0) + 1))
 
 
 def _made_by(part: Part) -> str:

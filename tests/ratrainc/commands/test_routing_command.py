@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ratrain import api
+from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch
 from tests.end_to_end.tiny_runs import make_program
 from tests.end_to_end.toys import SIX_EXPERTS, UNEVEN
 from tests.ratrainc.commands.tiny_llama import facts, printed
@@ -19,12 +20,13 @@ FEW = [1 / 3, 1 / 3, 1 / 3, 0, 0, 0]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with programs: of experts that ranks share out, of experts on every rank, and of no experts."""
+    """A folder with programs: experts shared out by ranks that send all rows or drop some, experts on every rank, no experts."""
     folder = tmp_path_factory.mktemp("routing")
     shape: dict[str, Any] = {"pp": 1, "cuts": (), "dp": 2, "micro_batches": 2}
     for name, program in (
         ("shared", make_program(SIX_EXPERTS, **shape, ep=2, zero=3)),
         ("whole", make_program(SIX_EXPERTS, **shape)),
+        ("dropping", make_program(SIX_EXPERTS, **shape, ep=2, experts=ExpertDispatch("capacity", 1.0))),
         ("dense", make_program(UNEVEN, **shape)),
     ):
         api.save(program, str(folder / f"{name}.rtx"))
@@ -43,6 +45,19 @@ def test_the_routing_is_told_in_both_outputs(folder: Path, capsys: pytest.Captur
     assert "if all get as many, as times assume" in printed(capsys, *words)
     assert "times assume the routing 'one-hot', not a balanced one" in printed(capsys, *words, "--routing", "one-hot")
     assert facts(capsys, "simulate", folder / "dense.rtx", "--json")["routing"] is None
+
+
+def test_the_part_of_rows_that_a_routing_drops_is_told_in_both_outputs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of six experts get all rows, so that half of them are above a capacity of the mean."""
+    words = ("simulate", folder / "dropping.rtx")
+    for routing, share in (((), 0.0), (("--routing", "one-hot"), 0.5)):
+        assert facts(capsys, *words, *routing, "--json")["dropped_rows"] == share
+        assert f"dropped_rows: {100 * share:.2f} % of all rows" in printed(capsys, *words, *routing)
+    for name in ("shared", "whole", "dense"):
+        assert facts(capsys, "simulate", folder / f"{name}.rtx", "--json")["dropped_rows"] is None
+        assert "dropped_rows" not in printed(capsys, "simulate", folder / f"{name}.rtx")
 
 
 @pytest.mark.parametrize("layers", [EVEN, [EVEN] * SIX_EXPERTS.layers], ids=["for-all", "each"])

@@ -137,11 +137,6 @@ def test_what_is_not_known_of_experts_is_refused_by_name(fields, said):
     assert refusal(job).startswith(said)
 
 
-def test_layers_of_both_kinds_are_refused_by_name() -> None:
-    model = evolve(load_model("qwen3-30b-a3b"), mlp_kinds="de" * 24)
-    assert refusal(job_of("trl", model)).startswith("experts: bytes of models with experts in 24 of 48 layers")
-
-
 def test_adapters_on_attention_leave_experts_frozen():
     adapter = Adapter(8, 16.0, ("q_proj", "k_proj", "v_proj", "o_proj"))
     model = load_model("olmoe-1b-7b")

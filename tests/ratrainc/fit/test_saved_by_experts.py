@@ -45,8 +45,9 @@ def theirs(model: ModelConfig, experts: Experts, dtype: str):
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
-        "intermediate_size": model.expert_width,
+        "intermediate_size": model.ffn_size if model.mlp_kinds else model.expert_width,
         "moe_intermediate_size": model.expert_width,
+        "mlp_only_layers": [number for number, letter in enumerate(model.mlp_kinds) if letter == "d"],
         "shared_expert_intermediate_size": model.shared_expert_size,
         "num_experts": model.experts,
         "num_local_experts": model.experts,
@@ -99,6 +100,37 @@ def test_the_parameters_are_those_of_the_model():
         named = [each.numel() for name, each in module.named_parameters() if ".experts." in name]
         assert part.expert_parameters == sum(named)
         assert part.layer_matrix == max(named)
+
+
+# Layers of both kinds
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("experts", [Experts.GROUPED, Experts.EAGER])
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_layers_of_both_kinds_in_one_model_save_what_the_formulas_say(family, experts, dtype):
+    model = expert_model(family, layers=4, mlp_kinds="deed", ffn_size=112)
+    module, _ = theirs(model, experts, dtype)
+    part = Part(job_of("transformers", model, experts=experts, weight_dtype=dtype, compute_dtype=dtype), 0)
+    assert part.parameters == sum(each.numel() for each in module.parameters())
+    assert part.expert_parameters == sum(n.numel() for name, n in module.named_parameters() if ".experts." in name)
+    for number, layer in enumerate(module.model.layers):
+        assert part.at(number).layer_parameters == sum(each.numel() for each in layer.parameters())
+        kept = layer_kept(part.at(number))
+        assert _count(module, layer) == sum(each.bytes for each in kept), kept
+
+
+def test_adapters_of_attention_in_both_kinds_save_what_the_formulas_say():
+    """The input of the first layer asks for no gradient, so that it keeps less."""
+    model = expert_model("qwen3_moe", layers=4, mlp_kinds="deed", ffn_size=112)
+    module, _ = theirs(model, Experts.GROUPED, "bf16")
+    adapter = Adapter(RANK, 8.0, ("q_proj", "v_proj", "o_proj"))
+    part = Part(job_of("transformers", model, adapter=adapter, method="lora"), 0)
+    assert refusal(part.job) == ""
+    adapt(module, module.model.layers, part.at(0), torch.bfloat16)
+    for number, layer in enumerate(module.model.layers[1:], 1):
+        kept = layer_kept(part.at(number))
+        assert _count(module, layer) == sum(each.bytes for each in kept), kept
 
 
 # What a backward makes
