@@ -38,6 +38,10 @@ TEXTS = {
         "1F1B whose backwards are split: nobody waits for the half that makes the gradients of weights, so it fills idle time (Qi et al., "
         '"Zero Bubble Pipeline Parallelism", 2023). As many micro-batches are in flight as under 1F1B; what weight halves read lives longer.'
     ),
+    "zb-h2": (
+        "ZB-H1 with twice the warm-up (same source): no stage waits for its first gradient, and every stage holds 2 P - 1 micro-batches, so "
+        "with F = B = W nothing is idle but at the ends of a step."
+    ),
     "interleaved": (
         "Each stage holds several chunks of the model, and a micro-batch goes round the stages as often (Megatron-LM's virtual pipeline "
         "stages). The bubble shrinks by the number of chunks, messages multiply by it, and the first stages hold more."

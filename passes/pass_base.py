@@ -138,7 +138,7 @@ def _layer_like(op: Op, model: ModelConfig) -> tuple[int, ...]:
 
 PATH = "path"
 """Unit of an option that names a file."""
-OPTION_UNITS = ("bytes", "blocks", "micro-batches", PATH)
+OPTION_UNITS = ("bytes", "blocks", "layers", "micro-batches", PATH)
 """Units of options without choices: counts of something, or a path."""
 _NOT_IN_A_PATH = re.compile(r"""[\s,{}"'`\\%]|[^\x20-\x7e]""")
 """Characters that a pipeline string, or the line of text that holds it, could misread."""

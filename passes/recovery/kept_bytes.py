@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import LAYER, LEAN_SLOTS, LayerChoice
+from ratrain.passes.recovery.rewriting import KEPT_SLOTS, LAYER, LayerChoice
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import block
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:
-    """Tell whether a layer is recomputed from its input alone.
+    """Tell whether a layer is recovered as a whole, and the input of its mlp is made again.
 
     With tensor parallelism it is so only with `checkpoint=layer`: results of exchanges within a layer are kept
     otherwise, because they are small and take collectives to make.
     """
-    return choice.keeps_nothing and (plan.tp == 1 or choice.checkpoint == LAYER)
+    if plan.tp == 1:
+        return choice.is_of_layer
+    return choice.keeps_nothing and choice.checkpoint == LAYER
 
 
 def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:
@@ -45,7 +47,7 @@ def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice, layer: int =
         kept = choice.kept(unit.kind)
         always = kept_in_forward(model, plan, unit)
         for slot in saved_slots(model, plan, unit):
-            if kept == "all" or slot.name in always or (kept == "lean" and slot.name in LEAN_SLOTS[unit.kind]):
+            if kept == "all" or slot.name in always or slot.name in KEPT_SLOTS[kept][unit.kind]:
                 nbytes += aligned(slot.type.nbytes)
     return nbytes + branch_bytes(model, plan)
 

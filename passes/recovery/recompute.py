@@ -1,6 +1,6 @@
 """`recompute`: drops saved tensors after forward and recomputes them before backward.
 
-    recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again
+    recompute{policy=auto|full|none|attention|mlp|ops every=... placement=inline|forward-side gathered=auto|again
               store=nowhere|host|file|peer checkpoint=block|layer repeat=needed|all}
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
@@ -14,7 +14,9 @@ Inline, a recomputation stands right before the backward that needs it; forward-
 pipeline (`passes/recovery/recompute_placement.py`). If nothing of a layer is kept, the whole layer is recomputed from
 its checkpoint, the input of its attention: `recompute attention` also yields the input of `mlp`. A block keeps nothing,
 or everything, or only what is expensive to recompute (`lean`: results of products and of attention; norms and
-elementwise results are recomputed).
+elementwise results are recomputed). `policy=ops` keeps results of attention and of every second product, as
+torchtitan's selective recomputation by op. With `every` the policy is that of each N-th layer, and the others keep
+everything.
 
 With tensor-parallel ranks the ops of a layer stand around exchanges. `checkpoint=block` keeps their results: a layer
 has two checkpoints, and nothing is exchanged again. `checkpoint=layer` keeps the layer's input alone and repeats the
@@ -53,6 +55,7 @@ from ratrain.passes.recovery.rewriting import (
     BLOCK,
     CHECKPOINTS,
     CHOICES,
+    EVERYTHING,
     LAYER,
     NEEDED,
     REPEATS,
@@ -62,6 +65,7 @@ from ratrain.passes.recovery.rewriting import (
     LayerChoice,
     Recovery,
     Rewriting,
+    each_nth,
     mark_checkpoints,
     same_for_all,
 )
@@ -82,7 +86,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.base import Piece
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
-POLICIES = ("full", "none", "attention", "mlp", "auto")
+POLICIES = ("full", "none", "attention", "mlp", "ops", "auto")
 """Choices of `policy`: what to recompute."""
 NOWHERE = "nowhere"
 """Value of `store` and `offload`: everything stays in DDR."""
@@ -120,6 +124,15 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan, *, by_bytes: bool 
     if policy != "auto" and not (moves or by_bytes):
         why = f"with policy={policy} and recovery inline nothing is chosen by its bytes"
         yield Idle("budget", why, "leave it out, or use policy=auto")
+
+
+def _idle_of_every(policy: str, every: int | None) -> Iterator[Idle]:
+    """Yield `every` where every layer does the same, or each layer is chosen for on its own."""
+    if policy in ("none", "auto"):
+        why = "nothing is recomputed" if policy == "none" else "each layer's policy is chosen"
+        yield Idle("every", f"with policy={policy} {why}", "leave it out, or use another policy")
+    elif every == 1:
+        yield Idle("every", "each first layer is every layer", "leave it out, or say 2 or more")
 
 
 def _idle_of_layers(policy: str, checkpoint: str, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
@@ -226,21 +239,29 @@ class RecomputePass(Pass):
     """Unit that is recomputed from its input, under policy=full with tensor-parallel ranks."""
     repeat: str = field(default=NEEDED, metadata={"choices": REPEATS})
     """`all`: under policy=full the recomputation of a layer makes the layer's output again too."""
+    every: int | None = field(default=None, metadata={"unit": "layers", "default": "all"})
+    """Recompute each N-th layer, counted from 1; the others keep everything. None: all layers."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """Yield the options that `idle_of_recovery` and `_idle_of_layers` find without effect."""
+        """Yield the options that `idle_of_recovery`, `_idle_of_every` and `_idle_of_layers` find without effect."""
         yield from idle_of_recovery(self.policy, self.placement, plan)
+        yield from _idle_of_every(self.policy, self.every)
         yield from _idle_of_layers(self.policy, self.checkpoint, plan, model)
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
 
         Raises `DiagnosticError` RT071 where recomputation is placed already or `store` does not go with the other
-        options, RT073 where something is to be stored and nothing is kept, RT065 where the machine lacks the memory.
+        options, RT073 where something is to be stored and nothing is kept, or `every` is not a number of layers, RT065
+        where the machine lacks the memory.
         """
         refuse_second_recovery(module)
         refuse_missing_memory(self.store, module, context)
         self._refuse_layers(module.model, module.plan)
+        if self.every is not None and not 0 < self.every <= module.model.layers:
+            most = module.model.layers
+            text = f"'every={self.every}' of '{self.name}' is not of 1 to {most}, as many layers as there are"
+            fail("RT073", text, help=f"write at most {most}")
         if self.store != NOWHERE and self.policy != "auto" and self.placement == "forward-side":
             text = (
                 f"with policy={self.policy} all that recovery reads is stored, and comes back where it is needed inline"
@@ -349,7 +370,7 @@ class RecomputePass(Pass):
         """Choose what to keep of each layer and micro-batch of a stage on its own."""
         home = _HOMES.get(self.store, Home.DDR)
         if self.policy != "auto":
-            return _StageChoice(same_for_all(self._one_choice(home)))
+            return _StageChoice(self._one_choice(home))
         chosen = choose(rewriting, trials, self.budget_within(trials), home)
         return _StageChoice(chosen.choice_of, chosen.summary)
 
@@ -370,20 +391,21 @@ class RecomputePass(Pass):
             donor = module.topology.mirror_image(stage.index)
             # Under 1F1B the later stage of the pair has fewer micro-batches in flight, so it is the one with room.
             home = Donor(donor) if donor > stage.index else Home.DDR
-            found[stage.index] = _StageChoice(same_for_all(self._one_choice(home)), borrows=home is not Home.DDR)
+            found[stage.index] = _StageChoice(self._one_choice(home), borrows=home is not Home.DDR)
         return found
 
-    def _one_choice(self, home: KeptHome) -> LayerChoice:
+    def _one_choice(self, home: KeptHome) -> ChoiceOf:
         """Return the choice for all layers and micro-batches under a policy other than `auto`."""
-        (choice,) = self.choices
-        return evolve(choice, home=home)
+        choice = evolve(self.choices[0], home=home)
+        return same_for_all(choice) if self.every is None else each_nth(choice, self.every)
 
     @property
     def choices(self) -> tuple[LayerChoice, ...]:
         """Choices for a layer and micro-batch that the policy allows, without the memories they may be kept in."""
-        if self.policy != "full":
-            return CHOICES[self.policy]
-        return tuple(evolve(each, checkpoint=self.checkpoint, repeat=self.repeat) for each in CHOICES[self.policy])
+        found = CHOICES[self.policy]
+        if self.policy == "full":
+            found = tuple(evolve(each, checkpoint=self.checkpoint, repeat=self.repeat) for each in found)
+        return found if self.every is None else (*found, EVERYTHING)
 
 
 def take_the_shorter(

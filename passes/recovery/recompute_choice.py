@@ -37,7 +37,7 @@ from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, re
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     EVERYTHING,
-    LEAN_SLOTS,
+    KEPT_SLOTS,
     Donor,
     KeptHome,
     LayerChoice,
@@ -395,7 +395,7 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
 def _split_slots(module: Module, half: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
     plan = slice_plan(module.plan, typical_slice(module.plan))
     slots = saved_slots(module.model, plan, half)
-    names = {"none": (), "lean": LEAN_SLOTS[half.kind], "all": tuple(slot.name for slot in slots)}[kept]
+    names = tuple(slot.name for slot in slots) if kept == "all" else KEPT_SLOTS[kept][half.kind]
     names = (*names, *kept_in_forward(module.model, plan, half))
     return [s for s in slots if s.name in names], [s for s in slots if s.name not in names]
 

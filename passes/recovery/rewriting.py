@@ -15,7 +15,7 @@ If ranks share rows, a `gather_rows` for the backward stands before each of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain, product
 from operator import attrgetter
 from typing import Any, TypeGuard
@@ -37,11 +37,20 @@ from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
-LEAN_SLOTS = {
-    "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),
-    "mlp": ("chosen", "weights", "gate", "up", "shared_gate", "shared_up", "shared_weights", "branch"),
+KEPT_SLOTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "none": {"attention": (), "mlp": ()},
+    "ops": {"attention": ("q", "v", "o", "lse"), "mlp": ("gate", "branch")},
+    "lean": {
+        "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),
+        "mlp": ("chosen", "weights", "gate", "up", "shared_gate", "shared_up", "shared_weights", "branch"),
+    },
 }
-"""Slots that `lean` keeps of a block: results of its products and of attention."""
+"""Slots that a block keeps, by the choice that keeps not all and by the block's kind.
+
+`lean` keeps results of all products and of attention, `ops` of attention and of every second product in the order q, k,
+v, o, gate, up, down, as torchtitan's per-op policy (distributed/activation_checkpoint.py), less the product that no
+backward reads.
+"""
 
 
 @frozen
@@ -68,7 +77,7 @@ NEEDED, ALL = REPEATS = ("needed", "all")
 
 @frozen(cache_hash=True)
 class LayerChoice:
-    """Choice of what a layer's attention and mlp keep: `none`, `lean` or `all`."""
+    """Choice of what a layer's attention and mlp keep: `none`, `ops`, `lean` or `all`."""
 
     attention: str
     mlp: str
@@ -84,8 +93,13 @@ class LayerChoice:
         """True if the layer, or each of its blocks, is recomputed from its input alone."""
         return self.attention == self.mlp == "none"
 
+    @property
+    def is_of_layer(self) -> bool:
+        """True if a layer is recovered as a whole: its attention makes the mlp's input again, if no exchange does."""
+        return self.keeps_nothing or self.attention == self.mlp == "ops"
+
     def kept(self, kind: str) -> str:
-        """Return what one of the layer's blocks keeps: `none`, `lean` or `all`."""
+        """Return what one of the layer's blocks keeps: `none`, `ops`, `lean` or `all`."""
         return self.attention if kind == "attention" else self.mlp
 
 
@@ -98,6 +112,7 @@ CHOICES = {
     "none": (EVERYTHING,),
     "attention": (LayerChoice("none", "all"),),
     "mlp": (LayerChoice("all", "none"),),
+    "ops": (LayerChoice("ops", "ops"),),
     "auto": tuple(LayerChoice(attention, mlp) for attention, mlp in product(("none", "lean", "all"), repeat=2)),
 }
 """Choices for a layer and micro-batch that each policy allows."""
@@ -111,6 +126,22 @@ class _SameForAll:
 
     def __call__(self, _layer: int, _piece: Piece) -> LayerChoice:
         return self.choice
+
+
+@frozen
+class _EachNth:
+    """Choice for each n-th layer, counted from 1; the other layers keep everything, in the same place."""
+
+    choice: LayerChoice
+    every: int
+
+    def __call__(self, layer: int, _piece: Piece) -> LayerChoice:
+        return attrs.evolve(EVERYTHING, home=self.choice.home) if (layer + 1) % self.every else self.choice
+
+
+def each_nth(choice: LayerChoice, every: int) -> ChoiceOf:
+    """Return a function that gives each n-th layer a choice, and lets the others keep everything."""
+    return _EachNth(choice, every)
 
 
 def same_for_all(choice: LayerChoice) -> ChoiceOf:
@@ -250,7 +281,7 @@ class Rewriting:
         for position, op, number, known in self._steps:
             choice = choices[number]
             # A forward, and what is recomputed for one block alone, is the same whatever the other block keeps.
-            whole = choice.keeps_nothing and type(op) is not Forward
+            whole = choice.is_of_layer and type(op) is not Forward
             decisive = choice if whole else choice.kept(op.block.kind)
             made = known.get(decisive)
             if made is None:
@@ -330,12 +361,12 @@ class Rewriting:
         ):  # without a backward nothing is there to be recomputed for
             return ()
         # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
-        lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
+        own = (SQUARES, *KEPT_SLOTS[kept][block.kind])
         # Keys and values that context ranks gather again are needed whatever is recomputed.
         gathered = KEY_SLOTS if (block, m) in self.whole_keys else ()
         # Other ops have made the heads' output, from keys that context ranks gather again, or by an exchange.
         attended = (*KEY_SLOTS, *ATTENDED) if reads_output(self.forwards[block, m]) else ()
-        always = (*lean, *gathered, *attended)
+        always = (*own, *gathered, *attended)
         return tuple(t for t in self.saved(block, m) if t.slot not in always and t not in self.seen_later)
 
     def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
@@ -348,7 +379,7 @@ class Rewriting:
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
         # Where the lowest block that trains is an mlp, the attention before it has no backward, so no recovery either.
         alone = op.block.kind == "mlp" and (blocks.block("attention", op.block.layer), m) not in self.views
-        if choice.keeps_nothing and not alone and (not in_parts or self.repeats_sum(op.block, m, choice)):
+        if choice.is_of_layer and not alone and (not in_parts or self.repeats_sum(op.block, m, choice)):
             if op.block.kind != "mlp":
                 return _made((op,))
             assert not isinstance(op, BackwardHeads)  # of attention alone
@@ -358,7 +389,7 @@ class Rewriting:
         return _made((self.recompute(op.block, m, choice), op), recovered=1)
 
     def with_whole_layer(self, op: InputGradientOp, choice: LayerChoice) -> _Made:
-        """Return an mlp's backward, preceded by the recomputation of its layer under a choice that keeps nothing.
+        """Return an mlp's backward, preceded by the recomputation of its layer, from the layer's input on.
 
         The ops are attention's recompute, the mlp's, the backward. The first yields the mlp's input again, which the
         other two read; it is a new tensor.

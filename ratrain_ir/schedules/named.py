@@ -23,7 +23,13 @@ from ratrain.ratrain_ir.schedules.interleaved import (
     schedule_breadth_first,
     schedule_interleaved,
 )
-from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_1f1b_ahead, schedule_gpipe, schedule_zb_h1
+from ratrain.ratrain_ir.schedules.one_chunk import (
+    schedule_1f1b,
+    schedule_1f1b_ahead,
+    schedule_gpipe,
+    schedule_zb_h1,
+    schedule_zb_h2,
+)
 from ratrain.ratrain_ir.schedules.seq1f1b import schedule_seq1f1b, seq1f1b_problem
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.schedules.vee import schedule_dualpipe_v, schedule_zb_v, vee_problem
@@ -187,6 +193,7 @@ SCHEDULES = Schedules(
         "gpipe": Schedule("GPipe", schedule_gpipe, held=inf),
         "1f1b-ahead": Schedule("1F1B one ahead", schedule_1f1b_ahead, held=1.5),
         "zb-h1": Schedule("ZB-H1", schedule_zb_h1, bubble=0.5),
+        "zb-h2": Schedule("ZB-H2", schedule_zb_h2, held=2.0, bubble=0.1),
         "interleaved": Schedule(
             "interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2, held=1.5
         ),

@@ -1,4 +1,4 @@
-"""Schedules of one chunk a stage, without slices: GPipe, 1F1B, with and without one more ahead, and ZB-H1.
+"""Schedules of one chunk a stage, without slices: GPipe, 1F1B, with and without one more ahead, ZB-H1 and ZB-H2.
 
 Chunk s is on stage s.
 """
@@ -55,9 +55,27 @@ def schedule_zb_h1(shape: PipelineShape, stage: int, delay: int | None = None) -
     gradient, so backwards stay whole.
     """
     later = stage if delay is None else min(delay, stage)
+    return _with_halves(schedule_1f1b(shape, stage), stage, later)
+
+
+def schedule_zb_h2(shape: PipelineShape, stage: int) -> list[Action]:
+    """Return the ZB-H2 order of one stage: twice the warm-up of 1F1B, with the backward split.
+
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 2.3. Stage s of P begins with 2 (P - s) - 1
+    forwards, so that it need not wait for its first gradient. Weight halves follow 2 s micro-batches later, so every
+    stage holds 2 P - 1 micro-batches.
+    """
+    return _with_halves(_alternating(shape, stage, 2 * (shape.stages - stage - 1)), stage, 2 * stage)
+
+
+def _with_halves(order: list[Action], stage: int, later: int) -> list[Action]:
+    """Split the backwards of an order; each weight half follows `later` micro-batches after its input half.
+
+    Backwards of stage 0 stay whole, because no stage waits for its input gradient.
+    """
     actions: list[Action] = []
     pending: list[int] = []
-    for action in schedule_1f1b(shape, stage):
+    for action in order:
         if action.kind is ActionKind.FORWARD or stage == 0:
             actions.append(action)
             continue

@@ -9,11 +9,13 @@ from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
     InputFile,
+    Result,
     in_groups,
     jobs_option,
     json_option,
     like_option,
     model_option,
+    output_file,
     refuse_idle,
     seconds_option,
     target_options,
@@ -25,6 +27,7 @@ Examples:
   ratrainc compare --model llama-2-7b --plan examples/llama-2-7b-256.toml
   ratrainc compare --model llama-2-7b --plan P.toml --strategies baseline-1f1b,ratrain --json
   ratrainc compare --model llama-2-7b --plan P.toml --strategies 1f1b,v-min,dualpipe-v,mine.csv
+  ratrainc compare --model llama-2-7b --plan P.toml --results compared.jsonl
   ratrainc compare --model qwen2.5-32b --plan auto --clusters 256 --global-batch 4096 --strategies tuned-1f1b,ratrain
   ratrainc compare --model llama-2-7b --plan auto --like lora.toml --clusters 8 --global-batch 64
 """
@@ -58,6 +61,14 @@ Examples:
     help="Strategies to compare, the first is the yardstick; the name of a schedule, or a table of one (F.csv), is "
     "ratrain in its order. Default: all strategies.",
 )
+@click.option(
+    "--results",
+    type=Result("results", ".jsonl"),
+    callback=output_file,
+    metavar="FILE.jsonl",
+    help="With a plan file: append each strategy's result as it is found; those that are there already, of the same "
+    "plan, machine and code, are not simulated again. So a run that was stopped goes on.",
+)
 @target_options
 @json_option
 @in_groups(target=MachineChoice, effort=SearchEffort)
@@ -70,6 +81,7 @@ def command(
     like: str | None,
     effort: SearchEffort,
     names: str | None,
+    results: str | None,
     target: MachineChoice,
     as_json: bool,
 ) -> int:
@@ -84,6 +96,8 @@ def command(
     automatic = plan == "auto"
     if automatic and (clusters is None or global_batch is None):
         raise click.UsageError("--plan auto needs --clusters and --global-batch")
+    if automatic:
+        refuse_idle("goes with a plan file: a search begins anew", "results")
     if not automatic and (clusters is not None or global_batch is not None):
         raise click.UsageError("--clusters and --global-batch go with --plan auto; a plan file says both")
     if not automatic:
@@ -113,7 +127,7 @@ def command(
                 progress=progress,
             )
         else:
-            found = api.compare(model, plan, strategies=chosen, machine=target, progress=progress)
+            found = api.compare(model, plan, strategies=chosen, machine=target, results=results, progress=progress)
     for each in found.left_out:
         echo(each, err=True)
     if as_json:

@@ -28,6 +28,7 @@ dot, 2F1.3; PyTorch has none.
   kind                    chunks a stage   what it is for
   1f1b, gpipe, zb-h1      1                the basis; all at once; less idle time by split backwards
   1f1b-ahead              1                1f1b, a micro-batch more in flight: exchanges hide behind another's compute
+  zb-h2                   1                no idle time where F = B = W, twice the memory of 1f1b
   interleaved             2 or more        1 / V of the idle time of 1f1b, a little more memory, V times the messages
   breadth-first           2 or more        the same idle time; every chunk's parameters are gathered once each way
   zb-v                    2 in a vee       no idle time where F = B = W, memory of 1f1b

@@ -88,7 +88,7 @@ def validate(
     has of the same row, machine and code is not simulated again. `progress` hears a line of each row. All tables are
     read before the first row is simulated. Raises `DiagnosticError` with everything that is wrong in them.
     """
-    from ratrain.ratrainc.validation.kept_results import KeptResults
+    from ratrain.ratrainc.planner.search.kept_results import KeptResults
     from ratrain.ratrainc.validation.outcome import validate as validated
     from ratrain.ratrainc.validation.validation_rows import read_validation_table
     from ratrain.ratrainc.validation.validation_tables import row_text

@@ -26,6 +26,7 @@ from ratrain.ratrainc.planner.answer import what_if as changed
 from ratrain.ratrainc.planner.answer.fewest_clusters import FewestClusters, fewest_clusters
 from ratrain.ratrainc.planner.answer.pareto_front import ParetoFront, pareto_front
 from ratrain.ratrainc.planner.answer.scaling import Scaling, fixed_points, planned_points
+from ratrain.ratrainc.planner.search.kept_results import KeptResults
 from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.machine.machine import Machine
 
@@ -195,16 +196,20 @@ def compare(
     *,
     strategies: Sequence[str] | None = None,
     machine: MachineLike = None,
+    results: str | None = None,
     progress: OnProgress | None = None,
 ) -> Comparison:
     """Compile and simulate one plan under several strategies; speed-ups are over the first.
 
-    `strategies` are names; None means all that can have the plan. Raises `DiagnosticError` RT064 for a named strategy
-    that cannot have the plan.
+    `strategies` are names; None means all that can have the plan. Each one's result is appended to the file `results`
+    as it is found, and what the file has of the same plan, machine and code is not simulated again. Raises
+    `DiagnosticError` RT064 for a named strategy that cannot have the plan, RT002 for a file of something else.
     """
     config, known = resolved(model, plan)
     chosen = _machine(machine, plan)[0]
-    return strategy_comparison.compare_on_plan(config, known, strategies, chosen, counting(progress), _place(plan))
+    kept = None if results is None else KeptResults.of(results)
+    tick, place = counting(progress), _place(plan)
+    return strategy_comparison.compare_on_plan(config, known, strategies, chosen, tick, place, kept)
 
 
 def compare_best(

@@ -45,17 +45,18 @@ _POLICIES = {
     "none": Checkpointing.NONE,
     "full": Checkpointing.FULL,
     "attention": Checkpointing.ATTENTION,
+    "ops": Checkpointing.OPS,
 }
 
 
 def job_refusal(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> str:
     """Return the condition that a plan does not meet, or why its job's bytes are not known; empty if they are."""
-    policies = {each.policy for each in parse_pipeline(pipeline) if isinstance(each, RecomputePass)} or {"none"}
+    policies = {each.policy for each in _recomputes(pipeline)}
     level = 1 if JOBS[framework].sharding is Sharding.DISTRIBUTED_OPTIMIZER else 3
     wrong = {
         f"with zero = {level}": plan.zero == level,
         "with f16 or bf16 views and logits = whole": plan.view_dtype in ("f16", "bf16") and plan.holds_logits,
-        "with one of recompute{policy=full}, {policy=none}, {policy=attention}": len(policies) == 1
+        "with one of recompute{policy=full}, {policy=none}, {policy=attention}, {policy=ops}": len(policies) == 1
         and policies <= _POLICIES.keys(),
         "with as many layers on each stage but the first and the last": _middle_layers(model, plan) is not None,
         "without slices": not plan.slices,
@@ -65,13 +66,19 @@ def job_refusal(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -
     return reason or _unknown(refusal(job_of(framework, model, plan, pipeline)))
 
 
+def _recomputes(pipeline: str) -> list[RecomputePass]:
+    """Return the passes of a pipeline that recompute; one that recomputes nothing if there are none."""
+    found = [each for each in parse_pipeline(pipeline) if isinstance(each, RecomputePass)]
+    return found or [RecomputePass("none")]
+
+
 def _unknown(reason: str) -> str:
     return f"whose bytes are known ({reason})" if reason else ""
 
 
 def job_of(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> Job:
     """Return the job that a plan is under a framework."""
-    policies = [each.policy for each in parse_pipeline(pipeline) if isinstance(each, RecomputePass)] or ["none"]
+    recompute = _recomputes(pipeline)[0]
     base = JOBS[framework]
     shards_weights = base.sharding is Sharding.FSDP2
     return evolve(
@@ -94,7 +101,8 @@ def job_of(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> Job
         gradient_dtype=plan.grad_dtype,
         reduce_dtype=plan.grad_dtype,
         optimizer="adamw-fused",
-        checkpointing=_POLICIES.get(policies[0], Checkpointing.NONE),
+        checkpointing=_POLICIES.get(recompute.policy, Checkpointing.NONE),
+        checkpoint_layers=None if recompute.every is None else model.layers // recompute.every,
         attention=Attention.EAGER if plan.attention == "scores-kept" else Attention.FLASH,
         sizes=_split(model, plan),
     )

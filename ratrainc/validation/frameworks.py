@@ -9,9 +9,9 @@ buffers, and a share that the allocator loses:
 
     state | checkpoints | max(loss, layer) | bucket | buffers of the step's end | 8 % of all these
 
-Sources: Korthikanti et al. 2022 (arXiv 2205.05198), equation 1, for the activations of a layer with dropout masks; and
-the frameworks' code of that time, named at each constant and read in public copies. runtime/zero/stage3.py and the
-allocator of PyTorch are described from memory. One constant is fitted, `ALLOCATOR_LOSS`.
+Sources: Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 and 2, for the activations of a layer with dropout
+masks; and the frameworks' code of that time, named at each constant and read in public copies. runtime/zero/stage3.py
+and the allocator of PyTorch are described from memory. One constant is fitted, `ALLOCATOR_LOSS`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ratrain.passes.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.tensor_ranks import model_of_rank
 from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
 from ratrain.ratrain_ir.topology import mesh_of
 from ratrain.ratrainc.validation.framework_jobs import job_bytes, job_refusal
@@ -93,16 +94,18 @@ def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline:
     if framework.job:
         return job_refusal(framework.job, model, plan, pipeline)
     passes = parse_pipeline(pipeline)
-    policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
+    recomputes = [each for each in passes if isinstance(each, RecomputePass)]
+    policies = {each.policy for each in recomputes} or {"none"}
     placed = placed_by(pipeline) or plan.schedule or default_schedule(plan.shape)
     wrong = {
         "of the GPT-2 family, with a hidden size of an MLP four times the model's": model.family == "gpt2"
         and model.ffn_size == 4 * model.hidden_size,
         f"with zero = {framework.zero}": plan.zero == framework.zero,
-        "with tp = 1 (framework = megatron-core has formulas of tensor-parallel ranks)": plan.tp == 1,
+        "with sequence_sharding = false, if tp is 2 or more": plan.tp == 1 or not plan.sequence_sharding,
         "with f16 views and logits = whole": plan.view_dtype == "f16" and plan.holds_logits,
         "with the schedule 1f1b": placed == _SCHEDULE,
-        "with recompute{policy=full} or {policy=none}": policies in ({"full"}, {"none"}),
+        "with recompute{policy=full} of all layers or {policy=none}": policies in ({"full"}, {"none"})
+        and all(each.every is None for each in recomputes),
     }
     return next((text for text, right in wrong.items() if not right), "")
 
@@ -155,6 +158,11 @@ class _Stage:
         return counted | {"lost by the allocator": ceil(ALLOCATOR_LOSS * sum(counted.values()))}
 
     @property
+    def of_rank(self) -> ModelConfig:
+        """The part of the model that one tensor-parallel rank computes."""
+        return model_of_rank(self.model, self.plan.tp)
+
+    @property
     def last(self) -> bool:
         return self.index == mesh_of(self.plan).last_stage
 
@@ -169,9 +177,9 @@ class _Stage:
 
     @property
     def parameters(self) -> int:
-        """Elements of the stage's parameters; a tied matrix counts once in a stage."""
-        model = self.model
-        count = sum(map(model.layer_parameters, self.plan.chunk_layers(self.index, model)))
+        """Elements of the rank's parameters; a tied matrix counts once in a stage."""
+        model = self.of_rank
+        count = sum(map(model.layer_parameters, self.plan.chunk_layers(self.index, self.model)))
         count += model.embedding_parameters if self.index == 0 else 0
         if not self.last:
             return count
@@ -195,7 +203,7 @@ class _Stage:
         """
         sharded = ceil(3 * _F32 * self.parameters / self.shards)
         if self.plan.zero == 3:
-            largest = self.model.hidden_size * self.model.ffn_size
+            largest = self.model.hidden_size * self.of_rank.ffn_size
             gathered = max(_LIVE_PARAMETERS, largest)
             return sharded + ceil(2 * _F16 * self.parameters / self.shards) + _F16 * (gathered + largest)
         return self.parameters * (_F16 + self.framework.main_grad_bytes) + self.grad_bytes + sharded
@@ -206,20 +214,24 @@ class _Stage:
 
     @property
     def logits(self) -> int:
-        return self.tokens * self.model.vocab_size if self.last else 0
+        return self.tokens * self.of_rank.vocab_size if self.last else 0
 
     @property
     def score_bytes(self) -> int:
-        """Bytes of one f16 score matrix of all heads, 2 a s^2 b; 0 if attention keeps no scores."""
-        return _F16 * self.model.heads * self.plan.seq_len * self.tokens if self.plan.attention == "scores-kept" else 0
+        """Bytes of one f16 score matrix of the rank's heads, 2 a s^2 b / t; 0 if attention keeps no scores."""
+        kept = self.plan.attention == "scores-kept"
+        return _F16 * self.of_rank.heads * self.plan.seq_len * self.tokens if kept else 0
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of a layer's activations with dropout: s b h (34 + 5 a s / h), equation 1.
+        """Bytes of a layer's activations with dropout: s b h (10 + 24 / t + 5 a s / (h t)), equations 1 and 2.
 
-        The last term is the scores: softmax, its dropout mask and its output.
+        Each of t tensor-parallel ranks has the whole inputs and outputs of blocks. The last term is the scores:
+        softmax, its dropout mask and its output.
         """
-        return 34 * self.tokens * self.model.hidden_size + 5 * self.score_bytes // _F16
+        return (
+            10 * self.plan.tp + 24
+        ) * self.tokens * self.model.hidden_size // self.plan.tp + 5 * self.score_bytes // _F16
 
     def new_segments(self) -> int:
         """Return the bytes that buffers of the step's end add to the segments that PyTorch's allocator has already.
@@ -228,7 +240,7 @@ class _Stage:
         Segments never merge (c10/cuda/CUDACachingAllocator.cpp). The largest activation and the earlier buffers are
         cached.
         """
-        cached = [max(_F32 * self.logits, self.score_bytes, 4 * _F16 * self.tokens * self.model.hidden_size)]
+        cached = [max(_F32 * self.logits, self.score_bytes, _F16 * self.tokens * self.of_rank.ffn_size)]
         added = 0
         for sizes in self.buffers():
             free, new = list(cached), []

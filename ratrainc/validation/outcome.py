@@ -12,8 +12,8 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
+from ratrain.ratrainc.planner.search.kept_results import evaluate_kept
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
-from ratrain.ratrainc.planner.search.workers import evaluate_all
 from ratrain.ratrainc.validation.errors import Errors
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
@@ -29,7 +29,7 @@ from ratrain.ratrainc.validation.validation_rows import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.validation.kept_results import KeptResults
+    from ratrain.ratrainc.planner.search.kept_results import KeptResults
 
 
 @frozen
@@ -337,22 +337,14 @@ def validate(
         number: task for number, row in enumerate(rows) if (task := task_of(row, whole=whole)) is not None
     }
     found: dict[int, PlanEvaluation | DiagnosticError] = {}
-    known = {} if kept is None else {number: each for number, task in tasks.items() if (each := kept.get(task))}
-    left = [number for number in tasks if number not in known]
+    numbers = list(tasks)
 
-    def note(number: int, evaluation: PlanEvaluation | DiagnosticError) -> None:
-        found[number] = evaluation
-        row = rows[number]
-        if isinstance(evaluation, DiagnosticError):
-            hear(row)
-            return
-        if kept is not None and number not in known:
-            kept.put(row.id, tasks[number], evaluation)
-        hear(RowOutcome(row, evaluation))
+    def note(at: int, evaluation: PlanEvaluation | DiagnosticError) -> None:
+        found[numbers[at]] = evaluation
+        row = rows[numbers[at]]
+        hear(row if isinstance(evaluation, DiagnosticError) else RowOutcome(row, evaluation))
 
-    for number, was in known.items():
-        note(number, was)
-    evaluate_all([tasks[number] for number in left], jobs, lambda at, evaluation: note(left[at], evaluation))
+    evaluate_kept([(rows[number].id, task) for number, task in tasks.items()], jobs, kept, note)
     problems = Diagnostics()
     outcomes = []
     for number, row in enumerate(rows):

@@ -153,3 +153,16 @@ def test_the_two_ways_to_reduce_agree_closely() -> None:
     each, _ = _outcome(row | {"state": (2, "each-micro-batch")}, BASELINE)
     assert last != each, "two orders of rounding should differ somewhere"
     assert max(abs(a - b) / a for a, b in zip(last, each, strict=True)) < 1e-3
+
+
+PARTS = ("recompute{policy=ops}", "recompute{policy=full every=2}", "recompute{policy=ops every=3}")
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.sampled(3)
+def test_layers_recovered_in_part_train_the_same_bits(family: str) -> None:
+    row = {"layout": (2, 1, 3), "state": (0, "last"), "dtype": "f16", "gradients": None, "family": family}
+    row |= {"tied": False, "clip": "none", "mlp_chunk": None}
+    expected = _outcome(row, BASELINE)
+    for part in PARTS:
+        assert _outcome(row, f"place-1f1b,{part},allocate-ddr") == expected, part

@@ -254,7 +254,7 @@ def same(one: tuple[str | None, ...], other: tuple[str | None, ...]) -> bool:
 # -- numbers beyond what they can mean ---------------------------------------------------------------------------------
 
 
-COUNTS = [each for each in tried_options() if each[1].metadata.get("unit") in ("blocks", "micro-batches")]
+COUNTS = [each for each in tried_options() if each[1].metadata.get("unit") in ("blocks", "layers", "micro-batches")]
 
 
 @pytest.mark.parametrize(

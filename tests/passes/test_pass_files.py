@@ -114,6 +114,7 @@ def test_what_is_not_shown_is_named(tmp_path):
     assert [line.split("shows ")[1] for line in found if line.startswith("recompute: no file")] == [
         "policy=none",
         "policy=attention",
+        "policy=ops",
         "policy=auto",
         "placement=forward-side",
         "store=host",
@@ -122,6 +123,7 @@ def test_what_is_not_shown_is_named(tmp_path):
         "gathered=again",
         "checkpoint=layer",
         "repeat=all",
+        "every",
     ]
 
 

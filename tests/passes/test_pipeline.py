@@ -51,7 +51,7 @@ def option_values(attribute: attrs.Attribute) -> st.SearchStrategy:
         return st.booleans()
     if "choices" in attribute.metadata:
         return st.sampled_from(attribute.metadata["choices"])
-    counts = dict.fromkeys(("blocks", "micro-batches"), st.integers(0, 999))
+    counts = dict.fromkeys(("blocks", "layers", "micro-batches"), st.integers(0, 999))
     paths = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
     return ({"bytes": st.integers(0, 10**15 - 1), "path": paths} | counts)[attribute.metadata["unit"]]
 

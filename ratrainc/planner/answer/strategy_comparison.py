@@ -17,9 +17,10 @@ from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, St
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.bounds.profiles import rank_capacity
+from ratrain.ratrainc.planner.search.kept_results import evaluate_kept
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.plan_search import Search
-from ratrain.ratrainc.planner.search.workers import evaluate_all, workers
+from ratrain.ratrainc.planner.search.workers import workers
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.console.progress import Steps
     from ratrain.ratrainc.planner.search.answer import Answer
+    from ratrain.ratrainc.planner.search.kept_results import KeptResults
     from ratrain.ratrainc.planner.search.plan_request import PlanRequest
     from ratrain.targets.machine.machine import Machine
 
@@ -82,17 +84,19 @@ def compare_on_plan(
     machine: Machine,
     tick: Steps,
     place: Callable[[], Place] = Place,
+    kept: KeptResults | None = None,
 ) -> Comparison:
     """Compile and simulate one plan under several strategies; without names, all that can have the plan.
 
-    Raises `DiagnosticError` RT064 for a named strategy that cannot have the plan, whose schedule is at `place`.
+    What is in `kept` is not simulated again, and what is found goes there. Raises `DiagnosticError` RT064 for a named
+    strategy that cannot have the plan, whose schedule is at `place`.
     """
     wanted = chosen_strategies(names, tables=True)
     left: list[str] = []
     fitting = _of_schedule(wanted, plan, place, left, named=names is not None)
     possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
     tick.total = len(possible)
-    rows = rows_on_one_plan(config, plan, possible, machine, tick)
+    rows = rows_on_one_plan(config, plan, possible, machine, tick, kept=kept)
     left += _interrupted(possible[len(rows) :])
     if not rows and is_ended():
         raise OutOfTime
@@ -204,7 +208,13 @@ def _where(
 
 
 def rows_on_one_plan(
-    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Steps, jobs: int = 1
+    model: ModelConfig,
+    plan: Plan,
+    strategies: Sequence[Strategy],
+    machine: Machine,
+    tick: Steps,
+    jobs: int = 1,
+    kept: KeptResults | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row for each strategy on one plan, which was checked, by `jobs` processes; speed-ups are over the first.
 
@@ -223,9 +233,11 @@ def rows_on_one_plan(
         else:
             tick.found(_line(name, found.step_seconds, max(found.peak_bytes), capacity))
 
-    evaluations = evaluate_all(
-        [Task(model, adapted, pipeline, machine) for adapted, pipeline in applied],
+    tasks = [Task(model, adapted, pipeline, machine) for adapted, pipeline in applied]
+    evaluations = evaluate_kept(
+        [(item.name, task) for item, task in zip(strategies, tasks, strict=True)],
         jobs,
+        kept,
         hear,
         lambda number: tick.begin(strategies[number].name),
     )

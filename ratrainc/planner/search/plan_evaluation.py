@@ -3,7 +3,7 @@
 Under 1F1B, also with slices, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P)
 of M micro-batches (3P + (M mod P) if P is small), and the pace of its last P backwards on the first stage stands for
 the others. With k slices, P is replaced by the micro-batches of the P + k - 1 slices that the first stage holds; under
-1f1b-ahead by P + 1.
+1f1b-ahead by P + 1, under zb-h2 by 2P.
 Example: P = 16, M = 100 is simulated with 36 micro-batches, and 64 times the pace is added. Plans of several chunks a
 stage, whose backwards do not end evenly, are simulated with 4P + (M mod P) micro-batches and with 2P fewer: the
 difference is the pace. Example: P = 4, M = 256 costs 16 + 8 micro-batches. A folded time is an estimate and is called
@@ -103,6 +103,9 @@ class PlanEvaluation:
 STOPPED = PlanEvaluation(None, (), refusal="stopped: it takes longer than the search has time for it", stopped=True)
 """The outcome of a task whose time passed."""
 
+_TWICE = "zb-h2"
+"""Schedule with a warm-up that is twice as long as 1F1B's."""
+
 
 def folded_micro_batches(plan: Plan, pipeline: str = "") -> int:
     """Return the micro-batches of the folded plan under a pipeline of passes; all if folding saves nothing."""
@@ -123,11 +126,11 @@ def is_folded(plan: Plan, pipeline: str) -> bool:
 def _depth(plan: Plan, pipeline: str) -> int:
     """Return the micro-batches in flight on the first stage: P, or with k slices as many as P + k - 1 slices make.
 
-    It is one more where each stage has one more ahead.
+    It is one more where each stage has one more ahead, and twice as many under zb-h2.
     """
     slices = max(1, len(plan.slices))
-    is_ahead = AHEAD in (plan.schedule, placed_by(pipeline) if pipeline else None)
-    return -(-(plan.pp + slices - 1) // slices) + is_ahead
+    named = {plan.schedule, placed_by(pipeline) if pipeline else None}
+    return -(-(plan.pp + slices - 1) // slices) + (AHEAD in named) + plan.pp * (_TWICE in named)
 
 
 def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) -> float:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 AHEAD = "1f1b-ahead"
 """Schedule that is searched where a plan has exchanges to hide: without any it is 1F1B with more in memory."""
 USUAL = ("1f1b", AHEAD, "zb-h1", "interleaved", "zb-v", "v-half", "v-min", "seq1f1b")
-"""Schedules of the whole space. GPipe and breadth-first hold more for the same bubble, DualPipe-V more than ZB-V;
-`--schedules` has them."""
+"""Schedules of the whole space. GPipe and breadth-first hold more for the same bubble, DualPipe-V and ZB-H2 more than
+ZB-V; `--schedules` has them."""
 _WITH = "+"
 _MEMORIES = (*(home.value for home in STORES), PEER)
 

@@ -109,6 +109,17 @@ def test_zb_h1() -> None:
         assert run(orders_of("zb-h1", shape), shape).makespan == 3 * micro_batches + bubble
 
 
+def test_no_stage_of_zb_h2_waits_and_each_holds_one_less_than_twice_the_stages() -> None:
+    for stages, micro_batches in GRID:
+        shape = shape_of("zb-h2", stages, micro_batches)
+        orders = orders_of("zb-h2", shape)
+        pauses = run(orders, shape).pauses
+        enough = micro_batches >= 2 * stages - 1
+        assert not (enough and any(pauses))
+        held = [unit_time.most_held(order, W) for order in orders]
+        assert held == [min(2 * stages - 1, micro_batches)] * stages
+
+
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_the_bubble_of_interleaved_is_one_of_v_m_parts(chunks: int) -> None:
     """(P - 1) / (V M) of the work where M is a multiple of P; fewer than P micro-batches, or a remainder, add less than what is missing."""

@@ -45,6 +45,26 @@ def test_compare_gives_each_strategy_its_best(capsys):
     assert rows["ratrain"]["plan"]["pp"] >= 1
 
 
+def test_a_stopped_comparison_goes_on_from_its_results(tmp_path, capsys):
+    kept = tmp_path / "compared.jsonl"
+    words = ["compare", *TINY, "--plan", TINY_PLAN, "--json", "--results", str(kept)]
+    assert main([*words, "--strategies", "ratrain"]) == 0
+    first = json.loads(capsys.readouterr().out)["strategies"][0]
+    assert main([*words, "--strategies", "ratrain,full-save"]) == 0
+    assert json.loads(capsys.readouterr().out)["strategies"][0] == first
+    assert [json.loads(line)["id"] for line in kept.read_text().splitlines()] == ["ratrain", "full-save"]
+
+
+def test_results_of_a_comparison_go_with_a_plan_and_are_nothing_else(tmp_path, capsys):
+    kept = tmp_path / "compared.jsonl"
+    kept.write_text("something else\n")
+    assert main(["compare", *TINY, "--plan", TINY_PLAN, "--results", str(kept)]) == 1
+    assert "RT002" in capsys.readouterr().err
+    searched = ["--plan", "auto", "--clusters", "1", "--global-batch", "1"]
+    assert main(["compare", *TINY, *searched, "--results", str(kept)]) == 2
+    assert "--results" in capsys.readouterr().err
+
+
 def test_compare_tells_each_strategy_as_soon_as_its_figures_are_there(capsys):
     """One line each, in order, before the next is begun; a progress that says how many there are, and JSON alone on stdout."""
     heard: list[Progress] = []

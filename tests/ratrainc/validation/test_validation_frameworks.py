@@ -209,9 +209,27 @@ def test_what_formulas_are_not_for_is_refused_at_its_column(
     assert row[found.location.column - 1 :].startswith(cells[column])
 
 
-def test_tensor_parallel_ranks_are_refused(folder: Path) -> None:
-    with pytest.raises(DiagnosticError, match="with tp = 1"):
+def test_tensor_parallel_ranks_share_out_all_but_the_ends_of_blocks(folder: Path) -> None:
+    row = f"a,{RAN},2,false,1"
+    (found,) = outcomes(folder, f"{HEAD},tp,sequence_sharding,peak_bytes", row)
+    (held,) = found.accounts
+    layer = 12 * 64**2 // 2 + (
+        4 * 64 + 3 * 64 // 2 + 64 + 4 * 64 // 2 + 64
+    )  # norms, and biases of q k v, o, both of the mlp
+    assert held["state"] == (2 + 2 + 4 + 12) * ((256 // 2 + 16) * 64 + 4 * layer + NORM)
+    assert held["kept activations"] == TOKENS * 64 * (10 + 24 // 2) + 5 * SCORES // 2 // 2
+    assert held["gradient of scores"] == SCORES // 2
+
+
+def test_rows_that_tensor_parallel_ranks_share_out_are_refused(folder: Path) -> None:
+    with pytest.raises(DiagnosticError, match="with sequence_sharding = false"):
         read_validation_table(table(folder, f"{HEAD},tp,peak_bytes", f"a,{RAN},2,1"))
+
+
+def test_layers_that_keep_everything_beside_others_are_refused_by_the_formulas_of_2021(folder: Path) -> None:
+    row = f"a,{RAN},1".replace("baseline-1f1b", "recompute{policy=full every=2}")
+    with pytest.raises(DiagnosticError, match="of all layers"):
+        read_validation_table(table(folder, f"{HEAD},peak_bytes", row))
 
 
 def test_the_fitted_constant_is_the_median_of_the_rows_it_says() -> None:
