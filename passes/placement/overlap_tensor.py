@@ -13,18 +13,20 @@ not need them. None adds a kind of op or changes a bit of the results:
 - `halves=split`: each backward becomes its two halves, one right after the other. The weight half runs while the
   gradient of the input is exchanged.
 - `pieces=merged`: neighbouring passes of different pieces (two slices, two micro-batches, a forward and a backward)
-  become one list, block by block, in the order in which their ops could start (Domino, Wang et al., 2024).
+  become one list, block by block, in the order in which their ops could start (Domino, Wang et al., 2024). Where all
+  tensors do not fit, a forward keeps pace with the backward merged with it, so that the two hold about what one does.
 
 A merged pass takes as long as both, and the next stage waits for it. So `auto` tries the choices, simulates the whole
 step for each, and takes the fastest; if none is faster the module stays unchanged. Halves and merged pieces hold more
 tensors at once, so later passes (`recompute{policy=auto}`, `joint-order`) keep that much less. Rewrites that fit the
 memory are preferred to those that fit only with everything recomputed, and these to all others. The order of the
 schedule stays: two forwards, two backwards, or a forward and the backward after it are merged, never a backward and the
-forward after it, which would put one more piece in flight.
+forward after it, which would put one more piece in flight. Cost: one simulated step per rewrite tried, at most eight
+with `auto`.
 
 The pass runs after placement, best before recovery, and before addresses. Strategies with `joint-order` contain it
 where a plan has such ranks (tp, cp or ep above 1). Without, it changes nothing and has no options. `halves=auto` splits
-backwards of tensor-parallel ranks alone. Cost: one simulated step per rewrite tried, at most seven with `auto`.
+backwards of tensor-parallel ranks alone.
 """
 
 from __future__ import annotations
@@ -68,6 +70,10 @@ HALVES = ("auto", "whole", "split")
 """Choices of `OverlapTensorPass.halves`."""
 
 
+_PACE = 5e-3
+"""Relative time that a forward at the pace of a backward may cost a step that does not fit without recomputation."""
+
+
 @frozen
 class _Run:
     """Consecutive ops of one forward or backward pass of a piece; an op that serves none joins the run before it."""
@@ -89,6 +95,8 @@ class _Way:
     """`whole` or `split`; empty for the module that is not rewritten."""
     pairs: int = 0
     """Number of merged pairs of passes."""
+    merging: str = "none"
+    """Which passes were merged, as `OverlapTensorPass.rewritten` has it."""
 
     @cached_property
     def fits(self) -> bool:
@@ -114,7 +122,8 @@ class _Way:
         return self.context.target.capacity(self.module).left
 
     def __str__(self) -> str:
-        return f"backwards {self.halves}, {self.pairs} pairs of passes merged" if self.halves else "as it was"
+        paced = ", forwards at the pace of backwards" if self.merging == "paced" else ""
+        return f"backwards {self.halves}, {self.pairs} pairs of passes merged{paced}" if self.halves else "as it was"
 
 
 def _first_that_fits(ways: Sequence[_Way]) -> _Way:
@@ -180,6 +189,9 @@ class OverlapTensorPass(Pass):
                 fail("RT073", text, help="use pieces=auto, or more micro-batches or slices in the plan")
         stays = [before] if self.pieces == self.halves == "auto" else []
         best = _first_that_fits(_by_seconds([*stays, *tried]))
+        if best.merging == "all" and not best.fits:
+            paced = self.rewritten(module, context, best.halves, "paced")
+            best = paced if paced.seconds <= best.seconds * (1 + _PACE) else best
         if best is not before:
             module.adopt(best.module)
         context.statistics["chosen"] = str(best)
@@ -188,9 +200,9 @@ class OverlapTensorPass(Pass):
     def rewritten(self, module: Module, context: PassContext, halves: str, pairs: str) -> _Way:
         """Return a draft of the module rewritten in one way; `halves` is `whole` or `split`.
 
-        `pairs` says which passes to merge: `none`, `alike` (two forwards or two backwards), or `all` (also a forward
-        with the backward after it). If nothing can be merged, or the stages would then wait in a cycle, its seconds are
-        infinite.
+        `pairs` says which passes to merge: `none`, `alike` (two forwards or two backwards), `all` (also a forward with
+        the backward after it), or `paced` (`all`, with forwards at the pace of these backwards). If nothing can be
+        merged, or the stages would then wait in a cycle, its seconds are infinite.
         """
         draft = module.draft()
         count = 0
@@ -200,10 +212,10 @@ class OverlapTensorPass(Pass):
                 split_backwards(draft, stage)
                 stage.ops = halves_behind_the_embedding(stage.ops)
             if pairs != "none":
-                count += _merge(draft, stage, Trials(draft, context), mixed=pairs == "all")
+                count += _merge(draft, stage, Trials(draft, context), pairs)
         if pairs != "none" and (not count or blocking_cycle(draft, rendezvous=True) is not None):
-            return _Way(inf, draft, context, halves, count)
-        return _Way(_seconds(draft, context), draft, context, halves, count)
+            return _Way(inf, draft, context, halves, count, pairs)
+        return _Way(_seconds(draft, context), draft, context, halves, count, pairs)
 
 
 def _can_be_split(op: Op) -> bool:
@@ -227,16 +239,18 @@ def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
     return choices if option == "auto" else (option,)
 
 
-def _merge(module: Module, stage: Stage, trials: Trials, *, mixed: bool) -> int:
-    """Merge the pairs of passes of a stage, in place; return how many pairs changed."""
+def _merge(module: Module, stage: Stage, trials: Trials, merging: str) -> int:
+    """Merge pairs of passes of a stage, in place, as `OverlapTensorPass.rewritten` says; return how many changed."""
     ends = {id(op) for op, _ in chunk_actions(module, stage)}
     ops: list[Op] = []
     count = 0
-    for run, partner in pairs_of(_runs(module, stage), mixed=mixed):
+    for run, partner in pairs_of(_runs(module, stage), mixed=merging != "alike"):
         if partner is None:
             ops += run.ops
             continue
-        one = merged(run.ops, partner.ops, _within(ends, run, partner), lambda op: trials.op_seconds(stage, op))
+        of_pair = _within(ends, run, partner)
+        paced = merging == "paced" and run.is_forward and not partner.is_forward
+        one = merged(run.ops, partner.ops, of_pair, lambda op: trials.op_seconds(stage, op), paced=paced)
         count += one != [*run.ops, *partner.ops]
         ops += one
     stage.ops = ops

@@ -5,7 +5,16 @@
 
 Each pass keeps its own order. Ops that touch the same tensor keep their order, so sums keep their bits; messages and
 reductions keep theirs. The later pass ends after the earlier one, and starts no forward before an earlier backward is
-done, so the order of the schedule and the number of pieces in flight stay the same. Cost: linear in the operands.
+done, so the order of the schedule and the number of pieces in flight stay the same.
+
+A forward has less to compute than the backward behind it, and its exchanges leave it more room. So it would run ahead,
+and all that it keeps for its own backward would be live beside half of what the other one still reads. With `paced`
+neither is ahead of the other by more than an op, and their bytes together stay about those of one pass:
+
+    forward of m + 1    layers 0 1 2 3 ...   keeps more and more
+    backward of m       layers 9 8 7 6 ...   frees as much
+
+Cost: linear in the operands.
 """
 
 from __future__ import annotations
@@ -65,13 +74,38 @@ class _Pending:
         return not (isinstance(op, Forward) and self.backward_ends)
 
 
+@define(eq=False)
+class _Progress:
+    """Seconds of compute that each of two passes has and has done."""
+
+    of_earlier: float
+    of_later: float
+    earlier: float = 0.0
+    later: float = 0.0
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if the earlier pass has done the larger share."""
+        return self.earlier * self.of_later > self.later * self.of_earlier
+
+
+def _compute_seconds(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
+    return sum(seconds(op) for op in ops if op.engine is Engine.COMPUTE)
+
+
 def merged(
-    earlier: Sequence[Op], later: Sequence[Op], ends: Collection[int], seconds: Callable[[Op], float]
+    earlier: Sequence[Op],
+    later: Sequence[Op],
+    ends: Collection[int],
+    seconds: Callable[[Op], float],
+    *,
+    paced: bool = False,
 ) -> list[Op]:
     """Return the ops of two passes in the order in which they could start.
 
     Compute and tensor engine are free at first. `ends`: identities of the ops that end a pass, as `chunk_actions` has
-    them. `seconds`: the time of an op.
+    them. `seconds`: the time of an op. `paced`: while the earlier pass has done a larger share of its compute than the
+    later one of its own, an op of the later pass comes first wherever it may.
     """
     pending = _Pending()
     for op in earlier:
@@ -83,6 +117,7 @@ def merged(
         needed = max((made.get(tensor, 0.0) for tensor in op.reads + op.updates), default=0.0)
         return max(needed, free.get(op.engine, 0.0))
 
+    progress = _Progress(_compute_seconds(earlier, seconds), _compute_seconds(later, seconds))
     result: list[Op] = []
     at = behind = 0
     while at < len(earlier) or behind < len(later):
@@ -90,12 +125,15 @@ def merged(
         second = later[behind] if behind < len(later) else None
         if second is not None and first is not None and not pending.lets(second, ends):
             second = None
-        if first is not None and (second is None or start(first) <= start(second)):
+        waits = paced and second is not None and progress.is_ahead
+        if first is not None and not waits and (second is None or start(first) <= start(second)):
             op, at = first, at + 1
             pending.count(op, ends, -1)
+            progress.earlier += seconds(op) if op.engine is Engine.COMPUTE else 0.0
         else:
             assert second is not None
             op, behind = second, behind + 1
+            progress.later += seconds(op) if op.engine is Engine.COMPUTE else 0.0
         end = start(op) + (seconds(op) if op.engine in free else 0.0)
         if op.engine in free:
             free[op.engine] = end

@@ -87,8 +87,8 @@ Examples:
     metavar="S,S,...",
     callback=schedule_names,
     help="Schedules to choose from, or 'all'; 1f1b+host, +file and +peer use that memory in addition to DDR. Default: "
-    "the strategy's; without --strategy 1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, alone and with each "
-    "memory that the machine has.",
+    "the strategy's; without --strategy 1f1b, 1f1b-ahead, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, alone "
+    "and with each memory that the machine has.",
 )
 @click.option(
     "--objective",

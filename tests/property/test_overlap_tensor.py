@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
+from ratrain.passes.manager import PassManager
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.ops.base import Engine
@@ -163,6 +165,42 @@ def test_gathers_of_views_do_not_hide_what_split_backwards_are_worth(peak: float
         steps[halves] = evaluate(Task(WIDE, plan, passes, machine)).step_seconds or math.inf
     assert steps["auto"] == min(steps["whole"], steps["split"])
     assert steps["whole"] != pytest.approx(steps["split"], rel=5e-4)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_forward_at_the_pace_of_a_backward_holds_fewer_bytes(pp: int, zero: int) -> None:
+    """The ops stay; what both passes keep is about what one does."""
+    plan = make_plan(WIDE, pp=pp, dp=2, tp=2, seq_len=128, zero=zero, micro_batches=5, schedule="1f1b-ahead")
+    module, context = api.lowered(WIDE, plan), PassContext(target_of(load_machine(None)))
+    api.run_passes(module, PLACED["1f1b-ahead"])
+    peaks, works = [], []
+    for merging in ("all", "paced"):
+        draft = OverlapTensorPass().rewritten(module, context, "split", merging).module
+        peaks.append([lifetimes(stage).peak_bytes for stage in draft.stages])
+        works.append([sorted(map(str, stage.ops)) for stage in draft.stages])
+    assert works[0] == works[1]
+    assert all(paced <= unpaced for unpaced, paced in zip(*peaks, strict=True))
+    assert max(peaks[1]) < (0.95 if pp == 1 else 0.97) * max(peaks[0])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-ahead", "1f1b"])
+def test_forwards_keep_pace_where_not_all_fits_and_train_to_the_same_bits(schedule: str) -> None:
+    plan = make_plan(MODEL, pp=2 if schedule == "1f1b" else 1, dp=2, tp=2, micro_batches=5, schedule=schedule)
+    roomy = api.lowered(MODEL, plan)
+    api.run_passes(roomy, f"{PLACED[schedule]},overlap-tensor{{pieces=merged halves=split}}")
+    most = max(lifetimes(stage).peak_bytes for stage in roomy.stages)
+    machine = resized(load_machine(None), most - 1)
+    module = api.lowered(MODEL, plan)
+    small = PassManager(target_of(machine), verify_each=True)
+    small.run(module, f"{PLACED[schedule]},overlap-tensor{{pieces=merged halves=split}}")
+    assert "at the pace of backwards" in str(small.runs[-1].statistics["chosen"])
+    api.run_passes(module, "recompute{policy=full},allocate-ddr", verify_each=True)
+    keys = {"pp": plan.pp, "dp": 2, "tp": 2, "micro_batches": 5, "schedule": schedule}
+    one = train(program(keys, f"{PLACED[schedule]},recompute{{policy=full}},allocate-ddr"), 2)
+    other = train(api.emit(module), 2)
+    assert losses(one) == losses(other)
+    same_bits(one, other)
 
 
 @pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 1), ("gpipe", 2), ("seq1f1b", 1), ("interleaved", 1)])

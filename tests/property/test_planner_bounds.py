@@ -346,6 +346,26 @@ def test_what_waits_between_halves_and_slices_counts(name, shape, layers, share)
     assert peaks[0] * share <= peaks[1] <= max(found.peak_bytes)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "layers"),
+    [
+        ("ratrain", Shape(1, 16, 1, 4, 3, "each-micro-batch"), (2,)),
+        ("1f1b-ahead", Shape(1, 16, 1, 4, 3, "each-micro-batch", tp=2), (2,)),
+        ("zb-v", Shape(2, 16, 1, 4, 3, "each-micro-batch", chunks=2, layout="vee"), (2, 2)),
+    ],
+)
+def test_the_head_goes_back_with_its_gathered_view(name, shape, layers):
+    """Where the vocabulary is large the head's backward holds most: its view, its gradient, and all that passes keep."""
+    machine = with_constants(load_machine(None), {"collective_chunk": 4096.0})
+    model, named = small_model(sum(layers), wide=False), strategy(name)
+    found = evaluated(model, shape, layers, hiding_exchanges(named.passes, shape), named, machine)
+    check(model, shape, layers, named, machine, found)
+    columns = columns_of(model, shape, named, machine)
+    without = evolve(columns, head_gathered=0 * columns.head_gathered)
+    peaks = [plan_bounds(each, np.array([layers], float)).peak_bytes.max() for each in (without, columns)]
+    assert 1.2 * peaks[0] < peaks[1] <= max(found.peak_bytes)
+
+
 @pytest.mark.parametrize(("name", "tp", "share"), [("v-half", 1, 0.99), ("v-min", 1, 0.96), ("v-half", 2, 0.98)])
 def test_stages_wait_for_each_other_in_the_middle_of_a_step(name, tp, share):
     """The order of passes tells it, and the bounds by stages do not; with peers under each way to merge passes."""

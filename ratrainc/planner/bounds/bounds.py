@@ -60,6 +60,7 @@ from ratrain.ratrainc.planner.bounds.shape_columns import (
     backward_bytes,
     evenest,
     excess_sum,
+    head_backward_bytes,
     layer_sum,
     least_bytes,
     least_recovery,
@@ -294,7 +295,7 @@ class _Memory:
         if back is not layers:
             own, final = np.where(back > 0, own, 0.0), np.where(back > 0, final, 0.0)
         free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c, c.carried, layers)  # the loss scale takes an alignment
-        head = c.head_scratch + c.head_ends + c.head_gradient + c.labels
+        head = head_backward_bytes(c)
         if back is not layers:
             own, final = np.broadcast_to(own, free.shape), np.broadcast_to(final, free.shape)
             of_last, ended = own[-1], final[-1]
@@ -378,9 +379,17 @@ class _Memory:
         return seconds if self.back is self.layers else np.where(self.back > 0, seconds, 0.0)
 
 
-def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
-    """Return the least seconds of recovery of the stages of plans in a step; `layers` [stages, plans]."""
-    return _memory(c.cut(layers), layers).recovery()
+def recovery_seconds(c: Columns, layers: Numbers, merging: str | None = None) -> Numbers:
+    """Return the least seconds of recovery of the stages of plans in a step; `layers` [stages, plans].
+
+    Without a `merging`, passes may be merged in any way. With one, the seconds are infinite where a stage then does not
+    fit.
+    """
+    c = c.cut(layers)
+    if merging is None or c.in_order:
+        return _memory(c, layers).recovery()
+    memory = PlacedMemory.of_merging(c, layers, merging)
+    return np.where(memory.peak_bytes() <= c.capacity, memory.recovery(), np.inf)
 
 
 def transfer_seconds(c: Columns, layers: Numbers) -> Numbers:

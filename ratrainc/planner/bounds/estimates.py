@@ -19,7 +19,7 @@ from ratrain.ratrainc.planner.space.units import EMBED
 _USABLE = 0.97
 """Share of the capacity to plan with: the rest is for padding, transients and gaps between tensors."""
 
-_EXPOSED_EXCHANGES, _EXPOSED_AHEAD = 0.5, 0.25
+_EXPOSED_EXCHANGES, _EXPOSED_AHEAD = 0.5, 0.1
 """Shares of exchanges that are assumed not to be hidden; under `AHEAD` each stands next to another's compute."""
 _EXPOSED = 0.1
 """Share of the state's traffic that no compute hides: first gathers and last reductions of a step."""

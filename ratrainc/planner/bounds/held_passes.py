@@ -12,9 +12,10 @@ before it is counted without that forward.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.schedules.action import ActionKind, Order, Work
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -36,6 +37,10 @@ class HeldPasses:
     late: int
     """the most passes held at an instant when every chunk has gradients; 0 if there is none"""
     windows: int
+    """number of such instants, no two of which hold a common pass"""
+    headed: int
+    """the most passes held when the head goes back and every chunk has gradients; 0 without the head"""
+    head_windows: int
     """number of such instants, no two of which hold a common pass"""
     pending: int
     """the most passes that wait at once for a weight half that is apart from their input half"""
@@ -69,10 +74,30 @@ class _State:
 
     held: int
     waiting: int
-    time: int
-    """place of the action before it"""
+    newest: int
+    """place of the forward of the newest held pass"""
     oldest: int
     """place of the forward of the oldest held pass"""
+
+
+@define
+class _Instants:
+    """Instants at which equally many passes are held, the most so far."""
+
+    held: int = 0
+    states: list[_State] = field(factory=list)
+
+    def add(self, state: _State) -> None:
+        """Keep an instant if it holds as many passes as any before."""
+        if state.held > self.held:
+            self.held, self.states = state.held, []
+        if state.held == self.held:
+            self.states.append(state)
+
+    @property
+    def windows(self) -> int:
+        """Number of instants, no two of which hold a common pass."""
+        return _apart(self.states)
 
 
 def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) -> HeldPasses:
@@ -81,6 +106,7 @@ def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) ->
     groups = grouped(passes, merging)
     last = shape.micro_batches - 1
     chunks = len(shape.chunks_of(stage))
+    head = len(shape.chunk_stages) - 1
     held: dict[Work, int] = {}
     """start of each held pass, in order"""
     begun: dict[int, int] = {}
@@ -88,10 +114,10 @@ def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) ->
     returns: dict[tuple[int, int], int] = {}
     """places of the first slice to go back, by chunk and micro-batch"""
     returned = 0
-    early = late = 0
+    early = 0
     waiting: set[Work] = set()
-    states = [_State(0, 0, -1, 0)]
-    instants: list[_State] = []
+    states = [_State(0, 0, 0, 0)]
+    late, at_head = _Instants(), _Instants()
     time = -1
     for group in groups:
         begin = time + 1
@@ -104,10 +130,11 @@ def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) ->
                 early = max(early, sure)
                 # late: every chunk has gradients, and none of these is final
                 has_gradients = len(begun) == chunks and max(begun.values()) < begin
-                if has_gradients and action.micro_batch < last and sure >= late:
-                    late = sure
-                    # a dictionary keeps its order, so the first entry is the oldest pass
-                    instants.append(_State(late, 0, time, next(iter(held.values()))))
+                if has_gradients and action.micro_batch < last and sure:
+                    newest = next(islice(reversed(held.values()), int(beside), None))
+                    state = _State(sure, 0, newest, next(iter(held.values())))
+                    for instants in (late, at_head) if action.chunk == head else (late,):
+                        instants.add(state)
                 del held[action.work]
                 returned |= returns.setdefault((action.chunk, action.micro_batch), time) < begin
             if action.kind is ActionKind.FORWARD:
@@ -120,7 +147,8 @@ def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) ->
             if action.kind in _WEIGHT_GRADIENTS:
                 waiting.discard(action.work)
                 begun.setdefault(action.chunk, time)
-        states.append(_State(len(held), len(waiting), time, next(iter(held.values()), time)))
+        ends = next(reversed(held.values()), time), next(iter(held.values()), time)
+        states.append(_State(len(held), len(waiting), *ends))
         if any(action.kind is not ActionKind.FORWARD and action.micro_batch == last for action in of_group):
             break
     pending = max(states, key=lambda state: (state.waiting, state.held))
@@ -128,8 +156,10 @@ def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) ->
     most = [state for state in states[:-1] if state.held >= fullest.held and state.waiting >= fullest.waiting > 0]
     return HeldPasses(
         early,
-        late,
-        _apart([state for state in instants if state.held == late]),
+        late.held,
+        late.windows,
+        at_head.held,
+        at_head.windows,
         pending.waiting,
         pending.held,
         fullest.waiting,
@@ -142,13 +172,15 @@ def _read(passes: list[Pass], shape: PipelineShape, stage: int, merging: str) ->
 def _apart(states: list[_State]) -> int:
     """Count states no two of which hold a common pass.
 
-    Greedy from the left: if the oldest pass of a state began after the last chosen one, they share no pass. The
-    earliest choice leaves most room, so the count is the largest.
+    If the oldest pass of a state began after the newest of another, the two share no pass. That of a backward beside a
+    forward has not that forward's: with one pass ahead, F0 | F1 B0 | F2 B1 | ..., each backward's state is apart from
+    the one before, though the next forward stands before it in the order. Greedy from the left, so each chosen state is
+    apart from all before it.
     """
     count, before = 0, -1
     for state in states:
         if state.oldest > before:
-            count, before = count + 1, state.time
+            count, before = count + 1, state.newest
     return count
 
 

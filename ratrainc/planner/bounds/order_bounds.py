@@ -10,7 +10,8 @@ all stages run here, each when its stage is free and its input has come:
 
 Recovery that bytes demand follows the first backward of a stage: before it, its result would take the bytes in which
 the same tensors could have been kept. So from that backward on the stage has all its later passes, its recovery and its
-updates to do. No gather or reduction is counted.
+updates to do. No gather or reduction is counted. Recovery stands in backwards and in their waits: none fills the
+exchanges within a forward that is merged with no other pass.
 
 A step is repeated, and the next one begins on each stage where this one ends. The stages' times from end to end differ
 at first. The least of them is a bound on the time of a step in the long run: if all stages are at least x s later after
@@ -54,22 +55,28 @@ def order_seconds(c: Columns, layers: Numbers) -> Numbers:
     found = np.zeros(len(layers))
     if c.overlaps_steps:
         return found
-    stages = layers.T
-    # what is recovered in any case may be so before the first backward
-    after = (recovery_seconds(c, stages) - c.micro_batches * stages * c.recovery_least).clip(0.0)
-    after = (after + unit_sum(c.cut(stages), c.update, stages)).T
     for number in np.unique(c.order):
         pipeline = c.orders[number]
         rows = np.flatnonzero(c.order == number)
         passes = 3 * pipeline.micro_batches * pipeline.stages * pipeline.chunks
         if pipeline.slices > 1 or passes > _MOST_PASSES:
             continue
-        mergings = MERGINGS if c.merged[rows].any() else MERGINGS[:1]
+        own, of_plans = c.rows(rows), layers[rows]
+        mergings = MERGINGS if own.merged.any() else MERGINGS[:1]
+        afters = [_after(own, of_plans, merging) for merging in mergings]
         orders = [pass_order(c.schedule, pipeline, merging) for merging in mergings]
-        found[rows] = np.min(
-            [_of_order(c.rows(rows), layers[rows], after[rows], order, pipeline) for order in orders], 0
-        )
+        ways = [_of_order(own, of_plans, *each, pipeline) for each in zip(afters, orders, strict=True)]
+        least = np.min(ways, 0)
+        found[rows] = np.where(np.isfinite(least), least, 0.0)
     return found
+
+
+def _after(c: Columns, layers: Numbers, merging: str) -> Numbers:
+    """Return the seconds of recovery and updates of stages after their first backward; infinite if plans do not fit."""
+    stages = layers.T
+    # what is recovered in any case may be so before the first backward
+    more = (recovery_seconds(c, stages, merging) - c.micro_batches * stages * c.recovery_least).clip(0.0)
+    return (more + unit_sum(c.cut(stages), c.update, stages)).T
 
 
 def chunk_layers(layers: Numbers, pipeline: PipelineShape) -> Numbers:
@@ -107,7 +114,7 @@ def prepare() -> None:
 
 
 def _arrays(order: PassOrder) -> tuple[Any, ...]:
-    return order.stage, order.kind, order.chunk, order.source, order.sent, order.joins
+    return order.stage, order.kind, order.chunk, order.source, order.sent, order.joins, order.alone
 
 
 _COMPUTE, _WAY, _UNTIL_OUT, _OVERLAP = range(4)
@@ -169,6 +176,7 @@ def _step(
     sources: Any,
     sent: Any,
     joins: Any,
+    alone: Any,
     times: Any,
     message: float,
     steps: int,
@@ -199,8 +207,8 @@ def _step(
                 begin = max(before, min(state[_INPUT, stage], given)) + state[_BUSY, stage]
                 start = max(given, begin)
                 out = max(given + way, before + way - overlap, begin + until_out)
-                alone = max(given, before) + way - overlap
-                end = max(begin + compute, alone, state[_COMPUTED, stage])
+                apart = max(given, before) + way - overlap
+                end = max(begin + compute, apart, state[_COMPUTED, stage])
             else:
                 start = max(given, free)
                 out = max(given + max(way, until_out), free + max(way - overlap, until_out))
@@ -208,7 +216,7 @@ def _step(
             if kind != FORWARD and state[_BACK, stage] == _EARLY:
                 state[_BACK, stage] = start
             if state[_BACK, stage] > _EARLY:
-                state[_BACK, stage] += compute
+                state[_BACK, stage] += max(compute, way - overlap) if alone[at] else compute
             made[at] = out
             state[_FREE_BEFORE, stage] = free
             state[_FREE, stage] = end

@@ -50,6 +50,8 @@ class PassOrder:
     """1 if that output comes from another stage, else 0"""
     joins: Integers
     """1 if it is merged with the pass before it on its stage, else 0"""
+    alone: Integers
+    """1 for a forward that is merged with no pass, before a gradient of its stage may be final; else 0"""
 
 
 @frozen
@@ -87,17 +89,17 @@ class Pass:
 def pass_order(schedule: str, shape: PipelineShape, merging: str = "none") -> PassOrder:
     """Return the passes of a schedule of whole micro-batches, merged as one of `MERGINGS` says."""
     stages = [grouped(passes_of(schedule, shape, stage), merging) for stage in range(shape.stages)]
-    waiting = [[(each, place) for group in groups for place, each in enumerate(group)] for groups in stages]
+    waiting = [_placed(groups, shape.micro_batches - 1) for groups in stages]
     chunk_stages = shape.chunk_stages
     at = [0] * shape.stages
     places: dict[tuple[bool, Work], int] = {}
-    rows: list[tuple[int, int, int, int, int, int]] = []
+    rows: list[tuple[int, ...]] = []
     found = -1
     while found < len(rows):
         found = len(rows)
         for stage, passes in enumerate(waiting):
             while at[stage] < len(passes):
-                here, joins = passes[at[stage]]
+                here, joins, alone = passes[at[stage]]
                 needed = here.needed(len(chunk_stages))
                 if needed is not None and needed not in places:
                     break
@@ -106,9 +108,23 @@ def pass_order(schedule: str, shape: PipelineShape, merging: str = "none") -> Pa
                 if here.made is not None:
                     places[here.made] = len(rows)
                 kind = _KINDS[tuple(action.kind for action in here.actions)]
-                rows.append((stage, kind, here.work[0], source, int(sent), joins))
+                rows.append((stage, kind, here.work[0], source, int(sent), joins, alone))
                 at[stage] += 1
     return PassOrder(*np.array(rows, np.int64).T.copy())
+
+
+def _placed(groups: list[tuple[Pass, ...]], last: int) -> list[tuple[Pass, int, int]]:
+    """Return the passes of a stage, each with its place in its group and 1 if it is a forward alone (`PassOrder`).
+
+    `last` is the last micro-batch, whose backwards make gradients final.
+    """
+    found: list[tuple[Pass, int, int]] = []
+    before = True
+    for group in groups:
+        before = before and all(each.is_forward or each.work[1] < last for each in group)
+        alone = before and len(group) == 1 and group[0].is_forward
+        found += [(each, place, int(alone)) for place, each in enumerate(group)]
+    return found
 
 
 def passes_of(schedule: str, shape: PipelineShape, stage: int) -> list[Pass]:

@@ -13,6 +13,8 @@ of recovery:
 - *collectives*: their engine works one after another, and so does the engine of tensor exchanges.
 - *bytes*: at an instant of the order a number of passes is held, each with the inputs of its layers and, in slices,
   keys and values.
+- *head*: when the head goes back, the passes held then hold all that they keep, since no layer has begun its backward;
+  the head's view, gradient and workspace are live beside them. Of slices this is left out.
 - *halves*: a pass whose weight half comes later holds the operands of both halves of a layer, and the results of the
   first half for the second, for all its layers, when the last of them has passed its gradient on.
 - *slices*: gradients are reduced after the last slice of a micro-batch. When the second slice goes back, all layers of
@@ -42,6 +44,7 @@ from ratrain.ratrainc.planner.bounds.shape_columns import (
     Numbers,
     backward_bytes,
     evenest,
+    head_backward_bytes,
     layer_sum,
     least_recovery,
     left_behind,
@@ -69,12 +72,16 @@ class PlacedMemory:
     early_held: Numbers
     late_held: Numbers
     windows: Numbers
+    head_held: Numbers
+    head_windows: Numbers
     waiting_held: Numbers
     waits: Numbers
     early: Numbers
     """bytes left when the most passes are held"""
     late: Numbers
     """bytes left when all gradients are live too; infinite if never so"""
+    headed: Numbers
+    """bytes left when the head goes back and all gradients are live; infinite if never so"""
     between: Numbers
     """bytes left when the most passes are between the halves of their backwards"""
     waited: Numbers
@@ -88,15 +95,17 @@ class PlacedMemory:
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """Compute the bytes of stages; arguments as for `stage_bounds`."""
         first, *others = MERGINGS if c.has_exchanges and (c.merged > 0).any() else MERGINGS[:1]
-        memory = cls._of_merging(c, layers, first)
-        return evolve(memory, others=tuple(cls._of_merging(c, layers, merging) for merging in others))
+        memory = cls.of_merging(c, layers, first)
+        return evolve(memory, others=tuple(cls.of_merging(c, layers, merging) for merging in others))
 
     @classmethod
-    def _of_merging(cls, c: Columns, layers: Numbers, merging: str) -> PlacedMemory:
+    def of_merging(cls, c: Columns, layers: Numbers, merging: str) -> PlacedMemory:
         """Compute the bytes of stages whose passes are merged in one way."""
-        names = ("early", "late", "windows", "pending", "pending_held", "waiting", "waiting_held", "waits")
-        *found, returned = _of_stages(c, (*names, "returned"), layers, merging)
-        early_held, late_held, windows, pending, others, waiting, waiting_held, waits = found
+        whole = ("early", "late", "windows", "headed", "head_windows", "returned")
+        apart = ("pending", "pending_held", "waiting", "waiting_held", "waits")
+        found = _of_stages(c, (*whole, *apart), layers, merging)
+        early_held, late_held, windows, head_held, head_windows, returned = found[: len(whole)]
+        pending, others, waiting, waiting_held, waits = found[len(whole) :]
         back = with_backward(c, layers)
         # which layers a chunk has is not known here, so they count as the least ones
         held = np.floor(layers / c.chunks) * c.held[LAYER] if c.is_chunked else layer_sum(c, c.held, layers)
@@ -115,23 +124,26 @@ class PlacedMemory:
         of_halves = pass_layers * (c.pending - c.layer_part)
         between = free - pending * of_halves - others * held
         waited = free - waiting * of_halves - waiting_held * held
+        at_head = free - head_backward_bytes(c)
         free = free - own
         # the second of two merged slices may be done too
         sliced = free - (c.slices - 1 - c.merged) * held - pass_layers * c.sliced_gradients[LAYER] + c.mlp_gradient
         early = free - early_held * held
-        late = free - late_held * held - unit_sum(c, c.gradients, layers)
-        late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
+        gradients = unit_sum(c, c.gradients, layers)
+        gradients[c.head_stage] -= np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
+        headed = at_head - head_held * held - gradients
+        headed = np.where((head_held > 0) & (c.slices == 1), headed, np.inf)
+        late = free - late_held * held - gradients
         late += np.where(c.micro_batches > 2, 0.0, own - final)
         late = np.where(late_held > 0, late, np.inf)
         sliced = np.where((returned > 0) & (not c.has_halves), sliced, np.inf)
-        held_at = (early_held, late_held, windows, waiting_held, waits)
-        return cls(c, layers, back, pass_layers, *held_at, early, late, between, waited, sliced)
+        held_at = (early_held, late_held, windows, head_held, head_windows, waiting_held, waits)
+        return cls(c, layers, back, pass_layers, *held_at, early, late, headed, between, waited, sliced)
 
     def peak_bytes(self) -> Numbers:
         """Return lower bounds on the peaks of the stages."""
-        least: Numbers = self.c.capacity - np.minimum(
-            np.minimum(self.early, self.late), np.minimum(self.between, self.sliced)
-        )
+        free = (self.early, self.late, self.headed, self.between, self.sliced)
+        least: Numbers = self.c.capacity - np.minimum.reduce(np.broadcast_arrays(*free))
         for other in self.others:
             least = np.minimum(least, other.peak_bytes())
         return least
@@ -140,9 +152,12 @@ class PlacedMemory:
         """Return the least seconds of recovery of the stages in a step."""
         c = self.c
         least = c.micro_batches * c.slices * self.back * c.recovery_least
-        # `late` is infinite if there is no such instant; then there are no windows either
+        # `late` and `headed` are infinite if there is no such instant; then there are no windows either
         late = self.more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         more = np.maximum(self.more_than_least(self.early_held, self.early), self.windows * late)
+        headed = np.where(np.isfinite(self.headed), self.headed, 0.0)
+        at_head = np.where(np.isfinite(self.headed), self.more_than_least(self.head_held, headed, begun=0), 0.0)
+        more = np.maximum(more, self.head_windows * at_head)
         if c.has_halves:  # no layer is at work then
             waited = self.more_than_least(self.waiting_held, self.waited, begun=0)
             more = np.maximum(more, self.waits * waited)

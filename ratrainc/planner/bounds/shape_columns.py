@@ -67,6 +67,7 @@ class Columns:
     sliced_gradients: Numbers
     mlp_gradient: Numbers
     head_gradient: Numbers
+    head_gathered: Numbers
     mlp_view: Numbers
     embed_view: Numbers
     head_view: Numbers
@@ -432,6 +433,11 @@ def backward_bytes(c: Columns, of_mlp: Numbers) -> tuple[Numbers, Numbers]:
     """
     scores = np.where(c.merged > 0, 0.0, c.attention_scores - c.layer_part)
     return np.maximum(of_mlp, scores), np.maximum(of_mlp, scores - most(c.gradients))
+
+
+def head_backward_bytes(c: Columns) -> Numbers:
+    """Return the bytes that the head's backward works on: what it reads, makes and has as workspace."""
+    return c.head_scratch + c.head_ends + c.head_gradient + c.head_gathered + c.labels
 
 
 def surely_held(c: Columns, passes: Numbers) -> Numbers:

@@ -28,7 +28,7 @@ from ratrain.ratrain_ir.model.sharded_blocks import (
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
-from ratrain.ratrain_ir.ops.compute import Update
+from ratrain.ratrain_ir.ops.compute import Backward, BlockOp, Update
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrainc.planner.space.units import Vector, by_block, unit_vector
 from ratrain.targets.machine.timing import TimedOp, op_work
@@ -56,6 +56,9 @@ class StateProfile:
     """bytes of an mlp's full gradient if each micro-batch is reduced; 0 if tp > 1, whose weight half may come
     later"""
     head_gradient: int
+    head_gathered: int
+    """bytes of the head's view that its backward reads and that is gathered within the step, less the replica's own
+    part; else 0"""
     mlp_view: int
     """bytes of an mlp's view if gathered within the step, less the replica's own part, which may be dead by then; else
     0"""
@@ -107,6 +110,7 @@ def state_profile(setting: SearchSetting, stage: Shape, timed: dict[TimedOp, flo
             state.gradient_bytes(owner) if state.reduces_each(owner) and stage.tp == 1 else 0 for owner in returning
         ),
         head_gradient=state.gradient_bytes(head) if state.reduces_each(head) else 0,
+        head_gathered=state.gathered_bytes(Backward, head),
         mlp_view=_least(state.view_bytes(owner) - state.carried_view_bytes(owner) for owner in returning),
         embed_view=state.carried_view_bytes(embed),
         head_view=state.carried_view_bytes(head),
@@ -182,6 +186,13 @@ class _State:
     def carried_view_bytes(self, owner: Block) -> int:
         """Return the bytes of a view that live across steps."""
         return self.part_bytes(owner) if gathers_within_step(self.plan, owner) else self.view_bytes(owner)
+
+    def gathered_bytes(self, kind: type[BlockOp], owner: Block) -> int:
+        """Return the bytes of the view, beyond a replica's part, that is gathered for an op of a block; the least."""
+        ops = (op for op in self.module.stages[0].ops if type(op) is kind and op.block is owner)
+        views = ([t for t in op.reads if t.kind is StateKind.VIEW and not t.carried] for op in ops)
+        nbytes = min((sum(aligned(view.type.nbytes) for view in each) for each in views), default=0)
+        return max(nbytes - self.part_bytes(owner), 0)
 
     def carried_bytes(self, owner: Block) -> int:
         # each block that trains also carries its update count

@@ -24,6 +24,7 @@ from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions, with_order
 from ratrain.ratrainc.planner.bounds.held_passes import held_passes
+from ratrain.ratrainc.planner.bounds.pass_order import MERGINGS, grouped, pass_order, passes_of
 from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, compiled_units, evaluate, folded_micro_batches
@@ -333,6 +334,60 @@ def test_what_bounds_read_of_an_order_is_so(schedule, micro_batches):
             final = next(i for i, a in enumerate(order) if a.kind is not F and a.micro_batch == micro_batches - 1)
             before = [most_in_flight((a.kind, a.chunk) for a in order[: i + 1]) for i in range(final)]
             assert found.early == max(before, default=0)
+
+
+@pytest.mark.parametrize("schedule", sorted(USUAL))
+@pytest.mark.parametrize("merging", MERGINGS)
+def test_states_that_share_no_pass_are_as_many_as_bounds_say(schedule, merging):
+    """Counted anew, from what merged passes surely hold: a backward beside a forward is without that one."""
+    for chunks, layout, slices in divisions(schedule):
+        shape = PipelineShape(3, 9, chunks, layout, slices)
+        for stage, found in enumerate(held_passes(schedule, shape, merging)):
+            held: list[Any] = []
+            at_backward: dict[bool, list[set[Any]]] = {False: [], True: []}
+            for several in grouped(passes_of(schedule, shape, stage), merging):
+                actions = [action for each in several for action in each.actions]
+                for place, action in enumerate(actions):
+                    if action.kind is F:
+                        held.append(action.work)
+                    elif action.work in held:
+                        sure = set(held) - {each.work for each in actions[:place] if each.kind is F}
+                        at_backward[action.chunk == chunks * 3 - 1].append(sure)
+                        held.remove(action.work)
+            of_head, others = at_backward[True], at_backward[False]
+            for count, most, states in (
+                (found.windows, found.late, of_head + others),
+                (found.head_windows, found.headed, of_head),
+            ):
+                if most:
+                    assert most_apart([state for state in states if len(state) >= most]) >= count > 0
+                else:
+                    assert not count
+
+
+def most_apart(states):
+    """A number of sets no two of which have a common element, the ones with the earliest last element first."""
+    count, used = 0, set()
+    for state in sorted(states, key=lambda state: max((micro_batch, piece) for _, micro_batch, piece in state)):
+        if used.isdisjoint(state):
+            count, used = count + 1, used | state
+    return count
+
+
+def test_with_one_pass_ahead_each_merged_backward_holds_its_own_micro_batch():
+    """F0 | F1 B0 | F2 B1 | ...: all but the first backward, which has no gradients before it, and the last."""
+    (found,) = held_passes(AHEAD, PipelineShape(1, 12), "all")
+    assert (found.late, found.windows) == (found.headed, found.head_windows) == (1, 10)
+    (found,) = held_passes(AHEAD, PipelineShape(1, 12), "none")
+    assert (found.late, found.windows) == (2, 5)
+
+
+def test_a_forward_alone_is_one_that_no_pass_is_merged_with():
+    """In the turns of ZB-V the second forward of the first stage comes before its own backward."""
+    order = pass_order("zb-v", PipelineShape(2, 8, 2, "vee"), "all")
+    assert set(order.chunk[(order.stage == 0) & (order.alone == 1)].tolist()) == {3}
+    assert not pass_order(AHEAD, PipelineShape(1, 8), "all").alone[1:].any()
+    assert pass_order("1f1b", PipelineShape(1, 8), "none").alone.sum() == 8
 
 
 def test_1f1b_has_the_windows_of_its_closed_form():
