@@ -31,7 +31,8 @@ TEXTS = {
     "1f1b-ahead": (
         "1F1B with one more forward in the warm-up of every stage, also where there is one stage, and one more micro-batch in memory. By "
         "itself it is no faster. With [expert](expert-ranks.md) or tensor-parallel ranks a forward and the backward behind it are of different "
-        "micro-batches on every stage: `overlap-tensor` merges them, and each computes while the other exchanges."
+        "micro-batches on every stage: `overlap-tensor` merges them, and each computes while the other exchanges. "
+        "Merged at one pace, the two hold about what one does."
     ),
     "gpipe": "All forwards, then all backwards: the bubble of 1F1B, and every micro-batch of the step in memory. The yardstick.",
     "zb-h1": (

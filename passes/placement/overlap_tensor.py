@@ -96,7 +96,7 @@ class _Way:
     pairs: int = 0
     """Number of merged pairs of passes."""
     merging: str = "none"
-    """Which passes were merged, as `OverlapTensorPass.rewritten` has it."""
+    """Passes that were merged, as `OverlapTensorPass.rewritten` has it."""
 
     @cached_property
     def fits(self) -> bool:

@@ -263,4 +263,4 @@ def test_room_above_the_mean_takes_no_time_in_slices_either() -> None:
     """Balanced routers send as many rows of a slice, whatever the capacity leaves room for."""
     keys = {"seq_len": 12, "slices": (8, 4)}
     steps = [figures(with_capacity(factor, **keys), None).step_seconds for factor in (1.0, 2.0)]
-    assert steps[0] == steps[1]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-12)
