@@ -402,6 +402,11 @@ PLANNING = {
                 "time for each search", "--seconds 3", _AUTO, _REQUEST, ("--model m.json --plan p.toml",)
             ),
             "--jobs": Option(_JOBS, "--jobs 3", _AUTO, _REQUEST, ("--model m.json --plan p.toml",)),
+            "--results": Option(
+                "the file that has each strategy's result as it is found",
+                "--results rows.jsonl",
+                idle=("--model m.json --clusters 2 --global-batch 4",),
+            ),
             "--strategies": Option(
                 "the rows, the first is the yardstick", "--strategies ratrain,full-save", "--model m.json --plan p.toml"
             ),

@@ -45,7 +45,7 @@ def completed(words: str) -> tuple[set[str], bool]:
         ("simulate x.rtx --machine ", set(machine_names()), True),
         ("machines mt3000-sh", {"mt3000-shared-port"}, True),
         ("plan --zer", {"--zero"}, False),
-        ("schedule --kind zb-", {"zb-h1", "zb-v"}, False),
+        ("schedule --kind zb-", {"zb-h1", "zb-h2", "zb-v"}, False),
         ("completion ", {"bash", "zsh", "fish"}, False),
         ("--ver", {"--version"}, False),
     ],
