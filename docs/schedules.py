@@ -40,7 +40,8 @@ TEXTS = {
         '"Zero Bubble Pipeline Parallelism", 2023). As many micro-batches are in flight as under 1F1B; what weight halves read lives longer.'
     ),
     "zb-h2": (
-        "ZB-H1 with twice the warm-up (same source): no stage waits for its first gradient, and every stage holds 2 P - 1 micro-batches, so "
+        "ZB-H1 with twice the warm-up (same source): no stage waits for its first gradient, and every stage holds 2 P - 1 "
+        "micro-batches, so "
         "with F = B = W nothing is idle but at the ends of a step."
     ),
     "interleaved": (

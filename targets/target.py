@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.model.sharded_blocks import gathered_bits
-from ratrain.ratrain_ir.model.slice_plan import slice_plan
+from ratrain.ratrain_ir.model.slice_plan import plan_of_piece
 from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, reduces_over_replicas
 from ratrain.ratrain_ir.ops.compute import BlockOp, Update
 from ratrain.ratrain_ir.ops.messages import MessageOp
@@ -130,8 +130,7 @@ class MachineTarget:
         ends = (stage.index, op.peer) if isinstance(op, MessageOp) else None
         blocks = op.blocks if isinstance(op, AllReduce) else ()
         fields = op.keyword, group_name(op), op.engine
-        index = getattr(op, "slice", None)
-        plan = module.plan if index is None else slice_plan(module.plan, index)
+        plan = plan_of_piece(module.plan, getattr(op, "slice", None))
         return timed_op(module.model, plan, *fields, routine, operands, ends, blocks)
 
 

@@ -91,7 +91,7 @@ def with_kept(stage: Stage, module: Module, kept: Iterable[Twice]) -> Stage:
     for first, again in kept:
         before, after = stage.ops[first], stage.ops[again]
         if isinstance(before, ForwardExperts):
-            products = _add_products(draft, module.plan, module, before)
+            products = _add_products(draft, module, before)
             ops[first] = attrs.evolve(before, writes=(*before.writes, *products))
             place = [tensor.slot for tensor in after.reads].index("drows") + 1
             ops[again] = attrs.evolve(after, reads=(*after.reads[:place], *products, *after.reads[place:]))
@@ -108,13 +108,12 @@ def with_kept(stage: Stage, module: Module, kept: Iterable[Twice]) -> Stage:
     return draft
 
 
-def _add_products(stage: Stage, whole: Plan, module: Module, op: ForwardExperts) -> tuple[Tensor, ...]:
+def _add_products(stage: Stage, module: Module, op: ForwardExperts) -> tuple[Tensor, ...]:
     """Declare gate and up of the rows that an op computes; return them."""
-    plan = whole if op.slice is None else slice_plan(whole, op.slice)
     group = op.writes[0].name.rpartition(".")[0]
     return tuple(
         stage.add(Tensor(stage.free_name(f"{group}.{name}"), StateKind.SAVED, type_))
-        for name, type_ in product_types(module.model, plan).items()
+        for name, type_ in product_types(module.model, slice_plan(module.plan, op.slice)).items()
     )
 
 
@@ -207,8 +206,8 @@ def _of_experts(
         kept = [tensor for tensor in before.writes if tensor.slot in KEPT_OF_ROWS]
         parts = [_Part(aligned(tensor.type.nbytes), last_use.get(tensor, first)) for tensor in kept]
     else:
-        plan = module.plan if op.slice is None else slice_plan(module.plan, op.slice)
-        parts = [_Part(aligned(type_.nbytes), first) for type_ in product_types(module.model, plan).values()]
+        products = product_types(module.model, slice_plan(module.plan, op.slice)).values()
+        parts = [_Part(aligned(type_.nbytes), first) for type_ in products]
     yield _MadeTwice(kind, first, position, tuple(parts))
 
 

@@ -29,6 +29,11 @@ class SlicePlan(Plan):
         return sum(self.parent.slices[: self.index])
 
 
+def plan_of_piece(plan: Plan, index: int | None) -> Plan:
+    """Return the plan of an op's slice; `plan` itself for None: a collective works on no slice, whatever the plan."""
+    return plan if index is None else slice_plan(plan, index)
+
+
 @cache
 def slice_plan(plan: Plan, index: int | None) -> Plan:
     """Return the plan of one slice; `plan` itself for None, if it has no slices.

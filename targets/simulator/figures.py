@@ -11,7 +11,7 @@ import numpy as np
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.model.blocks import parse_block
-from ratrain.ratrain_ir.model.slice_plan import slice_plan
+from ratrain.ratrain_ir.model.slice_plan import plan_of_piece
 from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.placement import placement_of
@@ -39,7 +39,6 @@ from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
 from ratrain.targets.simulator.timeline import beyond_rounding
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.machine.routing import Routing
@@ -203,7 +202,7 @@ def _works(
         tensors = [columns.forms[forms[operand.tensor]] for operand in item.operands]
         timed = timed_instruction(program, stage, ENGINES[engine], item, tensors)
         if routing is not None and (owners := _blocks(item)) and owners[0].layer is not None:
-            plan = _plan_of(program, item)
+            plan = plan_of_piece(program.plan, item.slice)
             timed = under_routing(timed, routing, owners[0].layer, program.model, plan, tensors)
         number = known.setdefault(timed if timed.routine is None else kind, len(works))
         if number == len(works):
@@ -257,13 +256,8 @@ def timed_instruction(
     ends = None if instruction.peer is None else (stage, instruction.peer)
     fields = instruction.keyword, instruction.group, engine
     operands = zip(tensors, accesses, strict=True)
-    plan = _plan_of(program, instruction)
+    plan = plan_of_piece(program.plan, instruction.slice)
     return timed_op(program.model, plan, *fields, routine, operands, ends, _blocks(instruction))
-
-
-def _plan_of(program: Program, instruction: Instruction) -> Plan:
-    """Return the plan of the slice that an instruction works on; the program's if it works on none."""
-    return program.plan if instruction.slice is None else slice_plan(program.plan, instruction.slice)
 
 
 def _blocks(instruction: Instruction) -> list[Block]:

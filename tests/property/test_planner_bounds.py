@@ -355,7 +355,7 @@ def test_what_waits_between_halves_and_slices_counts(name, shape, layers, share)
     ],
 )
 def test_the_head_goes_back_with_its_gathered_view(name, shape, layers):
-    """Where the vocabulary is large the head's backward holds most: its view, its gradient, and all that passes keep."""
+    """Take a large vocabulary: the head's backward then holds its view, its gradient, and all that passes keep."""
     machine = with_constants(load_machine(None), {"collective_chunk": 4096.0})
     model, named = small_model(sum(layers), wide=False), strategy(name)
     found = evaluated(model, shape, layers, hiding_exchanges(named.passes, shape), named, machine)

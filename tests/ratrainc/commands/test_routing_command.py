@@ -20,7 +20,7 @@ FEW = [1 / 3, 1 / 3, 1 / 3, 0, 0, 0]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with programs: experts shared out by ranks that send all rows or drop some, experts on every rank, no experts."""
+    """A folder with programs: of ranks that share out experts, sending all rows or dropping some, and of others."""
     folder = tmp_path_factory.mktemp("routing")
     shape: dict[str, Any] = {"pp": 1, "cuts": (), "dp": 2, "micro_batches": 2}
     for name, program in (

@@ -205,7 +205,7 @@ def with_capacity(factor: float, **keys: Any) -> Program:
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.5, 2.0])
 @pytest.mark.parametrize("name", [ONE_HOT, HOT_RANK])
 def test_exchanges_carry_the_rows_of_the_busiest_rank(name: str, factor: float) -> None:
-    """What is dropped does not travel, neither there nor back; a rank with more rows has more to move in its DDR."""
+    """Count no dropped row, neither there nor back; a rank with more rows has more to move in its DDR."""
     program = with_capacity(factor)
     model, plan, routing = program.model, program.plan, named(program, name)
     rows, capacity = expert_rows(model, plan), capacity_of(model, plan)
