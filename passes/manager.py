@@ -29,6 +29,8 @@ class PassRun:
     statistics: dict[str, int | float | str]
     inserted_for: str | None
     """Name of the pass that needed this one, if the manager inserted it; None if the pipeline names it."""
+    peaks: list[int] | None = None
+    """Most live bytes in DDR by stage of the module that it left, if it had to find them."""
 
 
 AfterPass = Callable[[Module, PassRun], None]
@@ -82,7 +84,7 @@ class PassManager:
         seconds = time.perf_counter() - start
         text = pass_text(item)
         module.pipeline = f"{module.pipeline},{text}" if module.pipeline else text
-        self.runs.append(PassRun(text, seconds, context.statistics, inserted_for))
+        self.runs.append(PassRun(text, seconds, context.statistics, inserted_for, context.peaks))
         if self.verify_each or not is_own(type(item)):
             _verify_after(module, item, text, self.target)
         if self.after_pass is not None:

@@ -47,7 +47,7 @@ def facts_of(module: Module) -> frozenset[Fact]:
     facts = set()
     if module.level is not Level.DATAFLOW:
         facts.add(Fact.PLACED)
-    if any(type(op) is Release for stage in module.stages for op in stage.ops):
+    if any(Release in map(type, stage.ops) for stage in module.stages):
         facts.add(Fact.RELEASED)
     if module.target is not None:
         facts.add(Fact.LEGALISED)
@@ -66,6 +66,8 @@ class PassContext:
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
     statistics: dict[str, int | float | str] = field(factory=dict)
+    peaks: list[int] | None = field(default=None, init=False)
+    """Most live bytes in DDR by stage of the module that the pass leaves, if it had to find them."""
     arenas: dict[object, int] = field(factory=dict, init=False, repr=False)
     """Bytes of the arenas that trials placed, by lives and capacity."""
     _known_of: tuple[ModelConfig, Plan] | None = field(default=None, init=False, repr=False)

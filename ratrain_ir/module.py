@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import Enum
+from itertools import chain
 
 from attrs import define, evolve, field, fields, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.config.types import Home, aligned
+from ratrain.ratrain_ir.config.types import Home, TensorType, aligned
 from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.diagnostics import Location
@@ -104,10 +105,11 @@ class Stage:
 
     def bytes_in(self, home: Home) -> int:
         """Return the bytes that the stage takes of a memory: the highest end of a tensor that is allocated there."""
-        ends = (
-            t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None and t.home is home
-        )
-        return max(ends, default=0)
+        highest: dict[TensorType, int] = {}  # a stage has thousands of tensors, of a few types
+        for t in self.tensors.values():
+            if t.offset is not None and t.home is home and t.offset >= highest.get(t.type, 0):
+                highest[t.type] = t.offset
+        return max((offset + aligned(type_.nbytes) for type_, offset in highest.items()), default=0)
 
     def __repr__(self) -> str:
         return f"Stage(@{self.index}, {len(self.tensors)} tensors, {len(self.ops)} ops)"
@@ -118,7 +120,7 @@ class Stage:
 
     def prune(self) -> None:
         """Drop the declarations of tensors that no op touches."""
-        used = {t.name for op in self.ops for t in op.operands}
+        used = {tensor.name for tensor in set(chain.from_iterable([op.operands for op in self.ops]))}
         self.tensors = {name: t for name, t in self.tensors.items() if name in used}
 
 

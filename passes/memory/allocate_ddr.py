@@ -80,6 +80,7 @@ class AllocateDdrPass(Pass):
             assert each.allocation is not None  # the live bytes of all stages fit, so all were placed
             _check_arena(stage, each.peak_bytes, each.allocation, capacity, found, context, module)
         context.diagnostics.check()
+        context.peaks = [each.peak_bytes for each in placed]
         for home in STORES:
             _place_stored(module, home, context)
         module.level = Level.ALLOCATED

@@ -65,7 +65,6 @@ from ratrain.passes.recovery.rewriting import (
     LayerChoice,
     Recovery,
     Rewriting,
-    each_nth,
     mark_checkpoints,
     same_for_all,
 )
@@ -203,6 +202,17 @@ class _Recovered:
     """Number of stores (or offloads to a peer)."""
     moves: Moves
     kept: list[Twice]
+
+
+@frozen
+class _EachNth:
+    """Choice for each n-th layer, counted from 1; the other layers keep everything, in the same place."""
+
+    choice: LayerChoice
+    every: int
+
+    def __call__(self, layer: int, _piece: Piece) -> LayerChoice:
+        return evolve(EVERYTHING, home=self.choice.home) if (layer + 1) % self.every else self.choice
 
 
 Reorder = Callable[["Stage", Trials], None]
@@ -397,7 +407,7 @@ class RecomputePass(Pass):
     def _one_choice(self, home: KeptHome) -> ChoiceOf:
         """Return the choice for all layers and micro-batches under a policy other than `auto`."""
         choice = evolve(self.choices[0], home=home)
-        return same_for_all(choice) if self.every is None else each_nth(choice, self.every)
+        return same_for_all(choice) if self.every is None else _EachNth(choice, self.every)
 
     @property
     def choices(self) -> tuple[LayerChoice, ...]:

@@ -457,19 +457,23 @@ def _front(options: tuple[Option, ...], items: int) -> list[Point]:
 
     Fronts of 1, 2, 4, ... items are joined pairwise, so the number of joins is logarithmic in the number of items.
     """
-    single: list[Point] = [
+    total: list[Point] = [(0, 0.0, (0,) * len(options))]
+    for exponent in range(items.bit_length()):
+        if items >> exponent & 1:
+            total = _joined(total, _front_of_power(options, exponent))
+    return total
+
+
+@lru_cache(maxsize=64)  # other numbers of items need the same
+def _front_of_power(options: tuple[Option, ...], exponent: int) -> list[Point]:
+    """Return the Pareto front of 2^`exponent` items, in the order of `_front`."""
+    if exponent:
+        half = _front_of_power(options, exponent - 1)
+        return _joined(half, half)
+    return [
         (option.nbytes, option.seconds, tuple(int(i == j) for j in range(len(options))))
         for i, option in enumerate(options)
     ]
-    total: list[Point] = [(0, 0.0, (0,) * len(options))]
-    power = single
-    while items:
-        if items & 1:
-            total = _joined(total, power)
-        items >>= 1
-        if items:
-            power = _joined(power, power)
-    return total
 
 
 def _front_of_kinds(kinds: Sequence[tuple[Sequence[Option], int]]) -> list[Point]:

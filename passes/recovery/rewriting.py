@@ -36,6 +36,7 @@ from ratrain.ratrain_ir.ops.expert_ranks import Route
 from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.memory import Fetch
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
+from ratrain.ratrain_ir.support.recent import Recent
 
 KEPT_SLOTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "none": {"attention": (), "mlp": ()},
@@ -128,22 +129,6 @@ class _SameForAll:
         return self.choice
 
 
-@frozen
-class _EachNth:
-    """Choice for each n-th layer, counted from 1; the other layers keep everything, in the same place."""
-
-    choice: LayerChoice
-    every: int
-
-    def __call__(self, layer: int, _piece: Piece) -> LayerChoice:
-        return attrs.evolve(EVERYTHING, home=self.choice.home) if (layer + 1) % self.every else self.choice
-
-
-def each_nth(choice: LayerChoice, every: int) -> ChoiceOf:
-    """Return a function that gives each n-th layer a choice, and lets the others keep everything."""
-    return _EachNth(choice, every)
-
-
 def same_for_all(choice: LayerChoice) -> ChoiceOf:
     """Return a function that gives every layer and piece the same choice."""
     return _SameForAll(choice)
@@ -229,6 +214,9 @@ class Rewriting:
     _others: set[Tensor] = field(factory=set, init=False)
     """Operands of all other ops."""
     _saved: dict[tuple[Block, Piece], Tensors] = field(factory=dict, init=False)
+    _dropped: dict[tuple[Block, Piece, str], Tensors] = field(factory=dict, init=False)
+    _drafts: Recent[tuple[LayerChoice, ...], tuple[Stage, Recovery]] = field(factory=Recent, init=False)
+    """By choices for `_layers`: the one that is taken is asked for again."""
 
     def __attrs_post_init__(self) -> None:
         numbers: dict[tuple[int, Piece], int] = {}
@@ -269,7 +257,11 @@ class Rewriting:
 
     def under(self, choice_of: ChoiceOf) -> tuple[Stage, Recovery]:
         """Return a draft of the stage under a choice, and a summary of its recomputation."""
-        choices = [choice_of(layer, piece) for layer, piece in self._layers]
+        choices = tuple([choice_of(layer, piece) for layer, piece in self._layers])
+        draft, recovery = self._drafts.of(choices, lambda: self._under(choices))
+        return draft.draft(), recovery
+
+    def _under(self, choices: tuple[LayerChoice, ...]) -> tuple[Stage, Recovery]:
         base = self.stage.ops
         waiting: _Gathers = {**self.gathers, **self.key_gathers}  # those that may move and are not in the new list yet
         if any(choice.checkpoint == LAYER for choice in choices):
@@ -356,6 +348,12 @@ class Rewriting:
     def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
         """Return the saved slots of a block that a choice does not keep."""
         kept = choice.kept(block.kind)
+        found = self._dropped.get((block, m, kept))
+        if found is None:
+            found = self._dropped[block, m, kept] = self._dropped_of(block, m, kept)
+        return found
+
+    def _dropped_of(self, block: Block, m: Piece, kept: str) -> Tensors:
         if (
             kept == "all" or block in self.routed or (block, m) not in self.views
         ):  # without a backward nothing is there to be recomputed for

@@ -29,6 +29,7 @@ from ratrain.ratrain_ir.ops.likeness import Forms
 from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
+from ratrain.ratrain_ir.support.recent import Recent
 from ratrain.ratrain_ir.support.time_limit import go_on
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Trials:
     """By stage index and routine key."""
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
     _timed: TimedRows = field(factory=TimedRows, init=False, repr=False)
+    _occupancies: Recent[tuple[object, ...], Occupancy] = field(factory=Recent, init=False, repr=False)
+    """By a stage's ops and tensors: those of a choice are asked for by who makes it, then by who moves its ops."""
     _forms: Forms = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -110,7 +113,12 @@ class Trials:
 
     def occupancy(self, stage: Stage) -> Occupancy:
         """Return the occupancy that a stage will have once its ops have their workspace."""
-        return occupancy(self.with_workspace(stage), self.op_seconds, timed=self._timed)
+        key = stage.index, *stage.ops, *stage.tensors.values()
+
+        def made() -> Occupancy:
+            return occupancy(self.with_workspace(stage), self.op_seconds, timed=self._timed)
+
+        return self._occupancies.of(key, made)
 
     def excess_bytes(self, occupied: Occupancy, lag: float, capacity: int) -> int:
         """Return the bytes by which an arena would exceed the capacity, with room for ops that lag by `lag` seconds.

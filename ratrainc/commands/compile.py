@@ -157,7 +157,7 @@ def command(
             echo(f"the strategy '{strategy}' gives the plan {made.given}", err=True)
         if made.levels:
             echo(made.levels, err=True)
-    peaks = None
+    peaks = runs[-1].peaks if runs else None
     with status(f"writing {output}"):
         if output is not None and output.endswith(".rtx"):
             program = api.emit(module, machine=machine)

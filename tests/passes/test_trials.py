@@ -15,6 +15,7 @@ from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery import recompute
 from ratrain.passes.recovery.rewriting import CHOICES, NOTHING, Rewriting, rewritten, same_for_all
 from ratrain.passes.trial.trial import Trials, at_own_addresses, step_seconds_at_own_addresses
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.compute import Recompute
@@ -147,6 +148,33 @@ def test_what_a_stage_is_under_a_choice_does_not_depend_on_choices_before(keys: 
             drafts = rewriting.under(same_for_all(choice))[0], rewritten(stage, same_for_all(choice))
             assert len({"\n".join(stage_lines(draft)) for draft in drafts}) == 1
             assert drafts[0].tensors.keys() <= {tensor.name for op in drafts[0].ops for tensor in op.operands}
+
+
+def test_a_draft_is_of_who_asks_for_it() -> None:
+    rewriting = Rewriting(before("place-1f1b", {}).stages[0])
+    (changed, _), (other, _) = (rewriting.under(same_for_all(NOTHING)) for _ in range(2))
+    lines = list(stage_lines(other))
+    changed.ops.clear()
+    changed.tensors.clear()
+    assert list(stage_lines(other)) == list(stage_lines(rewriting.under(same_for_all(NOTHING))[0])) == lines
+
+
+def test_the_occupancy_of_a_list_is_made_once_and_follows_its_order() -> None:
+    module = before("place-1f1b", {})
+    stage, trials = module.stages[0], Trials(module, PassContext(FakeTarget()))
+    known = trials.occupancy(stage)
+    assert trials.occupancy(stage.draft()) is known
+    turned = trials.occupancy(stage.draft(stage.ops[::-1]))
+    anew = Trials(module, PassContext(FakeTarget())).occupancy(stage.draft(stage.ops[::-1]))
+    assert turned.lives.digest == anew.lives.digest != known.lives.digest
+
+
+@pytest.mark.parametrize("passes", ["recompute{policy=full},allocate-ddr", "joint-order,allocate-ddr"])
+def test_allocation_says_the_peaks_of_what_it_leaves(passes: str) -> None:
+    manager = PassManager(FakeTarget())
+    module = manager.run(before("place-1f1b", {}), passes)
+    assert manager.runs[-1].peaks == [lifetimes(stage).peak_bytes for stage in module.stages]
+    assert all(run.peaks is None for run in manager.runs[:-1])
 
 
 def test_an_op_is_the_same_in_every_trial() -> None:
