@@ -247,6 +247,22 @@ class PayloadOp(Op):
         return WorkGroup.FORWARD if self.payload is Payload.ACTIVATION else WorkGroup.BACKWARD
 
 
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BlockPayloadOp(PayloadOp):
+    """Base of exchanges of what one block reads or makes, for one micro-batch or one slice of it."""
+
+    block_kinds: ClassVar[tuple[str, ...]]
+    """kinds of blocks that this op may name"""
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the block that is named."""
+        del model
+        return (self.block,)
+
+
 class Slice(NamedTuple):
     """A slice of a micro-batch: a run of tokens of each of its sequences."""
 

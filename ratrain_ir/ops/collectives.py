@@ -22,12 +22,12 @@ from ratrain.ratrain_ir.model.slots import (
 )
 from ratrain.ratrain_ir.model.tensor_blocks import adds_branch_apart, is_parallel_mlp
 from ratrain.ratrain_ir.ops.base import (
+    BlockPayloadOp,
     BlockPieceOp,
     Engine,
     Group,
     Op,
     Payload,
-    PayloadOp,
     Phase,
     Quantity,
     WorkGroup,
@@ -36,7 +36,6 @@ from ratrain.ratrain_ir.ops.base import (
 from ratrain.ratrain_ir.ops.context_ranks import GatherHeads, GatherKeys, ReduceKeys, ReturnHeads
 from ratrain.ratrain_ir.ops.expert_ranks import Combine, Dispatch
 from ratrain.ratrain_ir.ops.op_fields import (
-    block_field,
     blocking_field,
     blocks_field,
     enum_field,
@@ -86,15 +85,11 @@ class BlocksOp(Op):
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class TensorPieceOp(PayloadOp):
+class TensorPieceOp(BlockPayloadOp):
     """Base of exchanges of a block's input, or of its gradient, between tensor-parallel ranks."""
 
     default_members = Group.TENSOR
     block_kinds: ClassVar[tuple[str, ...]] = ("attention", "mlp", "head")
-    """kinds of blocks that this op may name"""
-    block: Block = block_field()
-    micro_batch: int = micro_batch_field()
-    slice: int | None = slice_field()
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
         """List the block whose result is exchanged: for an activation the one before, for a gradient this one."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard, final
 
 from attrs import define
 
-from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.model.slots import (
     ATTENDED,
@@ -33,8 +32,8 @@ from ratrain.ratrain_ir.model.slots import (
     shared_gradient_slots,
     shared_head_slots,
 )
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, WorkGroup
-from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, head_group_field, micro_batch_field, slice_field
+from ratrain.ratrain_ir.ops.base import BlockPayloadOp, BlockPieceOp, Engine, Group, Op, Payload, Phase, WorkGroup
+from ratrain.ratrain_ir.ops.op_fields import enum_field, head_group_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
 from ratrain.ratrain_ir.ops.roles import (
     check_exchanged_heads,
@@ -48,6 +47,7 @@ from ratrain.ratrain_ir.ops.roles import (
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.model.blocks import Block
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -67,21 +67,13 @@ class KeysOp(BlockPieceOp):
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class HeadsOp(PayloadOp):
+class HeadsOp(BlockPayloadOp):
     """Base of exchanges between context ranks of tokens for heads, and back."""
 
     default_engine = Engine.TENSOR
     default_members = Group.CONTEXT
     alike_on_all_stages = True
-    block_kinds: ClassVar[tuple[str, ...]] = ("attention",)
-    block: Block = block_field()
-    micro_batch: int = micro_batch_field()
-    slice: int | None = slice_field()
-
-    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the block whose heads are exchanged."""
-        del model
-        return (self.block,)
+    block_kinds = ("attention",)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
         """Explain that the plan has no context ranks that exchange heads; None if it has."""

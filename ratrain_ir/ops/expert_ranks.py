@@ -14,11 +14,10 @@ and up, `backward_experts` reads what `forward_experts` wrote.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, final
 
 from attrs import define
 
-from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.model.expert_ranks import (
     combined_types,
     copies_experts,
@@ -29,8 +28,7 @@ from ratrain.ratrain_ir.model.expert_ranks import (
     shares_experts,
 )
 from ratrain.ratrain_ir.model.expert_slots import exchanged_slots, routed_slots
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, WorkGroup
-from ratrain.ratrain_ir.ops.op_fields import block_field, micro_batch_field, slice_field
+from ratrain.ratrain_ir.ops.base import BlockPayloadOp, BlockPieceOp, Engine, Group, Op, Payload, WorkGroup
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature, SignatureError
 from ratrain.ratrain_ir.ops.roles import (
     choice_bias_roles,
@@ -44,25 +42,18 @@ from ratrain.ratrain_ir.ops.roles import (
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.model.expert_ranks import Types
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ExpertsOp(PayloadOp):
+class ExpertsOp(BlockPayloadOp):
     """Base of exchanges of rows between expert ranks: of activations, or of gradients."""
 
     default_engine = Engine.TENSOR
     default_members = Group.EXPERTS
     alike_on_all_stages = True
-    block_kinds: ClassVar[tuple[str, ...]] = ("mlp",)
-    block: Block = block_field()
-    micro_batch: int = micro_batch_field()
-    slice: int | None = slice_field()
-
-    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the block whose rows are exchanged."""
-        del model
-        return (self.block,)
+    block_kinds = ("mlp",)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
         """Explain that the plan has no expert ranks; None if it has."""

@@ -269,13 +269,8 @@ def token_role(name: str, plan: Plan) -> Role:
     return kind_role(name, StateKind.INPUT, token_type(plan))
 
 
-def document_roles(model: ModelConfig, plan: Plan, block: Block, *, rotates: bool = True) -> Roles:
-    """Return the role of the starts of documents; empty if the block does not read them.
-
-    Where context ranks exchange heads, only what turns queries and keys reads them (`rotates`).
-    """
-    if not rotates and plan.exchanges_heads:
-        return ()
+def document_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the role of the starts of documents; empty if the block does not read them."""
     return (token_role("documents", plan),) if reads_documents(model, plan, block) else ()
 
 

@@ -45,6 +45,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     TIMES,
     TIMING,
     TRAINS,
+    TYPES,
     ULYSSES,
     UNBIASED,
     VIEWS,
@@ -70,8 +71,7 @@ from ratrain.ratrainc.bridge.settings import (
     until_said,
 )
 
-_TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-_THEIRS = {ours: theirs for theirs, ours in _TYPES.items()}
+_THEIRS = {ours: theirs for theirs, ours in TYPES.items()}
 
 
 def _settings(file: str, text: str) -> dict[str, Setting]:
@@ -306,10 +306,10 @@ def _state(reader: SettingsReader) -> None:
         reader.default(SUM_TYPE, _THEIRS[view], SUMS_SOURCE)
         return
     sums = reader.word(SUM_TYPE)
-    if sums in _TYPES:
-        reader.put("grad_shard_dtype" if zero and (replicas or 1) > 1 else "grad_dtype", _TYPES[sums], SUM_TYPE)
+    if sums in TYPES:
+        reader.put("grad_shard_dtype" if zero and (replicas or 1) > 1 else "grad_dtype", TYPES[sums], SUM_TYPE)
     elif sums is not None:
-        reader.wrong(SUM_TYPE, f"{SUM_TYPE} is '{sums}': one of {', '.join(_TYPES)} is expected", code="RT063")
+        reader.wrong(SUM_TYPE, f"{SUM_TYPE} is '{sums}': one of {', '.join(TYPES)} is expected", code="RT063")
 
 
 def _view(reader: SettingsReader) -> str | None:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ratrain.ratrainc.bridge.reasons import (
+    EXPERTS,
+    HOMES,
+    KERNELS,
+    OF_LOGS,
+    OF_RATE,
+    ONE_EXPERT,
+    OVERLAP,
+    PROCESS,
+    SCALER,
+)
 from ratrain.ratrainc.bridge.settings import Rule
 
 WHOLE, MICRO, TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -78,7 +89,7 @@ def scheduler_source(kind: str) -> str:
 
 
 FORBIDDEN: dict[str, str] = {
-    "expert_parallel.enabled": "arguments of experts are not read, so another model would be trained",
+    "expert_parallel.enabled": ONE_EXPERT,
     "amp.enabled": "a plan has no types by operation (apex amp)",
     "torch_autocast.enabled": "a plan has no types by operation (autocast)",
     "bf16.bf16_master_weights_and_grads": "master weights of a plan are f32",
@@ -178,13 +189,13 @@ RULES: dict[str, Rule] = {
     "scheduler.params.warmup_min_ratio": Rule("warmup_steps", "as warmup_min_lr, with WarmupCosineLR"),
     **_all("how far a run has come is known of its checkpoint", "scheduler.params.", "last_batch_iteration"),
     **_all(
-        "kernels are chosen by 'run --kernels'",
+        KERNELS,
         "optimizer.params.",
         "foreach capturable differentiable fused set_grad_none",
     ),
     **_all("moments are f32", "optimizer.params.", "fp32_optimizer_states"),
     **_all(
-        "the passes decide which communication overlaps with compute: nothing to switch on",
+        OVERLAP,
         "",
         "zero_optimization.overlap_comm zero_optimization.contiguous_gradients zero_optimization.reduce_scatter "
         "tensor_parallel.tp_overlap_comm",
@@ -202,7 +213,7 @@ RULES: dict[str, Rule] = {
     ),
     **_all("of the old form of zero_optimization: a piece of communication", "", "allgather_size"),
     **_all(
-        "state has the homes that the compiler gives it",
+        HOMES,
         "zero_optimization.",
         "offload_optimizer offload_param cpu_offload cpu_offload_param cpu_offload_params "
         "cpu_offload_use_pin_memory zenflow",
@@ -221,7 +232,7 @@ RULES: dict[str, Rule] = {
         "save_muon_momentum_buffer_in_memory",
     ),
     **_all(
-        "a dynamic loss scale starts and adapts by rules of ratrain",
+        SCALER,
         "fp16.",
         "initial_scale_power loss_scale_window hysteresis min_loss_scale consecutive_hysteresis",
     ),
@@ -263,8 +274,8 @@ RULES: dict[str, Rule] = {
         "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
     ),
     **_all("of the data: 'run' is given it", "", "dataloader_drop_last vocabulary_size"),
-    **_all("of experts, whose settings are not read", "", "use_data_before_expert_parallelism"),
-    **_all("how this process is run changes no plan", "", "graph_harvesting"),
+    **_all(EXPERTS, "", "use_data_before_expert_parallelism"),
+    **_all(PROCESS, "", "graph_harvesting"),
     **{name: Rule("", f"off; where it is on it is refused: {why}") for name, why in FORBIDDEN.items()},
 }
 
@@ -276,7 +287,7 @@ TABLES: dict[str, str] = {
     **dict.fromkeys(
         ["checkpoint", "nebula", "datastates_ckpt", "aio"], "of files and checkpoints: 'run' is given places"
     ),
-    **dict.fromkeys(["autotuning", "compile", "hybrid_engine"], "how this process is run changes no plan"),
+    **dict.fromkeys(["autotuning", "compile", "hybrid_engine"], PROCESS),
     **dict.fromkeys(["compression_training", "weight_quantization", "eigenvalue"], _COMPRESSED),
     **dict.fromkeys(["amp", "torch_autocast", "expert_parallel"], OFF),
     **dict.fromkeys(["elasticity", "curriculum_learning", "data_efficiency", "progressive_layer_drop"], OFF),
@@ -382,20 +393,18 @@ ARGUMENTS = (
 )
 """Training arguments that the ds_config takes over, or that change no byte."""
 
-_LOGS = "of logs and measurements: no byte of a device"
 _FILES = "of files and checkpoints: no byte of a device"
-_RATE = "of the learning rate: no byte of a device"
 _SENT = "how gradients are sent"
 INERT = {
-    r"steps_per_print|wall_clock_breakdown|dump_state|memory_breakdown|log_level": _LOGS,
-    r"(flops_profiler|comms_logger)\..*": _LOGS,
-    r"(tensorboard|wandb|csv_monitor|comet|timers|monitor_config|comms_config)(\..*)?": _LOGS,
+    r"steps_per_print|wall_clock_breakdown|dump_state|memory_breakdown|log_level": OF_LOGS,
+    r"(flops_profiler|comms_logger)\..*": OF_LOGS,
+    r"(tensorboard|wandb|csv_monitor|comet|timers|monitor_config|comms_config)(\..*)?": OF_LOGS,
     r"activation_checkpointing\..*": "read only by models that call DeepSpeed's own checkpointing",
     r"zero_optimization\.stage3_(model_persistence|module_granularity)_threshold|compile\..*": "of communication",
     r"(checkpoint|nebula|datastates_ckpt|aio)(\..*)?": _FILES,
-    r"scheduler\..*|optimizer\.params\..*": _RATE,
-    r"fp16\.(loss_scale\w*|initial_scale_power|hysteresis|min_loss_scale|consecutive_hysteresis|auto_cast)": _RATE,
-    r"bf16\.(check_grad_overflow|check_overflow|immediate_grad_update)": _RATE,
+    r"scheduler\..*|optimizer\.params\..*": OF_RATE,
+    r"fp16\.(loss_scale\w*|initial_scale_power|hysteresis|min_loss_scale|consecutive_hysteresis|auto_cast)": OF_RATE,
+    r"bf16\.(check_grad_overflow|check_overflow|immediate_grad_update)": OF_RATE,
     r"prescale_gradients|gradient_predivide_factor|gradient_allreduce_op|disable_allgather": _SENT,
     r"zero_optimization\.(contiguous_gradients|reduce_scatter|allgather_partitions|round_robin_gradients)": _SENT,
     r"zero_optimization\.(use_multi_rank_bucket_allreduce|ignore_unused_parameters|elastic_checkpoint)": _SENT,

@@ -8,8 +8,9 @@ from itertools import accumulate
 from ratrain.ratrain_ir.config.optimizer import DECAYS, Optimizer
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_reasons import AGREES, DROPOUT, MODEL, ONE_EXPERT, TRAINS, reason
+from ratrain.ratrainc.bridge.megatron_reasons import AGREES, DROPOUT, TRAINS, reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES, IDLE, RULES
+from ratrain.ratrainc.bridge.reasons import MODEL, ONE_EXPERT
 from ratrain.ratrainc.bridge.settings import (
     Asked,
     Framework,
@@ -502,10 +503,21 @@ def _attention(reader: SettingsReader) -> None:
 def _full_recompute(reader: SettingsReader) -> None:
     reader.passes.append("recompute{policy=full}")
     method, count = reader.word("recompute-method"), reader.size("recompute-num-layers")
+    if method == "block" and count is not None and _are_all_layers(reader, count):
+        return
     if method not in (None, "uniform") or count not in (None, 1):
         why = "every layer is computed again from its own input: 'recompute{policy=auto}' chooses by bytes and time"
         for name in ("recompute-method", "recompute-num-layers"):
             reader.leave(name, why)
+
+
+def _are_all_layers(reader: SettingsReader, count: int) -> bool:
+    """Tell whether the first `count` layers of each stage, which the method `block` recomputes, are all of them."""
+    layers = reader.size("num-layers") or reader.size("encoder-num-layers")
+    ends = any(reader.has(f"account-for-{each}-in-pipeline-split") for each in ("embedding", "loss"))
+    uneven = ends or "cuts" in reader.values
+    stages = 1 if uneven else int(reader.values.get("pp", 1)) * int(reader.values.get("chunks", 1))
+    return layers is not None and count * stages >= layers
 
 
 MEGATRON = Framework(

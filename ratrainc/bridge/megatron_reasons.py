@@ -5,36 +5,37 @@ from __future__ import annotations
 from typing import Final
 
 from ratrain.ratrainc.bridge.megatron_flags import GROUPS, KNOWN, OF_EXTENSIONS
+from ratrain.ratrainc.bridge.reasons import (
+    EXPERTS,
+    FILES,
+    FLOAT8,
+    HOMES,
+    KEYS_TRAVEL,
+    MODEL,
+    PROCESS,
+    RECOMPUTE,
+    VALIDATION,
+)
 
-MODEL = "of the model: its config.json says it (--model)"
 DATA = "of the data: 'run' is given it"
-FILES = "of checkpoints and logs: 'run' is given places for them"
 COMMUNICATION = "the passes decide which communication overlaps with compute: there is nothing to switch on"
 LAUNCH = "of the launcher: 'launch' starts processes"
 KERNELS = "kernels are chosen by 'run --kernels', and change no plan"
-EXPERTS = "of experts, whose settings are not read"
-FLOAT8 = "float8 is no type of a plan"
 DROPOUT = "ratrain trains without dropout"
-HOMES = "state has the homes that the compiler gives it"
 _EXCHANGE = "the compiler chooses pieces, groups and buffers of communication"
 _OFFLOAD = "passes choose which activations are stored in other memories"
-_RECOMPUTE = "'recompute{policy=auto}' chooses what to recompute"
 _PARTS = "the model is of parts that the models here do not have"
 _SUMS = "gradients are summed in grad_dtype, and are the mean over replicas"
 _MOMENTS = "master weights and moments of a plan are f32"
-_KEYS_TRAVEL = "context ranks gather keys and values: which way they travel changes no plan"
 _SEQUENCES = "as many context ranks share each sequence of a plan, and all have the same length"
-_PROCESS = "how this process is run changes no plan"
 _DECAY = "matrices decay in a plan, and norms and biases do not"
 _RESUMED = "a resumed run goes on with the learning rate of its plan"
 _GROUPS = "state is sharded within a shard group, and not again over groups"
-_VALIDATION = "'run' is given the validation data, and how often it is looked at"
 _TEACHER = "a plan trains on the data alone: it has no teacher's logits"
 _INITIAL = "initializer_range of the model's config.json says how initial weights are drawn"
 _INFERENCE = "of inference"
 _OTHER_TASKS = "of models and tasks other than language models that only decode"
 _STEP = "of another optimizer: ratrain trains with AdamW"
-ONE_EXPERT = "arguments of experts are not read, so another model would be trained"
 RAMP = "the global batch of a run is the same at every step"
 _LENGTHS = "sequences of a run are all of one length"
 _ONE_RATE = "all parameters have the same learning rate in a plan"
@@ -110,7 +111,7 @@ _NAMES: dict[str, str] = {
         delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks fine-grained-activation-offloading
         fine-grained-offloading-max-inflight-offloads min-offloaded-tensor-size offload-modules
     """,
-    _RECOMPUTE: """
+    RECOMPUTE: """
         checkpoint-num-layers contigious-checkpointing deepspeed-activation-checkpointing
         distribute-checkpointed-activations distribute-saved-activations gdp-num-chunk-states-to-recompute
         mhc-recompute-layer-num partition-activations profile-backward split-transformers synchronize-each-layer
@@ -133,7 +134,7 @@ _NAMES: dict[str, str] = {
         exp-avg-dtype exp-avg-sq-dtype main-params-dtype megatron-fsdp-main-params-dtype use-bnb-optimizer
         use-precision-aware-optimizer
     """,
-    _KEYS_TRAVEL: "cp-comm-type force-ds-sequence-parallel hierarchical-context-parallel-sizes",
+    KEYS_TRAVEL: "cp-comm-type force-ds-sequence-parallel hierarchical-context-parallel-sizes",
     _SEQUENCES: "hybrid-context-parallel max-seqlen-per-dp-cp-rank",
     _LENGTHS: "data-efficiency-curriculum-learning random-ltd variable-seq-lengths",
     "mapping of the plan says which ranks are neighbours": "use-tp-pp-dp-mapping",
@@ -167,7 +168,7 @@ _NAMES: dict[str, str] = {
         check-for-large-grads check-for-spiky-loss iterations-to-skip no-check-for-nan-in-loss-and-grad skip-iters
         skip-train-iteration-range
     """,
-    _VALIDATION: """
+    VALIDATION: """
         eval-global-batch-size eval-micro-batch-size full-validation multiple-validation-sets start-eval-at-iter
         validation-set-names
     """,
@@ -187,7 +188,7 @@ _NAMES: dict[str, str] = {
     LAUNCH: """
         disable-gloo-process-groups distributed-timeout-seconds-after-init fake-process-group lazy-mpu-init local-rank
     """,
-    _PROCESS: """
+    PROCESS: """
         check-weight-hash-across-dp-replicas-interval config-logger-dir disable-manual-gc-eval
         disable-flight-recorder-dump-on-timeout disable-flight-recorder-extra-dump-on-exec
         disable-flight-recorder-include-only-active dump-param-to-param-group-map empty-unused-memory-level
@@ -225,10 +226,10 @@ _BY_GROUP: Final = {
     **dict.fromkeys(("Transformer-Engine", "heterogeneous architecture", "experimental_attention_variant"), MODEL),
     **dict.fromkeys(("vision", "biencoder"), _OTHER_TASKS),
     **dict.fromkeys(("data and dataloader", "tokenizer", "sft"), DATA),
-    "validation": _VALIDATION,
+    "validation": VALIDATION,
     **dict.fromkeys(("checkpointing", "logging", "profiling", "one logger", "opentelemetry", "straggler"), FILES),
-    **dict.fromkeys(("autoresume", "workload inspector", "In-process restart", "ft_package"), _PROCESS),
-    **dict.fromkeys(("rerun engine", "msc", "fault injector"), _PROCESS),
+    **dict.fromkeys(("autoresume", "workload inspector", "In-process restart", "ft_package"), PROCESS),
+    **dict.fromkeys(("rerun engine", "msc", "fault injector"), PROCESS),
     "inference": _INFERENCE,
     "rl": "of reinforcement learning",
     "moe": EXPERTS,

@@ -10,19 +10,12 @@ from ratrain.ratrainc.bridge.megatron_reasons import (
     COMMUNICATION,
     DATA,
     DROPOUT,
-    EXPERTS,
-    FILES,
-    FLOAT8,
-    HOMES,
     KERNELS,
     LAUNCH,
-    MODEL,
-    ONE_EXPERT,
     RAMP,
 )
+from ratrain.ratrainc.bridge.reasons import EXPERTS, FILES, FLOAT8, HOMES, MODEL, ONE_EXPERT, SCALER
 from ratrain.ratrainc.bridge.settings import Rule
-
-_SCALER = "a dynamic loss scale starts and adapts by rules of ratrain"
 
 _OLD = "no longer valid: Megatron-LM stops there"
 _ARGUMENTS = "megatron/training/arguments.py"
@@ -141,7 +134,9 @@ RULES: dict[str, Rule] = {
     ),
     "recompute-activations": Rule("passes, attention", "as recompute-granularity selective"),
     "recompute-method": Rule(
-        "passes", "uniform with recompute-num-layers 1, with recompute-granularity full; others are named"
+        "passes",
+        "with recompute-granularity full: uniform with recompute-num-layers 1, or block with all layers of a stage; "
+        "others are named",
     ),
     "recompute-num-layers": Rule("passes", "with recompute-method"),
     "checkpoint-activations": Rule("passes", "of earlier versions: recompute{policy=full}"),
@@ -178,7 +173,7 @@ RULES: dict[str, Rule] = {
         "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-p2p-communication "
         "no-overlap-p2p-communication",
     ),
-    **_all(_SCALER, "initial-loss-scale min-loss-scale loss-scale-window hysteresis"),
+    **_all(SCALER, "initial-loss-scale min-loss-scale loss-scale-window hysteresis"),
     **_all(
         LAUNCH,
         "node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint distributed-backend "

@@ -11,6 +11,7 @@ from ratrain.ratrain_ir.config.plan_keys import ZIGZAG
 from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
 from ratrain.ratrain_ir.support.text import Source, toml_places
 from ratrain.ratrain_ir.support.toml_text import toml_data
+from ratrain.ratrainc.bridge.reasons import RECOMPUTE
 from ratrain.ratrainc.bridge.settings import (
     Framework,
     Setting,
@@ -53,6 +54,7 @@ from ratrain.ratrainc.bridge.torchtitan_rules import (
     SCHEDULE,
     SCHEDULES,
     SEEDS,
+    SELECTED,
     SHARD,
     SPLIT,
     STATE,
@@ -457,12 +459,41 @@ def _recompute(reader: SettingsReader) -> None:
     mode = reader.word("activation_checkpoint.mode")
     if mode == "full":
         reader.passes.append("recompute{policy=full}")
-    elif mode in ("selective", "memory_budget"):
-        text = "'recompute{policy=auto}' chooses what to recompute"
-        reader.differ("activation_checkpoint.mode", text, trains=False)
+    elif mode == "selective":
+        _recompute_selected(reader)
+    elif mode == "memory_budget":
+        reader.differ("activation_checkpoint.mode", RECOMPUTE, trains=False)
     elif mode != "none":
         text = f"activation_checkpoint.mode is '{mode}': full, selective, memory_budget or none is expected"
         reader.wrong("activation_checkpoint.mode", text, code="RT063")
+
+
+def _recompute_selected(reader: SettingsReader) -> None:
+    """Recompute by op or each N-th layer, as torchtitan does (distributed/activation_checkpoint.py).
+
+    There a process counts the layers of its own stage, and keeps what tensor-parallel ranks reduced; no policy of
+    layers or ops does that.
+    """
+    option = reader.word(SELECTED)
+    if option is None:
+        return
+    if option != "op" and not option.isdecimal():
+        reader.wrong(SELECTED, f"{SELECTED} is '{option}': 'op' or a whole number is expected", code="RT063")
+    elif option == "op" and reader.values.get("tp", 1) > 1:
+        _leave_selected(reader, "what tensor-parallel ranks reduced is kept there")
+    elif option == "op":
+        reader.passes.append("recompute{policy=ops}")
+    elif int(option) <= 1:
+        reader.passes.append("recompute{policy=full}")
+    elif reader.values.get("pp", 1) > 1:
+        _leave_selected(reader, "each stage counts its own layers there")
+    else:
+        reader.passes.append(f"recompute{{policy=full every={int(option)}}}")
+
+
+def _leave_selected(reader: SettingsReader, why: str) -> None:
+    for name in ("activation_checkpoint.mode", SELECTED):
+        reader.differ(name, f"{why}: {RECOMPUTE}", trains=False)
 
 
 TORCHTITAN = Framework(

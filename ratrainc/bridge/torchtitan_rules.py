@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from ratrain.ratrainc.bridge.reasons import (
+    EXPERTS,
+    FILES,
+    FLOAT8,
+    HOMES,
+    KERNELS,
+    KEYS_TRAVEL,
+    MODEL,
+    ONE_EXPERT,
+    OVERLAP,
+    PROCESS,
+    RECOMPUTE,
+    UPDATES,
+    VALIDATION,
+)
 from ratrain.ratrainc.bridge.settings import Rule
 
 PP = "parallelism.pipeline_parallel_"
@@ -24,6 +39,7 @@ WARM_UP, RATIO, DECAY, LEAST, END = (
     f"lr_scheduler.{name}" for name in ("warmup_steps", "decay_ratio", "decay_type", "min_lr_factor", "total_steps")
 )
 STEPS = "training.steps"
+SELECTED = "activation_checkpoint.selective_ac_option"
 
 SCHEDULES = {
     "1F1B": "1f1b",
@@ -69,17 +85,7 @@ def _all(why: str, section: str, names: str) -> dict[str, Rule]:
     return {f"{section}.{name}": Rule("", why) for name in names.split()}
 
 
-_KERNELS = "kernels are chosen by 'run --kernels'"
-_COMMUNICATION = "the passes decide which communication overlaps with compute: nothing to switch on"
-_KEYS_TRAVEL = "context ranks gather keys and values: which way they travel changes no plan"
-_FLOAT8 = "float8 is no type of a plan"
 _CONVERTED = "float8 and other types that layers are converted to are no types of a plan"
-_EXPERTS = "of experts, whose settings are not read"
-_EXPERT_RANKS = "arguments of experts are not read, so another model would be trained"
-_PROCESS = "how this process is run changes no plan"
-_RECOMPUTE = "'recompute{policy=auto}' chooses what to recompute"
-_MODEL = "of the model: its config.json says it (--model)"
-_FILES = "of checkpoints and logs: 'run' is given places for them"
 
 RULES: dict[str, Rule] = {
     f"{PP}degree": Rule("pp", "unchanged", 1, f"{_CONFIG}, Parallelism.pipeline_parallel_degree"),
@@ -179,9 +185,16 @@ RULES: dict[str, Rule] = {
     END: Rule("total_steps", "of the rate, in the place of training.steps"),
     "activation_checkpoint.mode": Rule(
         "passes",
-        "full: recompute{policy=full}; others are named",
+        "full: recompute{policy=full}; selective: as its option says; others are named",
         "selective",
         f"{_CONFIG}, ActivationCheckpoint.mode",
+    ),
+    SELECTED: Rule(
+        "passes",
+        "op: recompute{policy=ops}, named with tensor-parallel ranks; N: recompute{policy=full every=N}, named on "
+        "several stages",
+        "2",
+        f"{_CONFIG}, ActivationCheckpoint.selective_ac_option",
     ),
     **{old: Rule("as that", f"the older name of `{new}`") for old, new in RENAMED.items()},
     "training.warmup_pct": Rule(
@@ -191,28 +204,28 @@ RULES: dict[str, Rule] = {
     f"{PP}last_stage_less_layers": Rule("", 'cuts = "auto" weighs the head'),
     TABLE: Rule("schedule", "refused where it names a file: 'compile --schedule-file' takes it"),
     **_all(
-        _MODEL,
+        MODEL,
         "model",
         "name flavor hf_assets_path tokenizer_path norm_type attn_mask_type use_flex_attn",
     ),
     **_all(_CONVERTED, "model", "converters"),
-    **_all(_PROCESS, "model", "print_after_conversion"),
+    **_all(PROCESS, "model", "print_after_conversion"),
     **_all("of the data: 'run' is given it", "training", "dataset dataset_path dataloader"),
-    **_all(_PROCESS, "training", "gc_freq gc_debug deterministic"),
-    **_all(_PROCESS, "debug", "deterministic deterministic_warn_only"),
-    **_all(_EXPERTS, "training", "debug_moe_force_load_balance"),
-    **_all(_EXPERTS, "debug", "moe_force_load_balance"),
-    **_all("state has the homes that the compiler gives it", "training", "enable_cpu_offload"),
-    **_all(_KERNELS, "training", "compile"),
+    **_all(PROCESS, "training", "gc_freq gc_debug deterministic"),
+    **_all(PROCESS, "debug", "deterministic deterministic_warn_only"),
+    **_all(EXPERTS, "training", "debug_moe_force_load_balance"),
+    **_all(EXPERTS, "debug", "moe_force_load_balance"),
+    **_all(HOMES, "training", "enable_cpu_offload"),
+    **_all(KERNELS, "training", "compile"),
     **_all(
-        _FLOAT8,
+        FLOAT8,
         "training",
         "fp8_linear enable_fp8_linear enable_float8_linear enable_fsdp_fp8_all_gather enable_fsdp_float8_all_gather "
         "precompute_float8_dynamic_scale_for_fsdp float8_scaling_type_input float8_scaling_type_weight "
         "float8_scaling_type_grad_output",
     ),
-    **_all(_RECOMPUTE, "training", "enable_selective_ac"),
-    **_all(_FILES, "training", "checkpoint_folder checkpoint_interval checkpoint_interval_type"),
+    **_all(RECOMPUTE, "training", "enable_selective_ac"),
+    **_all(FILES, "training", "checkpoint_folder checkpoint_interval checkpoint_interval_type"),
     **_all(
         "the head of tensor-parallel ranks is shared out in any case",
         "training",
@@ -224,41 +237,41 @@ RULES: dict[str, Rule] = {
         "dump_folder description print_args print_config config_file custom_config_module use_for_integration_test "
         "save_config_file save_config_folder",
     ),
-    **_all(_COMMUNICATION, "parallelism", "enable_async_tensor_parallel"),
-    **_all(_COMMUNICATION, "experimental", "enable_async_tensor_parallel"),
-    **_all(_KERNELS, "parallelism", "enable_compiled_autograd"),
-    **_all(_KERNELS, "experimental", "enable_compiled_autograd torch_spmd"),
-    **_all(_KEYS_TRAVEL, "parallelism", "context_parallel_rotate_method"),
-    **_all(_KEYS_TRAVEL, "experimental", "context_parallel_rotate_method"),
+    **_all(OVERLAP, "parallelism", "enable_async_tensor_parallel"),
+    **_all(OVERLAP, "experimental", "enable_async_tensor_parallel"),
+    **_all(KERNELS, "parallelism", "enable_compiled_autograd"),
+    **_all(KERNELS, "experimental", "enable_compiled_autograd torch_spmd"),
+    **_all(KEYS_TRAVEL, "parallelism", "context_parallel_rotate_method"),
+    **_all(KEYS_TRAVEL, "experimental", "context_parallel_rotate_method"),
     **_all("how the model is taken apart changes no plan", "experimental", "pipeline_parallel_split_mode"),
     **_all("of the job: it changes no plan", "experimental", "custom_args_module custom_import custom_model_path"),
     **_all("the head of tensor-parallel ranks is shared out in any case", "parallelism", "disable_loss_parallel"),
     **_all(
-        _EXPERTS,
+        EXPERTS,
         "parallelism",
         "expert_tensor_parallel_degree expert_parallel_comm_backend pipeline_parallel_expert_parallel_overlap",
     ),
-    "parallelism.expert_parallel_degree": Rule("", _EXPERT_RANKS, refused=True),
-    **_all(_KERNELS, "optimizer", "implementation fused"),
-    **_all("updates have the places that the compiler gives them", "optimizer", "early_step_in_backward"),
-    **_all(_KERNELS, "compile", "enable components backend"),
+    "parallelism.expert_parallel_degree": Rule("", ONE_EXPERT, refused=True),
+    **_all(KERNELS, "optimizer", "implementation fused"),
+    **_all(UPDATES, "optimizer", "early_step_in_backward"),
+    **_all(KERNELS, "compile", "enable components backend"),
     **_all(
-        _RECOMPUTE,
+        RECOMPUTE,
         "activation_checkpoint",
-        "selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns early_stop memory_budget "
+        "per_op_sac_force_recompute_mm_shapes_by_fqns early_stop memory_budget "
         "visualize_memory_budget_pareto preserve_rng_state determinism_check debug",
     ),
 }
 
 TABLES: dict[str, str] = {
-    **dict.fromkeys(("checkpoint", "metrics", "profiling", "comm"), _FILES),
-    **dict.fromkeys(("float8", "mx", "quantize"), _FLOAT8),
-    "validation": "'run' is given the validation data, and how often it is looked at",
+    **dict.fromkeys(("checkpoint", "metrics", "profiling", "comm"), FILES),
+    **dict.fromkeys(("float8", "mx", "quantize"), FLOAT8),
+    "validation": VALIDATION,
     "fault_tolerance": "of the launcher: 'launch' starts processes",
     **dict.fromkeys(("memory_estimation", "estimate"), "'alloc' and 'explain' say the memory of a module"),
 }
 """Sections that are not carried over, with the reason."""
-TRAINS = frozenset([_FLOAT8, _CONVERTED])
+TRAINS = frozenset([FLOAT8, _CONVERTED])
 """Reasons of settings without which something else is trained."""
 FLOAT8_SECTIONS = ("float8.", "mx.", "quantize.")
 CONVERTERS = "model.converters"
@@ -279,6 +292,7 @@ IDLE: dict[str, str] = {
     **dict.fromkeys(
         (SCHEDULE, EACH, COUNT, LAYERS_EACH, PARTS, POINTS, TABLE), f"there is no pipeline: {PP}degree is 1"
     ),
+    SELECTED: "only activation_checkpoint.mode selective reads it",
     BALANCER: f"there is one context rank: {CONTEXT} is 1",
 }
 """Reasons why settings have no effect where nothing reads them."""

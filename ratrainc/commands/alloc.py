@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import FiniteRange, InputFile, Result, byte_count, json_option, output_file
+from ratrain.ratrainc.commands.words.options import (
+    FiniteRange,
+    InputFile,
+    Result,
+    byte_count,
+    json_option,
+    result_option,
+)
 from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
@@ -27,13 +34,11 @@ Exit code 0: every buffer has its place under the capacity; 1: diagnostics; 2: u
 @click.option(
     "--capacity", required=True, callback=byte_count, metavar="BYTES", help="The bytes there are, like 20GiB."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("allocation problem", ".csv"),
-    callback=output_file,
-    metavar="SOLUTION.csv",
-    help="Write the problem with an offset for each buffer.",
+@result_option(
+    "-o --output",
+    Result("allocation problem", ".csv"),
+    "SOLUTION.csv",
+    "Write the problem with an offset for each buffer.",
 )
 @click.option(
     "--seconds",

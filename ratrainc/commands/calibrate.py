@@ -15,9 +15,9 @@ from ratrain.ratrainc.commands.words.options import (
     json_option,
     machine_option,
     model_option,
-    output_file,
     plan_option,
     refuse_idle,
+    result_option,
     seconds_option,
 )
 from ratrain.ratrainc.console.terminal import echo
@@ -94,14 +94,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option(
     "--name", default="this-machine", show_default=True, help="With --profile and --device: the machine's name."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("machine", ".toml"),
-    callback=output_file,
-    metavar="machine.toml",
-    help="Write the machine file.",
-)
+@result_option("-o --output", Result("machine", ".toml"), "machine.toml", "Write the machine file.")
 @click.option(
     "--hold-out",
     "every",

@@ -15,8 +15,8 @@ from ratrain.ratrainc.commands.words.options import (
     json_option,
     like_option,
     model_option,
-    output_file,
     refuse_idle,
+    result_option,
     seconds_option,
     target_options,
 )
@@ -61,12 +61,11 @@ Examples:
     help="Strategies to compare, the first is the yardstick; the name of a schedule, or a table of one (F.csv), is "
     "ratrain in its order. Default: all strategies.",
 )
-@click.option(
+@result_option(
     "--results",
-    type=Result("results", ".jsonl"),
-    callback=output_file,
-    metavar="FILE.jsonl",
-    help="With a plan file: append each strategy's result as it is found; those that are there already, of the same "
+    Result("results", ".jsonl"),
+    "FILE.jsonl",
+    "With a plan file: append each strategy's result as it is found; those that are there already, of the same "
     "plan, machine and code, are not simulated again. So a run that was stopped goes on.",
 )
 @target_options

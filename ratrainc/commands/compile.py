@@ -14,10 +14,10 @@ from ratrain.ratrainc.commands.words.options import (
     json_option,
     misuse_of_command,
     model_option,
-    output_file,
     plan_option,
     processes_option,
     refuse_idle,
+    result_option,
     target_options,
     verbose_option,
 )
@@ -67,23 +67,20 @@ Examples:
     "of several choices. "
     "What was chosen is said, and stands in the schedule's plan.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("schedule", ".rtir", ".rtx"),
-    callback=output_file,
-    metavar="X.rtir|X.rtx",
-    help="Write the schedule (.rtir) or the program (.rtx).",
+@result_option(
+    "-o --output",
+    Result("schedule", ".rtir", ".rtx"),
+    "X.rtir|X.rtx",
+    "Write the schedule (.rtir) or the program (.rtx).",
 )
 @click.option(
     "--advice/--no-advice", default=True, show_default=True, help="When it does not fit, try changes that do."
 )
-@click.option(
+@result_option(
     "--suggest",
-    type=Result("plan", ".toml"),
-    callback=output_file,
-    metavar="P.toml",
-    help="When it does not fit, write the plan that was found to fit here; when it does, nothing is written here.",
+    Result("plan", ".toml"),
+    "P.toml",
+    "When it does not fit, write the plan that was found to fit here; when it does, nothing is written here.",
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @processes_option()

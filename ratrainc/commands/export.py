@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.words.options import InputFile, Result, output_file, refuse_idle
+from ratrain.ratrainc.commands.words.options import InputFile, Result, refuse_idle, result_option
 from ratrain.ratrainc.console.terminal import echo, echo_document
 
 if TYPE_CHECKING:
@@ -36,13 +36,11 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
     help="The CSV of torch.distributed.pipelining, the plan and its model as arguments of Megatron-LM, or the plan as "
     "settings of torchtitan.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("table or settings", *_ENDINGS.values()),
-    callback=output_file,
-    metavar="F.csv",
-    help="Write the export to this file; default: stdout.",
+@result_option(
+    "-o --output",
+    Result("table or settings", *_ENDINGS.values()),
+    "F.csv",
+    "Write the export to this file; default: stdout.",
 )
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."

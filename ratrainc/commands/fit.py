@@ -12,7 +12,7 @@ from ratrain.ratrainc.commands.words.options import (
     memory_bytes,
     misuse_of_command,
     named_model,
-    output_file,
+    result_option,
 )
 from ratrain.ratrainc.commands.words.variables import variables
 from ratrain.ratrainc.console.terminal import echo
@@ -81,12 +81,11 @@ Examples:
     metavar="NAME=VALUE",
     help="A variable of a launch script that its environment sets; may be repeated.",
 )
-@click.option(
+@result_option(
     "--snapshot",
-    type=Result("snapshot", ".pickle"),
-    callback=output_file,
-    metavar="OUT.pickle",
-    help="Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer. "
+    Result("snapshot", ".pickle"),
+    "OUT.pickle",
+    "Write the predicted allocations of a step, one device for each kind of rank, for PyTorch's memory viewer. "
     "Of files that are there, only such a snapshot is replaced.",
 )
 @click.option(

@@ -15,7 +15,7 @@ from ratrain.ratrainc.commands.words.options import (
     json_option,
     misuse_of_command,
     named_model,
-    output_file,
+    result_option,
     target_options,
 )
 from ratrain.ratrainc.commands.words.variables import variables
@@ -146,14 +146,7 @@ def _auto(text: str) -> str:
     help="A variable of a launch script that its environment sets, as SLURM_NNODES=4, or an argument of it, as "
     "1=7B; may be repeated.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("plan", ".toml"),
-    callback=output_file,
-    metavar="P.toml",
-    help="Write the plan; without it, it goes to stdout.",
-)
+@result_option("-o --output", Result("plan", ".toml"), "P.toml", "Write the plan; without it, it goes to stdout.")
 @target_options
 @json_option
 @in_groups(asked=Asked, target=MachineChoice)

@@ -11,8 +11,8 @@ from ratrain.ratrainc.commands.words.options import (
     InputFile,
     Result,
     json_option,
-    output_file,
     refuse_idle,
+    result_option,
 )
 from ratrain.ratrainc.console.terminal import echo
 
@@ -74,12 +74,11 @@ _SECONDS = FiniteRange(min=0, min_open=True)
     metavar="N",
     help="The first N stages have no backward: all their parameters are frozen.",
 )
-@click.option(
+@result_option(
     "--draw",
-    type=Result("picture", ".svg"),
-    callback=output_file,
-    metavar="OUT.svg",
-    help="Draw a step of a sound table: a lane for each rank, a box for each forward and backward.",
+    Result("picture", ".svg"),
+    "OUT.svg",
+    "Draw a step of a sound table: a lane for each rank, a box for each forward and backward.",
 )
 @json_option
 def command(

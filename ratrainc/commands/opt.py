@@ -12,9 +12,9 @@ from ratrain.ratrainc.commands.words.options import (
     Result,
     machine_option,
     output_directory,
-    output_file,
     processes_option,
     refuse_idle,
+    result_option,
     verbose_option,
 )
 from ratrain.ratrainc.console.terminal import echo, echo_document
@@ -109,13 +109,8 @@ def _write_reproducer(file: str, pipeline: str) -> str:
     shell_complete=completing.passes,
     help="Passes with options, separated by commas.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("schedule", ".rtir"),
-    callback=output_file,
-    metavar="F.rtir",
-    help="Write the result; without it the text goes to stdout.",
+@result_option(
+    "-o --output", Result("schedule", ".rtir"), "F.rtir", "Write the result; without it the text goes to stdout."
 )
 @click.option(
     "--print-ir-after",

@@ -19,10 +19,10 @@ from ratrain.ratrainc.commands.words.options import (
     jobs_option,
     json_option,
     model_option,
-    output_file,
     plan_choice_options,
     refuse_idle,
     refuse_idle_levels,
+    result_option,
     schedule_names,
     seconds_option,
     target_options,
@@ -114,13 +114,8 @@ Examples:
     type=click.Choice(("clusters", "memory")),
     help="Show the step time against the clusters, or the bytes of a rank; with -o P.toml: P-1.toml and so on.",
 )
-@click.option(
-    "--plot",
-    "front_plot",
-    type=Result("picture", ".svg", ".png"),
-    callback=output_file,
-    metavar="OUT.png|OUT.svg",
-    help="Draw that (needs the extra 'plot').",
+@result_option(
+    "--plot front_plot", Result("picture", ".svg", ".png"), "OUT.png|OUT.svg", "Draw that (needs the extra 'plot')."
 )
 @click.option(
     "--attention",
@@ -179,13 +174,11 @@ Examples:
     help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and "
     "the changed machine next to it.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("plan", ".toml"),
-    callback=output_file,
-    metavar="P.toml",
-    help="Write the best plan; with --what-if, the best of the changed machine.",
+@result_option(
+    "-o --output",
+    Result("plan", ".toml"),
+    "P.toml",
+    "Write the best plan; with --what-if, the best of the changed machine.",
 )
 @target_options
 @json_option

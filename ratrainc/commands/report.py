@@ -13,9 +13,9 @@ from ratrain.ratrainc.commands.words.options import (
     Result,
     json_option,
     machine_option,
-    output_file,
     refuse_idle,
     rendezvous_option,
+    result_option,
     sharing_option,
 )
 
@@ -40,14 +40,12 @@ _ENDINGS = (".html", ".htm", ".svg", ".pickle")
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
-@click.option(
-    "-o",
-    "--output",
-    type=Result("page", *_ENDINGS),
-    callback=output_file,
+@result_option(
+    "-o --output",
+    Result("page", *_ENDINGS),
+    "report.html|picture.svg|memory.pickle",
+    "The page, the picture or the memory snapshot to write.",
     required=True,
-    metavar="report.html|picture.svg|memory.pickle",
-    help="The page, the picture or the memory snapshot to write.",
 )
 @click.option(
     "--against",

@@ -14,10 +14,10 @@ from ratrain.ratrainc.commands.words.options import (
     jobs_option,
     json_option,
     model_option,
-    output_file,
     plan_choice_options,
     refuse_idle,
     refuse_idle_levels,
+    result_option,
     seconds_option,
     target_options,
 )
@@ -65,12 +65,8 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @exhaustive_option
 @seconds_option(20.0, "Search time of each point.", "effort_seconds")
 @jobs_option(parameter="effort_jobs")
-@click.option(
-    "--plot",
-    type=Result("picture", ".svg", ".png"),
-    callback=output_file,
-    metavar="OUT.png|OUT.svg",
-    help="Draw the curve (needs the extra 'plot').",
+@result_option(
+    "--plot", Result("picture", ".svg", ".png"), "OUT.png|OUT.svg", "Draw the curve (needs the extra 'plot')."
 )
 @target_options
 @json_option

@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
-from ratrain.ratrainc.commands.words.options import Result, misuse_of_command, output_file
+from ratrain.ratrainc.commands.words.options import Result, misuse_of_command, result_option
 from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
@@ -80,20 +80,12 @@ class ScheduleKind(click.types.StringParamType):
     metavar="K",
     help="Slices of a micro-batch, along the sequence.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=Result("table", ".csv"),
-    callback=output_file,
-    metavar="F.csv",
-    help="Write the table; without it the rows go to stdout.",
-)
-@click.option(
+@result_option("-o --output", Result("table", ".csv"), "F.csv", "Write the table; without it the rows go to stdout.")
+@result_option(
     "--draw",
-    type=Result("picture", ".svg"),
-    callback=output_file,
-    metavar="OUT.svg",
-    help="Draw a step: a lane for each stage, a box for each forward and backward.",
+    Result("picture", ".svg"),
+    "OUT.svg",
+    "Draw a step: a lane for each stage, a box for each forward and backward.",
 )
 def command(
     kind: str,

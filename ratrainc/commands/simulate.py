@@ -12,9 +12,9 @@ from ratrain.ratrainc.commands.words.options import (
     Result,
     json_option,
     machine_option,
-    output_file,
     refuse_idle,
     rendezvous_option,
+    result_option,
     sharing_option,
 )
 
@@ -71,13 +71,7 @@ give a time to each kind of op:
     metavar="N",
     help="The engines of a rank share a core, and all ranks N cores, as processes over MPI do: only the step time.",
 )
-@click.option(
-    "--trace",
-    type=Result("trace", ".json"),
-    callback=output_file,
-    metavar="out.json",
-    help="Write a timeline for Perfetto or chrome://tracing.",
-)
+@result_option("--trace", Result("trace", ".json"), "out.json", "Write a timeline for Perfetto or chrome://tracing.")
 @json_option
 def command(
     file: str,

@@ -9,8 +9,8 @@ from ratrain.ratrainc.commands.words.options import (
     Result,
     jobs_option,
     json_option,
-    output_file,
     refuse_idle,
+    result_option,
 )
 from ratrain.ratrainc.console.terminal import echo, echo_document
 
@@ -45,23 +45,15 @@ columns.
     help="A machine file (TOML), or the name of a built-in machine, in place of those that rows name.",
 )
 @click.option("--markdown", is_flag=True, help="Print a page in Markdown; its prose is the comments above the headers.")
-@click.option(
-    "-o",
-    "--output",
-    type=Result("page", ".md"),
-    callback=output_file,
-    metavar="FILE.md",
-    help="With --markdown: write the page there.",
-)
+@result_option("-o --output", Result("page", ".md"), "FILE.md", "With --markdown: write the page there.")
 @click.option(
     "--whole", is_flag=True, help="Simulate every micro-batch of long steps, which otherwise are folded to a few (~)."
 )
-@click.option(
+@result_option(
     "--results",
-    type=Result("results", ".jsonl"),
-    callback=output_file,
-    metavar="FILE.jsonl",
-    help="Append each row's result as it is found; rows that are there already, of the same machine and code, are not "
+    Result("results", ".jsonl"),
+    "FILE.jsonl",
+    "Append each row's result as it is found; rows that are there already, of the same machine and code, are not "
     "simulated again. So a run that was stopped goes on.",
 )
 @jobs_option("Processes that compile and simulate rows.")

@@ -20,7 +20,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.bridge.jobs.context_ranks import source_of_one_run
-from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Context, Sharding
+from ratrain.ratrainc.bridge.jobs.job import UNSHARDED, Checkpointing, Context, Sharding
 from ratrain.ratrainc.fit.holdings.adapted_experts import share_differentiated
 from ratrain.ratrainc.fit.holdings.adapters import trained
 from ratrain.ratrainc.fit.holdings.frozen_layers import layers_of, recomputes_frozen
@@ -229,7 +229,7 @@ def _host(job: Job, machine: Machine) -> float:
     assert job.model is not None
     link = machine["host_fetch"] if "host_fetch" in machine.constants else HOST_LINK
     sharded = job.sharding in _GATHERS_WEIGHTS
-    own = _local_parameters(job) / (_shards(job) if job.sharding not in (Sharding.NONE, Sharding.DDP) else 1)
+    own = _local_parameters(job) / (_shards(job) if job.sharding not in UNSHARDED else 1)
     micro_batches, seconds = _of(job.gradient_accumulation), 0.0
     kept = _bytes(job.weight_dtype) * _quantised_share(job)
     if job.offload_optimizer:

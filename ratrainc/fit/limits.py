@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
-from ratrain.ratrainc.bridge.jobs.job import Sharding
+from ratrain.ratrainc.bridge.jobs.job import UNSHARDED, Sharding
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.planner.space.tilings import divisors
 
@@ -98,7 +98,7 @@ def _replicas(job: Job) -> Sequence[int]:
 
 def _shared(job: Job, phrase: Phrase) -> tuple[Job, str]:
     """Return a job whose devices share out the state, and the change in words if that is one."""
-    if job.sharding in (Sharding.NONE, Sharding.DDP):
+    if job.sharding in UNSHARDED:
         for sharding in (Sharding.FSDP2, Sharding.ZERO3, Sharding.FSDP1):
             changed = changed_job(evolve(job, devices=max(2, job.devices or 1)), "sharding", sharding)
             words = phrase(changed, "sharding", sharding)
@@ -128,7 +128,7 @@ def _fewest_devices(job: Job, fits: Callable[[Job], bool]) -> int | None:
 
 def shares_state(job: Job) -> bool:
     """Tell whether more devices would leave less state on each."""
-    return job.sharding not in (Sharding.NONE, Sharding.DDP) and job.shard_size is None
+    return job.sharding not in UNSHARDED and job.shard_size is None
 
 
 def _last(fits: Callable[[int], bool], values: Sequence[int]) -> int | None:

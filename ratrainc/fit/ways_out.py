@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import ALL_LINEAR
 from ratrain.ratrainc.bridge.jobs.hf_words import changed_job
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import FSDP, Adapter, Attention, Checkpointing, Loss, Sharding
 from ratrain.ratrainc.fit.costs import slower
 from ratrain.ratrainc.fit.holdings.refusals import refusal
 from ratrain.ratrainc.fit.verdicts import Verdict, compared, most_bytes
@@ -257,7 +257,7 @@ _WORTH = 0.98
 def _offloads(job: Job) -> Iterator[Change]:
     """Yield what may go to the host: FSDP offloads parameters with their optimizer state, other mechanisms either."""
     left = [(name, True) for name in ("offload_optimizer", "offload_parameters") if not getattr(job, name)]
-    if job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+    if job.sharding in FSDP:
         if left:
             yield Change(tuple(left))
     else:

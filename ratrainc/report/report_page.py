@@ -188,6 +188,6 @@ def homes_of(stage: ProgramStage) -> list[Home]:
     return [home for home in Home if home is Home.DDR or stage.bytes_in(home)]
 
 
-def page_file(name: str) -> str:
-    """Return the text of a file of this folder."""
-    return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")
+def page_file(name: str, package: str = __package__ or "") -> str:
+    """Return the text of a file of this folder, or of another package."""
+    return (resources.files(package) / name).read_text(encoding="utf-8")

@@ -38,9 +38,8 @@ from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel, KeyHol
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
 from ratrain.targets.runtime.weights.weight_source import WeightSource
-from ratrain.targets.runtime.weights.weights import read_weights
+from ratrain.targets.runtime.weights.weights import CONFIG_FILE, read_weights
 
-_CONFIG = "config.json"
 _EOS_KEY = "eos_token_id"
 
 
@@ -179,7 +178,7 @@ def _rendered(path: str, prompt: Prompt, asked: Generation) -> Prompt:
     tokenizer = None if asked.tokenizer == BYTES else asked.tokenizer
     if asked.tokenizer is None:
         folder = Path(path)
-        kept = None if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE) else kept_tokenizer(path)
+        kept = None if is_there(folder / CONFIG_FILE) and not is_there(folder / MANIFEST_FILE) else kept_tokenizer(path)
         tokenizer = tokenizer_of_weights(path) if kept is None else kept[0]
     template = chat_template(asked.chat_template, tokenizer)
     try:
@@ -190,7 +189,7 @@ def _rendered(path: str, prompt: Prompt, asked: Generation) -> Prompt:
 
 def _opened(path: str, init: str | None) -> _Origin:
     folder = Path(path)
-    if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE):
+    if is_there(folder / CONFIG_FILE) and not is_there(folder / MANIFEST_FILE):
         if init is not None:
             fail("RT094", f"'{path}' holds a whole model: other weights change nothing", help="leave --init out")
         model = load_model(str(folder))

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +115,10 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
     page = page.replace(
         '<meta charset="utf-8" />', f'<meta charset="utf-8" />\n<meta name="generator" content="{MARK}" />'
     )
-    page = page.replace("/*ratrain-style*/", page_file("report.css") + _own_file("watch.css"))
-    before, after = page.replace(SCRIPT, scripts(["common.js"]) + _own_file("watch.js")).split("<!--ratrain-body-->")
+    page = page.replace("/*ratrain-style*/", page_file("report.css") + page_file("watch.css", __package__))
+    script = scripts(["common.js"]) + page_file("watch.js", __package__)
+    before, after = page.replace(SCRIPT, script).split("<!--ratrain-body-->")
     return before + "".join(body) + after
-
-
-def _own_file(name: str) -> str:
-    return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")
 
 
 def _names(logs: Sequence[GrowingLog]) -> list[str]:

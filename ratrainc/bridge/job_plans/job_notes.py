@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, OF_RATE, OF_TRAINING
+from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN
+from ratrain.ratrainc.bridge.reasons import HOMES, KERNELS, MODEL, OF_RATE, OF_TRAINING, RECOMPUTE
 from ratrain.ratrainc.bridge.settings import Left, is_off
 
 if TYPE_CHECKING:
@@ -44,10 +45,6 @@ class NoteRule:
 
 
 _SHAPE = "the learning rate of a plan warms up along a line, and then stays or falls along a line or half a cosine"
-_MODEL = "of the model: its config.json says it (--model)"
-_KERNELS = "kernels are chosen by 'run --kernels'"
-_CHOICE = "'recompute{policy=auto}' chooses what to recompute"
-_HOMES = "state has the homes that the compiler gives it"
 _NO_KEY = "no key of a plan is about it"
 _UNITS = "one block is gathered at a time"
 _ADAM = "AdamW of a plan corrects its moments for their bias, and its decay is decoupled"
@@ -97,7 +94,7 @@ IGNORED: Mapping[str, NoteRule] = {
     r"lr_.*|cosine_.*|jagged_restart_.*": NoteRule(_SHAPE, trains=True),
     r"model\.model_config\._use_doc_masking": NoteRule("which tokens it hides was not read", refused=True),
     r"model\.peft_config\.bias": NoteRule("a plan trains no biases beside adapters", refused=True, agrees=("none",)),
-    r"overrides_of_model_config.*|model\..*": NoteRule(_MODEL),
+    r"overrides_of_model_config.*|model\..*": NoteRule(MODEL),
     r"loraplus_lr_ratio": NoteRule("a plan has one learning rate for both matrices of an adapter", refused=True),
     r"loraplus_.*": NoteRule("read with loraplus_lr_ratio alone"),
     r"create_new_adapter": NoteRule("a plan goes on from one adapter: 'export-weights' merges others", refused=True),
@@ -126,13 +123,13 @@ OPEN: Mapping[str, NoteRule] = {
         refused=True,
         way_out="name target_modules alone",
     ),
-    r"lora_(mlp|qkv|o|embedding)_kernel": NoteRule(_KERNELS),
+    r"lora_(mlp|qkv|o|embedding)_kernel": NoteRule(KERNELS),
     r"bnb_4bit_quant_storage": NoteRule("the type that codes are stored in changes no number"),
     r"fp32_norms": NoteRule("parameters that blocks compute with have one type", trains=True),
-    r"flash_attn.*|.*attn_implementation|flash_attention.*": NoteRule(_KERNELS),
-    r"layer_offloading.*": NoteRule(_HOMES),
-    r".*offload_(optimizer|param)\.ratio": NoteRule(_HOMES),
-    r"selective_checkpointing.*|ac_mode|ac_option|.*every_n_layers": NoteRule(_CHOICE),
+    r"flash_attn.*|.*attn_implementation|flash_attention.*": NoteRule(KERNELS),
+    r"layer_offloading.*": NoteRule(HOMES),
+    r".*offload_(optimizer|param)\.ratio": NoteRule(HOMES),
+    r"selective_checkpointing.*|ac_mode|ac_option|.*every_n_layers": NoteRule(RECOMPUTE),
     r"tiled_mlp.*": NoteRule("mlp_chunk says how many rows of an mlp are computed at a time"),
     r"(fsdp_config\.)?(fsdp_)?(limit_all_gathers|auto_wrap_policy)": NoteRule(_UNITS),
     r"custom_sharded_layers": NoteRule(_UNITS),
@@ -141,7 +138,7 @@ OPEN: Mapping[str, NoteRule] = {
     r"tensor_parallel_plan\._component_|parallelism\.tp_recompute_allgather": NoteRule(
         "how tensor-parallel ranks share out blocks is the compiler's"
     ),
-    r"model\.model_config\.is_\w+_config": NoteRule(_MODEL),
+    r"model\.model_config\.is_\w+_config": NoteRule(MODEL),
 }
 """Rules for settings that may change memory and change neither what is trained nor the state of a plan."""
 _UNREAD_STRATEGY = "version 1 does not read it"

@@ -40,6 +40,7 @@ from ratrain.ratrainc.bridge.job_plans.job_rates import (
 )
 from ratrain.ratrainc.bridge.jobs.context_ranks import length_divisor, source_of_one_run
 from ratrain.ratrainc.bridge.jobs.job import (
+    FSDP,
     OF_TRAINER,
     Attention,
     Checkpointing,
@@ -49,9 +50,9 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Sharding,
     location_of,
 )
+from ratrain.ratrainc.bridge.reasons import KERNELS, MODEL, RECOMPUTE, UPDATES
 from ratrain.ratrainc.bridge.settings import Asked, Default, Left, as_integer, as_number, is_off, until_said
 
-_FULLY = (Sharding.FSDP1, Sharding.FSDP2)
 _LEVELS: Mapping[Sharding, int] = {
     Sharding.NONE: 0,
     Sharding.DDP: 0,
@@ -315,7 +316,7 @@ class JobPlan:
         self.put("view_dtype", kind, "compute_dtype")
         waits = self.values.get("reduce", "last") == "last"
         shards = self.values.get("zero", 0) > 0 and self._replicas > 1
-        if not shards or (waits and job.sharding not in _FULLY):
+        if not shards or (waits and job.sharding not in FSDP):
             whole = job.gradient_dtype
         else:  # FSDP 2 casts what waits to the type of the reduction (fit/holdings/whole_sums.py)
             whole = job.reduce_dtype if waits and job.sharding is Sharding.FSDP2 else kind
@@ -378,11 +379,11 @@ class JobPlan:
         elif store:
             self.passes.append(f"recompute{{policy=none{store}}}")
         if job.checkpointing is Checkpointing.OPS:
-            self.leave("checkpointing", job.checkpointing.value, "'recompute{policy=auto}' chooses what to recompute")
+            self.leave("checkpointing", job.checkpointing.value, RECOMPUTE)
         if job.checkpointing is Checkpointing.ATTENTION and job.attention is not Attention.EAGER:
             self.leave("checkpointing", job.checkpointing.value, "fused attention keeps no scores in any case")
         if job.optimizer_in_backward:
-            self.leave("optimizer_in_backward", True, "updates have the places that the compiler gives them")
+            self.leave("optimizer_in_backward", True, UPDATES)
 
     def _told(self, name: str, option: str, value: Any) -> Any:
         """Return a field of the training, or the option that fills it in; report a contradiction with the file."""
@@ -539,10 +540,10 @@ class JobPlan:
             why = "norms and biases are decayed there too; a plan decays matrices alone"
             self.leave("weight_decay", job.training.weight_decay, why, trains=True)
         for name, value, why in (
-            ("model_name", job.model_name, "of the model: its config.json says it (--model)"),
+            ("model_name", job.model_name, MODEL),
             ("loss", job.loss.value, "logits are computed by rows (head_chunk), or whole (logits)"),
             ("context", job.context.value, "keys and values are gathered"),
-            ("compiled", job.compiled, "kernels are chosen by 'run --kernels'"),
+            ("compiled", job.compiled, KERNELS),
             ("sizes", dict(job.sizes), "of the framework's buffers, which a plan does not have"),
         ):
             origin = job.origins.get(name)

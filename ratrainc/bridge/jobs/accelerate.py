@@ -18,9 +18,10 @@ from ratrain.ratrainc.bridge.jobs.hf_fsdp import ACCELERATE_DEFAULTS, put_fsdp
 from ratrain.ratrainc.bridge.jobs.hf_reader import ACCELERATE, DEEPSPEED, HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import PREPARED, put_asked_model, put_types
 from ratrain.ratrainc.bridge.jobs.hf_words import phrase_of_accelerate
-from ratrain.ratrainc.bridge.jobs.job import Context, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import FSDP, Context, Job, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import EXCHANGES, put_context
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.reasons import OF_ORDER
 from ratrain.ratrainc.bridge.settings import Setting
 
 FILE = "a configuration of accelerate"
@@ -36,8 +37,7 @@ INERT: Mapping[str, str] = {
     r"|main_training_function|rdzv_(backend|conf)|same_network|tpu_.*|command_file|commands|gpu_ids|num_machines"
     r"|deepspeed_hostfile|max_restarts|mpirun_config.*)": "of the launch",
     r"accelerate\.fsdp_config\.fsdp_(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading"
-    r"|sync_module_states|use_orig_params|state_dict_type|limit_all_gathers|cpu_offload_pin_memory)": "of loading, "
-    "saving and the order of communication",
+    r"|sync_module_states|use_orig_params|state_dict_type|limit_all_gathers|cpu_offload_pin_memory)": OF_ORDER,
     r"accelerate\.deepspeed_config\.(zero3_init_flag|zero3_save_16bit_model|deepspeed_multinode_launcher"
     r"|deepspeed_hostfile|deepspeed_(inclusion|exclusion)_filter|offload_(optimizer|param)_nvme_path)": "of loading, "
     "saving and the launch",
@@ -194,7 +194,7 @@ def _read(path: Path, text: str, asked: Asked) -> Job:
     mixed = (engine_type(reader) if reader.engine else None) or mixed
     put_asked_model(reader)
     put_types(reader, Said("f32", "weights", PREPARED), mixed)
-    if not reader.engine and reader.values.get("sharding") not in (Sharding.FSDP1, Sharding.FSDP2):
+    if not reader.engine and reader.values.get("sharding") not in FSDP:
         reader.doubt("weights", None, "the training script loads the model, and its type; counted as f32")
     return reader.finish({**INERT, **INERT_DEEPSPEED})
 

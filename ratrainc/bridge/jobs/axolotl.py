@@ -17,7 +17,7 @@ from ratrain.ratrainc.bridge.jobs.accelerate import INERT as INERT_ACCELERATE
 from ratrain.ratrainc.bridge.jobs.accelerate import bring_accelerate, put_devices
 from ratrain.ratrainc.bridge.jobs.hf_arguments import put_sharding
 from ratrain.ratrainc.bridge.jobs.hf_deepspeed import INERT_DEEPSPEED, Arguments
-from ratrain.ratrainc.bridge.jobs.hf_fsdp import FsdpDefaults, put_fsdp
+from ratrain.ratrainc.bridge.jobs.hf_fsdp import INERT_FSDP, FsdpDefaults, put_fsdp
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import (
     LOSS_SOURCE,
@@ -41,14 +41,13 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 from ratrain.ratrainc.bridge.jobs.hf_trainer import top_keys
 from ratrain.ratrainc.bridge.jobs.hf_words import TYPES, Words, attention_word, phrase
 from ratrain.ratrainc.bridge.jobs.job import (
-    OF_TRAINING,
+    FSDP,
     Adapter,
     Attention,
     Checkpointing,
     Context,
     Job,
     Loss,
-    Sharding,
 )
 from ratrain.ratrainc.bridge.jobs.job_common import (
     STRIDE,
@@ -60,6 +59,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
     put_context,
 )
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
+from ratrain.ratrainc.bridge.reasons import OF_TRAINING
 from ratrain.ratrainc.bridge.settings import Setting, is_off, is_one, product
 
 _SCHEMAS = "axolotl src/axolotl/utils/schemas"
@@ -121,9 +121,7 @@ _INERT: Mapping[str, str] = {
     r"|bnb_config_kwargs.*|qlora_sharded_model_loading|relora_.*|lisa_.*_attribute|liger_use_token_scaling"
     r"|eaft_.*)": OF_TRAINING,
     r"fsdp_(final_state_dict_type)": "of saving",
-    r"fsdp_config\.(fsdp_)?(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading|sync_module_states"
-    r"|use_orig_params|state_dict_type|limit_all_gathers|final_state_dict_type|cpu_offload_pin_memory)": "of loading, "
-    "saving and the order of communication",
+    **INERT_FSDP,
 }
 """Settings that change no byte of a step: schemas/*.py of axolotl."""
 
@@ -517,7 +515,7 @@ def _note_uncounted(reader: HfReader) -> None:
         reader.taken.add(name)
         for each in reader.under(f"{name}."):
             reader.unknown(each, why)
-    sharded = reader.values.get("sharding") in (Sharding.FSDP1, Sharding.FSDP2)
+    sharded = reader.values.get("sharding") in FSDP
     if reader.engine or sharded or reader.values.get("adapter") or reader.values.get("loss") is Loss.FUSED:
         return
     if (

@@ -10,7 +10,7 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.accelerate import INERT as INERT_ACCELERATE
 from ratrain.ratrainc.bridge.jobs.accelerate import bring_accelerate, mixed_precision, put_accelerate, put_devices
 from ratrain.ratrainc.bridge.jobs.hf_deepspeed import INERT_DEEPSPEED, WHAT, Arguments, put_deepspeed
-from ratrain.ratrainc.bridge.jobs.hf_fsdp import ARGUMENTS_DEFAULTS, STRATEGIES, put_fsdp
+from ratrain.ratrainc.bridge.jobs.hf_fsdp import ARGUMENTS_DEFAULTS, INERT_FSDP, STRATEGIES, put_fsdp
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said
 from ratrain.ratrainc.bridge.jobs.hf_rules import (
     ARGUMENTS,
@@ -22,7 +22,8 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
     put_training,
     put_whole_or_ddp,
 )
-from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, Checkpointing, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import FSDP, Checkpointing, Loss
+from ratrain.ratrainc.bridge.reasons import OF_TRAINING
 from ratrain.ratrainc.bridge.settings import Setting
 
 MICRO_KEY, TIMES_KEY = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -49,9 +50,7 @@ INERT: Mapping[str, str] = {
     _DDP: "of the order of communication",
     r"lr_scheduler_kwargs(\..*)?": OF_TRAINING,
     r"(xla|fsdp_config\.xla.*)": "of TPUs",
-    r"fsdp_config\.(fsdp_)?(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading|sync_module_states"
-    r"|use_orig_params|state_dict_type|limit_all_gathers|final_state_dict_type|cpu_offload_pin_memory)": "of loading, "
-    "saving and the order of communication",
+    **INERT_FSDP,
 }
 """Training arguments that change no byte of a step."""
 
@@ -145,7 +144,7 @@ def _put_reductions(reader: HfReader) -> None:
     steps, key = f"{table}.num_steps", f"{table}.sync_each_batch"
     if reader.has(steps):
         reader.unknown(steps, f"another word for {TIMES_KEY}, which alone is read")
-    if reader.values.get("sharding") not in (Sharding.FSDP1, Sharding.FSDP2):
+    if reader.values.get("sharding") not in FSDP:
         reader.glance(key, bool)
         return
     reader.choose("reduces_each", key, bool, False, f"{_EACH_SOURCE}.sync_each_batch")

@@ -34,8 +34,9 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO,
 )
 from ratrain.ratrainc.bridge.jobs.hf_reader import DEEPSPEED, HfReader, Said
-from ratrain.ratrainc.bridge.jobs.job import OF_TRAINING, ZERO_STAGES, Origin
+from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Origin
 from ratrain.ratrainc.bridge.jobs.job_common import note_ratio
+from ratrain.ratrainc.bridge.reasons import OF_TRAINING
 from ratrain.ratrainc.bridge.settings import as_number
 
 WHAT = "a ds_config of DeepSpeed"

@@ -12,6 +12,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said
 from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Sharding
+from ratrain.ratrainc.bridge.reasons import OF_ORDER
 
 PLUGIN = "accelerate src/accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin"
 LAUNCH = "accelerate src/accelerate/commands/launch.py, launch_command_parser"
@@ -19,6 +20,11 @@ STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID
 """Strategies of version 1 by their numbers: accelerate src/accelerate/utils/constants.py, FSDP_SHARDING_STRATEGY."""
 AHEAD = "layers that are gathered ahead of their use are not counted"
 _WRAPPED = "TRANSFORMER_BASED_WRAP"
+INERT_FSDP = {
+    r"fsdp_config\.(fsdp_)?(backward_prefetch(_policy)?|forward_prefetch|cpu_ram_efficient_loading|sync_module_states"
+    r"|use_orig_params|state_dict_type|limit_all_gathers|final_state_dict_type|cpu_offload_pin_memory)": OF_ORDER,
+}
+"""Settings of the table of transformers and axolotl that change no byte of a device."""
 
 
 @frozen

@@ -36,6 +36,7 @@ from ratrain.ratrain_ir.support.module_patterns import expression_error
 from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
 from ratrain.ratrainc.bridge.jobs.job import (
+    FSDP,
     THAWED,
     Adapter,
     Attention,
@@ -486,7 +487,7 @@ def types_held(
     if engine:
         whole = sharding is Sharding.DDP and kind == "bf16"  # engine.py, get_data_types
         held, gradient, reduced = kind, "f32" if whole else kind, kind
-    elif sharding in (Sharding.FSDP1, Sharding.FSDP2):
+    elif sharding in FSDP:
         held = "f32" if mixed and upcasts else loaded
         gradient, reduced = held, mixed or held
     else:
@@ -494,7 +495,7 @@ def types_held(
     return {
         "weight_dtype": held,
         "compute_dtype": kind,
-        "autocast": bool(mixed) and not engine and sharding not in (Sharding.FSDP1, Sharding.FSDP2),
+        "autocast": bool(mixed) and not engine and sharding not in FSDP,
         "gradient_dtype": gradient,
         "reduce_dtype": reduced,
         "master_dtype": "f32" if engine and kind != "f32" else None,
@@ -522,7 +523,7 @@ def put_types(
     if reader.engine:
         _put_engine_types(reader, sharding, mixed)
         return
-    fully = sharding in (Sharding.FSDP1, Sharding.FSDP2)
+    fully = sharding in FSDP
     trained = Said("f32", loaded.key, cast) if cast else adapters if adapter and not fully else loaded
     rule = (PREPARED if sharding is Sharding.FSDP1 else upcast) if fully else trained.source
     types = types_held(sharding, trained.value, mixed.value, upcasts=bool(rule))

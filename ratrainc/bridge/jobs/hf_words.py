@@ -20,7 +20,9 @@ from attrs import evolve, field, frozen
 from ratrain.ratrain_ir.config.hub_names import hub_model
 from ratrain.ratrainc.bridge.jobs.hf_rules import ATTENTION_WORDS, OPTIMIZERS, types_held
 from ratrain.ratrainc.bridge.jobs.job import (
+    FSDP,
     OF_TRAINER,
+    UNSHARDED,
     ZERO_STAGES,
     Adapter,
     Checkpointing,
@@ -100,8 +102,8 @@ def phrase(words: Words, job: Job, name: str, value: Any) -> str | None:
         "weight_dtype": words.weights,
         "compute_dtype": TYPES.get,
     }
-    held = job.sharding not in (Sharding.NONE, Sharding.DDP) or job.master_dtype
-    if name == "reduces_each" and job.sharding not in (Sharding.FSDP1, Sharding.FSDP2):
+    held = job.sharding not in UNSHARDED or job.master_dtype
+    if name == "reduces_each" and job.sharding not in FSDP:
         return None  # others hold the same bytes either way
     if name not in tables or (held and name in ("weight_dtype", "compute_dtype")):
         return None  # the mechanism decides types
@@ -151,7 +153,7 @@ def _of_sharding(words: Words, job: Job, name: str, value: Any, main: bool) -> s
             if origin.key.endswith("zero_stage"):
                 return _said({"deepspeed_config": _INLINE[name](value)}, False, other)
             return _said({"deepspeed": table} if inline else table, _json(origin.place), "" if inline else other)
-    fully = job.sharding in (Sharding.FSDP1, Sharding.FSDP2)
+    fully = job.sharding in FSDP
     if name != "sharding":
         keys = {"reshard_after_forward": "reshard_after_forward"}
         if not fully or (name == "reshard_after_forward" and job.sharding is Sharding.FSDP1):
@@ -185,7 +187,7 @@ def changed_job(job: Job, name: str, value: Any) -> Job:
         return evolve(changed, compiled=True)
     if name != "sharding" or job.framework not in OF_TRAINER:
         return changed
-    if job.sharding not in (Sharding.NONE, Sharding.DDP):
+    if job.sharding not in UNSHARDED:
         return changed  # from one of DeepSpeed's stages to another, whose types are the same
     # DeepSpeed holds f32 masters exactly if it trains in mixed precision; elsewhere autocast tells that
     mixed = job.compute_dtype if job.autocast or job.master_dtype else None
@@ -210,7 +212,7 @@ def _adapter_types(job: Job, adapter: Adapter) -> dict[str, Any] | None:
         return None  # axolotl offloads in place of recomputation where an adapter trains
     if job.framework not in OF_TRAINER or (job.master_dtype and job.sharding in ZERO_STAGES):
         return {}
-    if job.sharding not in (Sharding.NONE, Sharding.DDP):
+    if job.sharding not in UNSHARDED:
         return {} if job.adapter is not None else None  # the mechanism casts what trains: not followed here
     if job.framework == "llama-factory" and job.adapter is not None:
         return {}
@@ -277,12 +279,12 @@ def _main_sharding(words: Words, value: Any, main: bool) -> str | None:
 
 def phrase_of_accelerate(job: Job, name: str, value: Any) -> str | None:
     """Say a field in the words of accelerate's file alone."""
-    if name == "compute_dtype" and job.sharding in (Sharding.NONE, Sharding.DDP) and not job.master_dtype:
+    if name == "compute_dtype" and job.sharding in UNSHARDED and not job.master_dtype:
         word = {"bf16": "bf16", "f16": "fp16", "f32": "no"}.get(value)
         return _said({"mixed_precision": word}, False) if word else None
     fields = ("offload_parameters", "offload_optimizer", "sharding", "reshard_after_forward")
     checkpoints = name == "checkpointing" and value in (Checkpointing.NONE, Checkpointing.FULL)
-    if checkpoints and job.sharding in (Sharding.FSDP1, Sharding.FSDP2):
+    if checkpoints and job.sharding in FSDP:
         return _said({"fsdp_config": {"fsdp_activation_checkpointing": value is Checkpointing.FULL}}, False)
     made = _context_ranks(Words(), job, value, False) if name == "cp" else None
     said = _of_sharding(Words(), job, name, value, False) if name in fields else made

@@ -35,6 +35,8 @@ class Sharding(Enum):
     """Megatron-LM's: masters and moments are shared out, main gradients are whole"""
 
 
+UNSHARDED, FSDP = (Sharding.NONE, Sharding.DDP), (Sharding.FSDP1, Sharding.FSDP2)
+"""Ways without shards: every replica has the whole state. And the versions of FSDP."""
 ZERO_STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 """Sharding by the stage of DeepSpeed's zero_optimization, from 0."""
 
@@ -126,9 +128,6 @@ def location_of(place: str) -> Location | None:
     return None if match is None else Location(match[1], int(match[2]))
 
 
-OF_TRAINING = "of training, which memory does not depend on"
-OF_RATE = "of the learning rate: no byte of a device"
-"""Reasons of settings that change no byte of a device, and what is trained; other readers of a job look for them."""
 ADAPTER, THAWED = "adapter.", "thawed."
 """Beginnings of the names under which a job has the origins of what its adapter has, and of what trains alone."""
 NOT_KNOWN = "not known here"
@@ -372,7 +371,7 @@ class Job:
     @property
     def sums_whole(self) -> bool:
         """True if whole gradients of earlier micro-batches wait on each rank of FSDP for the last one."""
-        fully = self.sharding in (Sharding.FSDP1, Sharding.FSDP2)
+        fully = self.sharding in FSDP
         waits = fully and self.framework in WAITS and not self.reduces_each
         return waits and (self.gradient_accumulation or 1) > 1
 

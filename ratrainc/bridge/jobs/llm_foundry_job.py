@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.hf_fsdp import AHEAD
 from ratrain.ratrainc.bridge.jobs.hf_rules import targets_of, usual_targets
-from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     dense,
@@ -31,6 +31,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.omegaconf_text import interpolated
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
+from ratrain.ratrainc.bridge.reasons import OF_FILES, OF_RATE, OF_VALUES
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
@@ -66,26 +67,25 @@ _PARTS = {
 }
 """Settings of what an adapter has, by the names of `peft_config`."""
 
-_FILES = "of files and logs: no byte of a device"
 _DATA = "of the data, whose batches are counted by max_seq_len"
-_VALUE = "changes values, and no size"
 INERT = {
-    r"run_name|save_\w+|load_\w+|loggers(\..*)?|callbacks(\..*)?|log_\w+|python_log_level|progress_bar": _FILES,
-    r"console_log_interval|metadata(\..*)?|flatten_metadata|autoresume|profiler(\..*)?|code_paths": _FILES,
-    r"only_\w+_checkpoint|tokenizer(\..*)?|seed|dist_timeout|cuda_load_lazy|expandable_segments": _FILES,
+    r"run_name|save_\w+|load_\w+|loggers(\..*)?|callbacks(\..*)?|log_\w+|python_log_level|progress_bar": OF_FILES,
+    r"console_log_interval|metadata(\..*)?|flatten_metadata|autoresume|profiler(\..*)?|code_paths": OF_FILES,
+    r"only_\w+_checkpoint|tokenizer(\..*)?|seed|dist_timeout|cuda_load_lazy|expandable_segments": OF_FILES,
     r"(train_loader|dataset)\..*|train_subset_num_batches": _DATA,
     r"spin_dataloaders|accumulate_train_batch_on_tokens": _DATA,
     r"eval_\w+(\..*)?|icl_\w+(\..*)?|device_eval_\w+": "of evaluation, which keeps no gradient",
     r"scheduler(\..*)?|optimizer\.\w+|algorithms\.gradient_clipping\..*|max_duration": OF_RATE,
     r"variables(\..*)?": "other settings of the file take their value from it",
-    r"model\.(name|init_device|max_seq_len|init_config\..*|logit_scale|norm_\w+|embedding_fraction|use_cache)": _VALUE,
-    r"model\.(pretrained|use_auth_token|trust_remote_code|use_pad_tok_in_ffn|fc_type)": _VALUE,
-    r"model\.attn_config\.(softmax_scale|attn_uses_sequence_id|alibi_bias_max|rope_\w+(\..*)?|clip_qkv)": _VALUE,
-    r"model\.attn_config\.(fused_qkv|sliding_window_size)": _VALUE,
+    r"model\.(name|init_device|max_seq_len|init_config\..*|logit_scale|norm_\w+|use_cache)": OF_VALUES,
+    r"model\.(embedding_fraction|pretrained|use_auth_token|trust_remote_code|use_pad_tok_in_ffn|fc_type)": OF_VALUES,
+    r"model\.attn_config\.(softmax_scale|attn_uses_sequence_id|alibi_bias_max|rope_\w+(\..*)?|clip_qkv)": OF_VALUES,
+    r"model\.attn_config\.(fused_qkv|sliding_window_size)": OF_VALUES,
     # any field of transformers' configuration may stand there, sizes too: llmfoundry/utils/config_utils.py,
     # set_config_overrides
-    r"model\.config_overrides\.(max_seq_len|max_position_embeddings|use_cache|initializer_range|\w+_token_id)": _VALUE,
-    r"model\.config_overrides\.(rope_\w+(\..*)?|attn_config\.(attn_uses_sequence_id|softmax_scale))": _VALUE,
+    r"model\.config_overrides\.(max_seq_len|max_position_embeddings|use_cache|\w+_token_id)": OF_VALUES,
+    r"model\.config_overrides\.initializer_range": OF_VALUES,
+    r"model\.config_overrides\.(rope_\w+(\..*)?|attn_config\.(attn_uses_sequence_id|softmax_scale))": OF_VALUES,
     r"fsdp_config\.(limit_all_gathers|verbose|state_dict_type|sync_module_states|use_orig_params)": "of the process",
     r"fsdp_config\.(backward_prefetch\w*|forward_prefetch\w*|load_\w+|save_\w+)": "of the process",
     r"fsdp_config\.(sharded_ckpt\w*|auto_wrap)": "of the process",

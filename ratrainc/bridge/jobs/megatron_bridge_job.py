@@ -19,7 +19,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
-from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Adapter, Attention, Checkpointing, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Checkpointing, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     check_devices,
     model_of_name,
@@ -32,6 +32,7 @@ from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFo
 from ratrain.ratrainc.bridge.jobs.megatron_job import put_exchange, put_recomputation
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.launchers import NotSaid, started
+from ratrain.ratrainc.bridge.reasons import OF_FILES, OF_RATE
 from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.bridge.shell.following import follow
 
@@ -196,9 +197,8 @@ _OF_THE_RUNNER = _SWITCHES | {"config_file", "recipe", "mode", "step_func", "dat
 """Options of the runner itself; they change no byte, or are read elsewhere."""
 _PRECISIONS = {"bf16_mixed": "bf16", "fp16_mixed": "f16"}
 
-_FILES = "of files and logs: no byte of a device"
 INERT = {
-    r"checkpoint\..*|logger\..*|profiling\..*|straggler\..*|nvrx_straggler\..*|ft\..*|env_vars\..*": _FILES,
+    r"checkpoint\..*|logger\..*|profiling\..*|straggler\..*|nvrx_straggler\..*|ft\..*|env_vars\..*": OF_FILES,
     r"validation\..*|train\.eval_\w+": "of validation, which keeps no gradient",
     r"rng\..*|dist\..*|rerun_state_machine\..*|inprocess_restart\..*|tokenizer\..*": "of the process and the tokenizer",
     r"scheduler\..*|optimizer\.(lr|min_lr|adam_\w+|clip_grad|weight_decay)": OF_RATE,

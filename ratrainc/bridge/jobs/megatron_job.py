@@ -19,6 +19,7 @@ from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
 from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
 from ratrain.ratrainc.bridge.megatron_reasons import reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES
+from ratrain.ratrainc.bridge.reasons import OF_OVERLAP, OF_VALUES
 from ratrain.ratrainc.bridge.settings import Asked as PlanAsked
 from ratrain.ratrainc.bridge.settings import Setting
 
@@ -64,7 +65,7 @@ _ALIKE = {
     "of the learning rate and decay": "weight-decay-incr-style lr-wsd-decay-style lr-warmup-init decoupled-lr "
     "apply-wd-to-qk-layernorm override-opt-param-scheduler",
     "of initial weights": "init-method-xavier-uniform",
-    "communication overlaps with compute, or it does not": "overlap-grad-reduce",
+    OF_OVERLAP: "overlap-grad-reduce",
     "of the order of ranks": "use-tp-pp-dp-mapping",
     "Megatron-LM reads it nowhere": "openai-gelu",
     "of inference": "flash-decode inference-rng-tracker",
@@ -255,7 +256,7 @@ def _types(reader: JobReader) -> None:
     if reader.take("fp8-format", str) is not None or reader.take("fp8-hybrid", bool) or reader.take("fp8-e4m3", bool):
         reader.put("fp8", True, next(name for name in ("fp8-format", "fp8-hybrid", "fp8-e4m3") if reader.has(name)))
         reader.ignore("fp8-amax-history-len", "a few numbers a linear")
-        reader.ignore("fp8-amax-compute-algo", "changes values, and no size")
+        reader.ignore("fp8-amax-compute-algo", OF_VALUES)
 
 
 def _masters(reader: JobReader) -> None:
@@ -445,7 +446,7 @@ def _training(reader: JobReader) -> None:
 def _inert(reader: JobReader) -> dict[str, str]:
     """Return the arguments of this script that change no byte of a device, with the reason."""
     groups = {reason(each): why for why, names in _ALIKE.items() for each in names.split() if reason(each) is not None}
-    found = {re.escape(name): "changes values, and no size" for name in _RATES}
+    found = {re.escape(name): OF_VALUES for name in _RATES}
     files = ("save", "load", "log-", "eval-", "exit-", "tensorboard", "wandb", "data-", "split", "ckpt-", "rdzv-")
     for name in reader.settings:
         why = groups.get(reason(name))

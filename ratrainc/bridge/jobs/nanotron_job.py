@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.ratrain_ir.support.text import Source, shown
-from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Attention, Checkpointing, Context, Job, Loss, Sharding
+from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     STRIDE,
     check_devices,
@@ -24,6 +24,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import (
 )
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
+from ratrain.ratrainc.bridge.reasons import OF_FILES, OF_OVERLAP, OF_RATE, OF_VALUES
 
 _CONFIG = "huggingface/nanotron: src/nanotron/config/config.py"
 _PARALLEL = "huggingface/nanotron: src/nanotron/config/parallelism_config.py, ParallelismArgs"
@@ -45,18 +46,16 @@ _KERNELS = ("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton", 
 """Attention implementations: src/nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS."""
 _GATHERS, _STRIDE = "llama3_ring_attention", "ring_attn_heads_k_stride"
 _QWEN2 = f"{_M}is_qwen2_config"
-_FILES = "of files and logs: no byte of a device"
-_VALUE = "changes values, and no size"
 INERT = {
-    r"general\..*|checkpoints(\..*)?|logging(\..*)?|metrics_logging(\..*)?|profiler(\..*)?|lighteval(\..*)?": _FILES,
-    r"s3_upload(\..*)?|tokenizer(\..*)?|data(\..*)?": _FILES,
+    r"general\..*|checkpoints(\..*)?|logging(\..*)?|metrics_logging(\..*)?|profiler(\..*)?|lighteval(\..*)?": OF_FILES,
+    r"s3_upload(\..*)?|tokenizer(\..*)?|data(\..*)?": OF_FILES,
     r"tokens\.(val_check_interval|limit_val_batches|limit_test_batches)": "of validation, which keeps no gradient",
     r"optimizer\.learning_rate_scheduler\..*|optimizer\.weight_decay_exclude_named_params": OF_RATE,
-    r"model\.init_method\..*|model\.model_config\.(initializer_range|rms_norm_eps|rope_\w+|hidden_act)": _VALUE,
-    r"model\.model_config\.(bos_token_id|eos_token_id|pad_token_id|use_cache|pretraining_tp)": _VALUE,
-    r"model\.model_config\.(max_position_embeddings|no_rope_layer|z_loss_coefficient|_use_doc_masking)": _VALUE,
-    r"model\.model_config\.(flex_attention_mask|_use_qkv_packed|log_attn_probs|ring_attn_heads_k_stride)": _VALUE,
-    r"parallelism\.tp_linear_async_communication": "communication overlaps with compute, or it does not",
+    r"model\.init_method\..*|model\.model_config\.(initializer_range|rms_norm_eps|rope_\w+|hidden_act)": OF_VALUES,
+    r"model\.model_config\.(bos_token_id|eos_token_id|pad_token_id|use_cache|pretraining_tp)": OF_VALUES,
+    r"model\.model_config\.(max_position_embeddings|no_rope_layer|z_loss_coefficient|_use_doc_masking)": OF_VALUES,
+    r"model\.model_config\.(flex_attention_mask|_use_qkv_packed|log_attn_probs|ring_attn_heads_k_stride)": OF_VALUES,
+    r"parallelism\.tp_linear_async_communication": OF_OVERLAP,
 }
 
 
@@ -193,7 +192,7 @@ def _other_kind(reader: JobReader) -> bool:
     kinds = [name for name in reader.settings if re.fullmatch(rf"{re.escape(_M)}is_\w+_config", name)]
     known = (f"{_M}is_llama_config", _QWEN2)
     others = [name for name in kinds if reader.take(name, bool) and name not in known]
-    reader.ignore(_QWEN2, _VALUE)
+    reader.ignore(_QWEN2, OF_VALUES)
     for name in others:
         reader.unknown(name, "of this kind no model is built here: give --model")
     return bool(others)

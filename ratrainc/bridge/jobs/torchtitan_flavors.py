@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc.bridge.jobs.job import OF_RATE
 from ratrain.ratrainc.bridge.jobs.job_common import dense
+from ratrain.ratrainc.bridge.reasons import OF_FILES, OF_OVERLAP, OF_PROCESS, OF_RATE, OF_VALIDATION
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -32,25 +32,22 @@ keys and values, width of the MLP, tied matrices."""
 FUSED_FLAVORS = ("_flex_attn", "_flex", "_varlen_attn", "_varlen")
 """Endings of flavors that name another attention than SDPA; none keeps scores."""
 
-_LOGS = "of files and logs: no byte of a device"
 _DATA = "of the data, whose batches are counted by local_batch_size and seq_len"
-_RUN = "how the process is run changes no byte of a device"
-_HIDDEN = "communication overlaps with compute, or it does not"
 INERT = {
-    r"job\..*|checkpoint\..*|metrics\..*|profiling\..*|training\.checkpoint_\w+|debug\..*": _LOGS,
-    r"comm\..*|fault_tolerance\..*|memory_estimation\..*|estimate\..*|experimental\.custom_\w+": _RUN,
-    r"model\.(hf_assets_path|tokenizer_path|print_after_conversion|norm_type)": _LOGS,
+    r"job\..*|checkpoint\..*|metrics\..*|profiling\..*|training\.checkpoint_\w+|debug\..*": OF_FILES,
+    r"comm\..*|fault_tolerance\..*|memory_estimation\..*|estimate\..*|experimental\.custom_\w+": OF_PROCESS,
+    r"model\.(hf_assets_path|tokenizer_path|print_after_conversion|norm_type)": OF_FILES,
     r"training\.(dataset|dataset_path|dataloader.*|seed|deterministic|gc_\w+)": _DATA,
-    r"validation\..*": "validation keeps no gradient, and is counted as smaller than a step of training",
+    r"validation\..*": OF_VALIDATION,
     r"lr_scheduler\..*|training\.warmup_pct": OF_RATE,
-    r"(parallelism|experimental)\.(enable_async_tensor_parallel|context_parallel_rotate_method)": _HIDDEN,
-    r"parallelism\.context_parallel_load_balancer|parallelism\.pipeline_parallel_schedule_csv": _HIDDEN,
-    r"(parallelism|experimental)\.enable_compiled_autograd|compile\.backend": _RUN,
+    r"(parallelism|experimental)\.(enable_async_tensor_parallel|context_parallel_rotate_method)": OF_OVERLAP,
+    r"parallelism\.context_parallel_load_balancer|parallelism\.pipeline_parallel_schedule_csv": OF_OVERLAP,
+    r"(parallelism|experimental)\.enable_compiled_autograd|compile\.backend": OF_PROCESS,
     r"(quantize|float8|mx)\..*|training\.\w*(fp8|float8)\w*": "of float8, which model.converters switches on",
-    r"activation_checkpoint\.(early_stop|preserve_rng_state|determinism_check|debug|visualize\w+)": _RUN,
+    r"activation_checkpoint\.(early_stop|preserve_rng_state|determinism_check|debug|visualize\w+)": OF_PROCESS,
     r"parallelism\.(expert_tensor_parallel_degree|expert_parallel_comm_backend)": "of experts",
     r"parallelism\.pipeline_parallel_(expert_parallel_overlap|schedule_csv)": "of experts, or empty",
-    r"experimental\.(torch_spmd|pipeline_parallel_split_mode)": _RUN,
+    r"experimental\.(torch_spmd|pipeline_parallel_split_mode)": OF_PROCESS,
 }
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrainc.bridge.jobs.job import OF_RATE, Loss
+from ratrain.ratrainc.bridge.jobs.job import Loss
 from ratrain.ratrainc.bridge.jobs.job_common import dense
+from ratrain.ratrainc.bridge.reasons import OF_LOGS, OF_PROCESS, OF_RATE, OF_VALIDATION
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
@@ -161,17 +162,15 @@ LORA_MLP = ("gate_proj", "up_proj", "down_proj")
 """Linears of `apply_lora_to_mlp`: torchtune/models/llama3/_component_builders.py, lora_llama3_mlp."""
 
 _FILES = "of files: no byte of a device"
-_LOGS = "of logs and measurements: no byte of a device"
 _DATA = "of the data, whose batches are counted by batch_size and max_seq_len"
-_VALIDATED = "validation keeps no gradient, and is counted as smaller than a step of training"
 INERT: dict[str, str] = {
     r"output_dir|(\w+_)?checkpointer\..*|resume_from_checkpoint|save_\w+": _FILES,
     r"enable_async_checkpointing|keep_last_n.*": _FILES,
-    r"metric_logger(\..*)?|log_\w+|profiler(\..*)?|debug_\w+": _LOGS,
+    r"metric_logger(\..*)?|log_\w+|profiler(\..*)?|debug_\w+": OF_LOGS,
     r"tokenizer\..*|dataset(_val)?\..*|dataset(_val)?|collate_fn|shuffle|dataloader(\..*)?": _DATA,
     r"lr_scheduler(\..*)?|optimizer\.(lr|eps|betas|weight_decay|amsgrad|maximize)": OF_RATE,
-    r"batch_size_val|run_val_every_n_steps": _VALIDATED,
-    r"seed|cudnn_deterministic_mode|low_cpu_ram|device": "how the process is run changes no byte of a device",
+    r"batch_size_val|run_val_every_n_steps": OF_VALIDATION,
+    r"seed|cudnn_deterministic_mode|low_cpu_ram|device": OF_PROCESS,
     r"model\.(lora_alpha|max_seq_len|attn_dropout|norm_eps|rope_base|old_context_len)": "changes no size of the model",
     r"loss\.(ignore_index|mask_ignored_tokens)|context_parallel_rotate_method|fp8_recipe_name": "changes no size",
     r"quantizer(\..*)?|tasks|limit|max_seq_length|enable_kv_cache|prompt(\..*)?|temperature|top_k": "of other recipes",

@@ -9,8 +9,8 @@ from ratrain.ratrainc.commands.words.options import (
     InputFile,
     Result,
     json_option,
-    output_file,
     refuse_idle,
+    result_option,
 )
 
 _EPILOG = """\b
@@ -24,13 +24,11 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("runs", type=InputFile("log"), nargs=-1, required=True, metavar="LOG.jsonl|DIR...")
-@click.option(
-    "-o",
-    "--output",
-    type=Result("page", ".html", ".htm"),
-    callback=output_file,
-    metavar="PAGE.html",
-    help="The page to write. Default: next to the first log, with its name and .html.",
+@result_option(
+    "-o --output",
+    Result("page", ".html", ".htm"),
+    "PAGE.html",
+    "The page to write. Default: next to the first log, with its name and .html.",
 )
 @click.option("--once", is_flag=True, help="Write the page once and end, also while a run goes on.")
 @click.option(

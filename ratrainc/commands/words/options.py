@@ -181,6 +181,13 @@ class Result(FilePath):
         return path
 
 
+def result_option(names: str, result: Result, metavar: str, text: str, *, required: bool = False) -> Callable[[F], F]:
+    """Make an option for a file to write, under names that spaces separate (the parameter's may be the last)."""
+    return click.option(
+        *names.split(), type=result, callback=output_file, metavar=metavar, help=text, required=required
+    )
+
+
 _ENDINGS = {
     ".md",
     ".rtir",

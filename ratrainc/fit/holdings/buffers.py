@@ -88,7 +88,7 @@ def gather_pool(part: Part) -> int:
     if part.job.sharding is not Sharding.FSDP2:
         return 0
     letters = part.model.mlp_kinds
-    pairs = {(first, second) for first, second in pairwise(letters)} if letters else {("", "")}
+    pairs = set(pairwise(letters)) if letters else {("", "")}
     neighbours = [sum(gathered_layer(part.at(letters.find(letter))) for letter in pair) for pair in pairs]
     return max(*neighbours, part.item * part.head_matrix, part.item * part.embedding_parameters)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.ratrainc.bridge.jobs.job import Adapter, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import UNSHARDED, Adapter, Job
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.fit.holdings.part import Part
@@ -121,7 +121,7 @@ def _not_with(job: Job) -> str:
         return "optimizer: Adafactor's factors of some layers are not known"
     if job.cp > 1:
         return "thawed: context ranks of a model with frozen layers were not read"
-    if not job.autocast and job.sharding in (Sharding.NONE, Sharding.DDP) and job.trained_dtype != job.weight_dtype:
+    if not job.autocast and job.sharding in UNSHARDED and job.trained_dtype != job.weight_dtype:
         return "thawed: layers in f32 beside frozen ones do not multiply without mixed precision (bf16: true)"
     if job.autocast and _EMBEDDING in job.thawed.extra_modules and job.trained_dtype != job.compute_dtype:
         return f"thawed: {_EMBEDDING} in f32 makes a stream of f32 through frozen layers, which is not counted"

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrainc.bridge.jobs.context_ranks import copies_result
-from ratrain.ratrainc.bridge.jobs.job import Context, Experts, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import FSDP, UNSHARDED, Context, Experts, Job, Sharding
 from ratrain.ratrainc.fit.holdings.styles import (
     JOINED_FAMILIES,
     MEGATRON,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 VOCABULARY_MULTIPLE = 128
 """Default of Megatron-LM's --make-vocab-size-divisible-by (megatron/training/arguments.py), times tp."""
-_FSDP = (Sharding.FSDP1, Sharding.FSDP2)
-_WHOLE_STATE = (Sharding.NONE, Sharding.DDP)
 
 
 def itemsize(dtype: str) -> int:
@@ -136,12 +134,12 @@ class Part:
     @property
     def sharded(self) -> bool:
         """True if weights are shared out and gathered for use."""
-        return self.job.sharding in (*_FSDP, Sharding.ZERO3)
+        return self.job.sharding in (*FSDP, Sharding.ZERO3)
 
     @property
     def shards(self) -> int:
         """Ranks that share one copy of the optimizer's state."""
-        if self.job.sharding in _WHOLE_STATE:
+        if self.job.sharding in UNSHARDED:
             return 1
         assert self.job.replicas is not None
         return self.job.shard_size or self.job.replicas

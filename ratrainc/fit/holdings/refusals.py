@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratrain.ratrainc.bridge.jobs.job import Checkpointing, Job, Sharding
+from ratrain.ratrainc.bridge.jobs.job import UNSHARDED, Checkpointing, Job, Sharding
 from ratrain.ratrainc.fit.holdings.adapters import adapter_refusal, adapter_unread
 from ratrain.ratrainc.fit.holdings.context import context_refusal
 from ratrain.ratrainc.fit.holdings.experts import experts_refusal
@@ -12,7 +12,6 @@ from ratrain.ratrainc.fit.holdings.state import FACTORED, MOMENTS
 from ratrain.ratrainc.fit.holdings.styles import MEGATRON, STYLES
 
 _SCHEDULES = ("1f1b", "gpipe", "interleaved")
-_WHOLE = (Sharding.NONE, Sharding.DDP)
 _PARALLEL = frozenset({*MEGATRON, "torchtitan", "nanotron"})
 """Frameworks whose tensor and pipeline parallelism was read."""
 EXPERTS = "experts"
@@ -34,7 +33,7 @@ def _incomplete(job: Job) -> str:
     missing = next((name for name in _PER_DEVICE if getattr(job, name) is None), "")
     if missing:
         return f"{missing}: neither the settings nor the framework's defaults decide it"
-    if job.devices is None and (job.sharding not in _WHOLE or job.model_ranks > 1):
+    if job.devices is None and (job.sharding not in UNSHARDED or job.model_ranks > 1):
         return "devices: the number of devices decides how the state is shared out"
     wrong = next((name for name in (*_PER_DEVICE, "tp", "pp", "virtual_stages") if getattr(job, name) < 1), "")
     return f"{wrong}: must be at least 1" if wrong else ""
@@ -97,7 +96,7 @@ def _combinations(job: Job) -> str:
         return "schedule: interleaved needs virtual_stages above 1"
     if job.checkpointing is Checkpointing.OPS and job.framework != "torchtitan":
         return "checkpointing: the list of kept ops is torchtitan's"
-    if job.optimizer == FACTORED and job.sharding not in _WHOLE:
+    if job.optimizer == FACTORED and job.sharding not in UNSHARDED:
         return "optimizer: Adafactor's factors of flat shards are not known"
     if job.sharding is Sharding.DISTRIBUTED_OPTIMIZER and job.framework not in MEGATRON:
         return "sharding: the distributed optimizer is Megatron-LM's"

@@ -16,6 +16,7 @@ LAUNCH = (
     "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4"
     " --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --lr-decay-style constant --micro-batch-size 1 {more}\n"
 )
+UNEVEN = "--decoder-first-pipeline-num-layers 5"
 TORCHTITAN = "[training]\nseq_len = 64\nlocal_batch_size = 1\nmax_norm = {norm}\n[optimizer]\nlr = 1e-4\n"
 
 
@@ -110,6 +111,62 @@ def test_an_argument_that_is_not_given_is_named(tmp_path: Path) -> None:
     made = plan_of(launch('${BF:+--bf16} --seed "${2:-3}"', "BF=$2; echo $1\n"), tmp_path, given={"1": "x"})
     assert made.plan.seed == 3
     assert "$2 is not given" in made.text()
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("--recompute-method uniform --recompute-num-layers 1", False),
+        ("--recompute-method uniform --recompute-num-layers 2", True),  # groups of layers
+        ("--recompute-method block --recompute-num-layers 8", False),
+        ("--recompute-method block --recompute-num-layers 7", True),
+        ("--recompute-method block --recompute-num-layers 2 --pipeline-model-parallel-size 4", False),
+        ("--recompute-method block --recompute-num-layers 1 --pipeline-model-parallel-size 4", True),
+        ("--recompute-method block --recompute-num-layers 2 --pipeline-model-parallel-size 4 " + UNEVEN, True),
+    ],
+)
+def test_megatron_recomputes_all_layers_by_either_method(said: str, named: bool, tmp_path: Path) -> None:
+    made = plan_of(launch(f"--recompute-granularity full {said}"), tmp_path)
+    assert made.passes == ("recompute{policy=full}",)
+    assert ("recompute-method" in {each.key for each in made.left}) is named
+
+
+@pytest.mark.parametrize(
+    ("more", "passes"),
+    [
+        ("", ("recompute{policy=full every=2}",)),  # torchtitan's default
+        ('[activation_checkpoint]\nmode = "none"', ()),
+        ('[activation_checkpoint]\nmode = "full"\nselective_ac_option = "3"', ("recompute{policy=full}",)),
+        ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"', ("recompute{policy=ops}",)),
+        ('[activation_checkpoint]\nselective_ac_option = "3"', ("recompute{policy=full every=3}",)),
+        ('[activation_checkpoint]\nselective_ac_option = "1"', ("recompute{policy=full}",)),
+        ('[activation_checkpoint]\nselective_ac_option = "op"\n[parallelism]\ntensor_parallel_degree = 2', ()),
+        ('[activation_checkpoint]\nselective_ac_option = "2"\n[parallelism]\npipeline_parallel_degree = 2', ()),
+    ],
+)
+def test_torchtitan_recomputes_what_a_policy_does_or_it_is_named(
+    more: str, passes: tuple[str, ...], tmp_path: Path
+) -> None:
+    made = plan_of(TORCHTITAN.format(norm="1.0") + more, tmp_path, "torchtitan", clusters=4)
+    assert made.passes == passes
+    option = "activation_checkpoint.selective_ac_option"
+    named = "parallelism" in more or '"full"' in more
+    assert (option in {each.key for each in made.left}) is named
+
+
+def test_torchtitan_refuses_an_option_that_it_does_not_know(tmp_path: Path) -> None:
+    text = TORCHTITAN.format(norm="1.0") + '[activation_checkpoint]\nselective_ac_option = "ops"'
+    with pytest.raises(DiagnosticError, match="'op' or a whole number"):
+        plan_of(text, tmp_path, "torchtitan", clusters=2)
+
+
+def test_recomputation_of_an_imported_file_runs(tmp_path: Path) -> None:
+    for option, kept in (("op", "ops"), ("2", "every")):
+        text = TORCHTITAN.format(norm="1.0") + f'[activation_checkpoint]\nselective_ac_option = "{option}"'
+        made = plan_of(text, tmp_path, "torchtitan", clusters=2)
+        module = api.lowered(load_model(str(Path(__file__).parents[3] / "examples" / "tiny.json")), made.plan)
+        api.run_passes(module, f"place-1f1b,{made.passes[0]}")
+        assert kept in module.pipeline
 
 
 @pytest.mark.parametrize(("norm", "clip"), [("inf", "none"), ("0.5", "global")])

@@ -344,7 +344,7 @@ TRAINS: dict[str, dict[str, Any]] = {
 HARMLESS: dict[str, dict[str, Any]] = {
     "megatron": {"save": "x", "log-interval": "5", "hidden-size": "64", "overlap-grad-reduce": True},
     "deepspeed": {"steps_per_print": 5, "zero_optimization.overlap_comm": True, "wandb.enabled": True},
-    "torchtitan": {"checkpoint.interval": "5", "training.compile": "true", "activation_checkpoint.mode": '"selective"'},
+    "torchtitan": {"checkpoint.interval": "5", "training.compile": "true", "activation_checkpoint.debug": "true"},
 }
 AGREE: dict[str, dict[str, Any]] = {
     "megatron": {

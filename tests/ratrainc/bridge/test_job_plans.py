@@ -18,8 +18,9 @@ from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported
 from ratrain.ratrainc.bridge.job_plans.importing_jobs import BY_JOBS
 from ratrain.ratrainc.bridge.job_plans.job_notes import rule_of_ignored, rule_of_open
 from ratrain.ratrainc.bridge.jobs.formats import read_job
-from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, OF_RATE, Checkpointing, Job, Note, Sharding
+from ratrain.ratrainc.bridge.jobs.job import NOT_KNOWN, Checkpointing, Job, Note, Sharding
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked
+from ratrain.ratrainc.bridge.reasons import OF_RATE
 from ratrain.ratrainc.cli import commands, main
 from tests.ratrainc.bridge.hf_files import ACCELERATE_DDP, ACCELERATE_FSDP1, CASES, Files, written
 
