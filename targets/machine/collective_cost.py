@@ -180,14 +180,14 @@ def all_reduces(elements: float, itemsize: float, members: Members, machine: Mac
     return ways
 
 
-def neighbours(nbytes: float, distance: int, messages: int, members: Members, *, staged: bool) -> Algorithm:
+def neighbours(nbytes: float, distance: int, messages: int, members: Members) -> Algorithm:
     """Return the exchange of members with those up to a distance before them, on any machine.
 
     A member gets `messages` of `nbytes` from each distance. Under zigzag one of two comes from behind; a round to one
     side takes as long as one to the other. Members at the ends send less, which is not counted.
     """
     circle = Circle(members.count)
-    rounds = (_rounds(messages, Shift(circle, each), nbytes, members, staged=staged) for each in range(1, distance + 1))
+    rounds = (_rounds(messages, Shift(circle, each), nbytes, members, staged=False) for each in range(1, distance + 1))
     return Algorithm("neighbours", tuple(rounds))
 
 

@@ -106,6 +106,8 @@ _CARRIED: PerOp[tuple[Access, ...]] = PerOp(
 """Accesses by which an op that calls no routine touches what travels or is loaded."""
 _OF_PARTS = frozenset(kind.keyword for kind in (ReduceRows, ReduceSums, CombineLoss))
 """Collectives that also read tensors which do not travel."""
+_OF_SUMS = frozenset(kind.keyword for kind in (ReduceRows, ReduceSums, ReduceKeys))
+"""Exchanges whose parts arrive whole in memory of the transport, where each rank adds up those of its own run."""
 _OF_KEYS = frozenset(kind.keyword for kind in KEY_OPS)
 """Exchanges of keys and values, or of parts of their gradients, between context ranks."""
 _OF_HEADS = frozenset(kind.keyword for kind in HEAD_OPS)
@@ -340,9 +342,25 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
     if op.keyword in _OF_HEADS | _OF_EXPERTS:  # parts are packed to be sent, and unpacked
         return copy_work(op.own_bytes, machine) + way.work(machine, op.own_bytes)
+    if op.keyword in _OF_SUMS:
+        return way.work(machine, op.payload_bytes) + copy_work(_summed_bytes(op, plan, machine), machine)
     if op.keyword == AllReduceScalar.keyword:  # its source is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
+
+
+def _summed_bytes(op: TimedOp, plan: Plan, machine: Machine) -> float:
+    """Return the bytes that a rank reads and writes to add up the parts that have arrived of its run of a sum."""
+    others = op.own_bytes - op.payload_bytes  # the residual stream and the sum
+    if not _sums_whole(op, plan):
+        return op.own_bytes
+    count = placement_of(plan, machine).members(op.group).count
+    return op.payload_bytes * count + others if op.payload_elements % count else op.payload_bytes + others / count
+
+
+def _sums_whole(op: TimedOp, plan: Plan) -> bool:
+    """Return whether every rank needs all of a sum, rather than its own run alone."""
+    return op.keyword == ReduceSums.keyword or (op.keyword == ReduceRows.keyword and not shares_rows(plan))
 
 
 def _packed_bits(op: TimedOp, plan: Plan) -> int | None:
@@ -472,11 +490,10 @@ def _gather_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> 
 
 def _keys_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
     """Return the algorithm of an exchange of keys: of all ranks, or of those before that a rank sees."""
-    reduces = op.keyword == ReduceKeys.keyword
     if op.gathered_runs < members.count:
         nbytes = op.payload_bytes / (op.gathered_runs * plan.context_runs)
-        return neighbours(nbytes, op.gathered_runs - 1, plan.context_runs, members, staged=reduces)
-    return (_reduce_scatter_way if reduces else _gather_way)(op, plan, machine, members)
+        return neighbours(nbytes, op.gathered_runs - 1, plan.context_runs, members)
+    return (_sum_way if op.keyword == ReduceKeys.keyword else _gather_way)(op, plan, machine, members)
 
 
 def _heads_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
@@ -485,7 +502,7 @@ def _heads_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> 
 
 
 def _all_reduce_way(op: TimedOp, _plan: Plan, machine: Machine, members: Members) -> Algorithm:
-    if sums_shared(op.keyword, op.group):  # everyone gathers all parts, and adds them up
+    if op.keyword == CombineLoss.keyword or sums_shared(op.keyword, op.group):  # everyone gathers and adds all parts
         return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
     return cheapest(all_reduces(op.payload_elements, _itemsize(op), members, machine), machine, op.own_bytes)
 
@@ -501,8 +518,20 @@ def _reduce_scatter_way(op: TimedOp, plan: Plan, machine: Machine, members: Memb
     return cheapest(reduce_scatters(op.payload_elements, _itemsize(op), members, machine), machine, op.own_bytes)
 
 
-def _reduce_rows_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
-    return (_reduce_scatter_way if shares_rows(plan) else _all_reduce_way)(op, plan, machine, members)
+def _sum_way(op: TimedOp, plan: Plan, machine: Machine, members: Members) -> Algorithm:
+    """Return the algorithm that brings the parts of a sum to the ranks that add them up, the same on any machine.
+
+    Each rank gets the parts of its own run. Where all need the whole sum, the runs are gathered afterwards; a sum that
+    does not divide into runs has all its parts go to everyone.
+    """
+    whole = _sums_whole(op, plan)
+    if whole and op.payload_elements % members.count:
+        return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.payload_bytes)
+    parts = cheapest(all_to_alls(op.payload_bytes, members), machine, op.payload_bytes)
+    if not whole:
+        return parts
+    gather = cheapest(all_gathers(op.payload_bytes, members, machine), machine)
+    return Algorithm(f"{parts.name} + {gather.name}", parts.rounds + gather.rounds)
 
 
 def _itemsize(op: TimedOp) -> float:
@@ -519,8 +548,8 @@ _WAYS: PerOp[Callable[[TimedOp, Plan, Machine, Members], Algorithm]] = PerOp(
         AllGather: _gather_way,
         AllReduceScalar: _scalar_way,
         GatherRows: _gather_way,
-        ReduceRows: _reduce_rows_way,
-        **dict.fromkeys((ReduceSums, CombineLoss), _all_reduce_way),
+        **dict.fromkeys((ReduceRows, ReduceSums), _sum_way),
+        CombineLoss: _all_reduce_way,
     },
     never=(*LONE_OPS, *MESSAGE_OPS, Release),
 )

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.config.rank_mapping import Tile
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.context_rows import run_length
 from ratrain.ratrain_ir.ops.base import Group
+from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, GatherRows, ReduceRows, ReduceScatter
 from ratrain.ratrain_ir.ops.context_ranks import GatherKeys, ReduceKeys
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import Mesh, grid
@@ -80,7 +81,7 @@ def test_rounds_have_latency_and_all_but_one_part_of_the_bytes(members: int) -> 
 
 @pytest.mark.parametrize(("distance", "messages"), [(1, 1), (1, 2), (5, 2)])
 def test_neighbours_send_what_those_behind_them_see(distance: int, messages: int) -> None:
-    way = neighbours(MIB, distance, messages, members_of(16, ALONE), staged=False)
+    way = neighbours(MIB, distance, messages, members_of(16, ALONE))
     sent = distance * messages
     assert way.work(ALONE, 0).link_bytes == sent * MIB
     assert way.seconds(ALONE) == pytest.approx(sent * (ALONE["link_latency"] + MIB / ALONE["link_bandwidth"]))
@@ -106,9 +107,46 @@ def test_keys_under_a_window_are_priced_as_exchanges_of_neighbours() -> None:
         (rounds,) = collective_way(near, plan, ALONE).rounds
         elements = plan.micro_batch_size * run_length(plan) * model.kv_heads * model.head_dim
         itemsize = 2 if isinstance(op, GatherKeys) else 4
-        assert (rounds.count, rounds.message_bytes, rounds.staged) == (2, 2 * elements * itemsize, itemsize == 4)
+        assert (rounds.count, rounds.message_bytes) == (2, 2 * elements * itemsize)
         assert op_work(near, plan, ALONE).seconds < op_work(every, plan, ALONE).seconds
         assert op_key(near, plan) != op_key(every, plan)
+
+
+@pytest.mark.parametrize("peers", [{"tp": 2}, {"tp": 2, "sequence_sharding": False}, {"cp": 2, "seq_len": 64}])
+def test_only_exchanges_that_ask_the_arena_for_chunks_are_priced_by_chunks(peers: dict[str, int]) -> None:
+    tiny = machine(ALONE, collective_chunk=64)
+    plan = make_plan(MODEL, pp=1, dp=2, **peers)
+    module = lower(MODEL, plan)
+    stage, target = module.stages[0], target_of(tiny)
+    seen = set()
+    for op in stage.ops:
+        if isinstance(op, (*TENSOR_OPS, ReduceScatter)):
+            way = collective_way(target.timed(module, stage, op), plan, tiny)
+            chunks = target.workspace(module, op) is not None
+            assert any(rounds.staged for rounds in way.rounds) == chunks
+            assert chunks or target.op_seconds(module, stage, op) == target_of(ALONE).op_seconds(module, stage, op)
+            seen.add((type(op), chunks))
+    assert (ReduceScatter, True) in seen
+    assert (ReduceKeys if "cp" in peers else ReduceRows, False) in seen
+
+
+@pytest.mark.parametrize("on", [ALONE, evolve(ALONE, collectives=("ring",))])
+def test_parts_of_rows_arrive_by_an_exchange_of_all_and_are_added_in_one_pass(on: Machine) -> None:
+    times, tp, bandwidth = {}, 4, on["link_bandwidth"]
+    for sharding in (True, False):
+        plan = make_plan(MODEL, pp=1, dp=1, tp=tp, sequence_sharding=sharding)
+        module = lower(MODEL, plan)
+        stage = module.stages[0]
+        ops = {type(op): op for op in stage.ops if isinstance(op, GatherRows | ReduceRows) and len(op.reads) < 3}
+        of = target_of(on)
+        times[sharding] = of.op_seconds(module, stage, ops[ReduceRows])
+        if sharding:
+            gather = of.op_seconds(module, stage, ops[GatherRows])
+            summed = ops[ReduceRows]
+    part, others = summed.reads[0].type.nbytes, sum(t.type.nbytes for t in (*summed.reads[1:], *summed.writes))
+    alone = (tp - 1) * (on["link_latency"] + part / tp / bandwidth)
+    assert times[True] == pytest.approx(alone + (part + others) / on["ddr_bandwidth"])
+    assert times[False] == pytest.approx(times[True] + gather)
 
 
 @pytest.mark.parametrize("window", [None, 5])
