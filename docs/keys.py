@@ -302,6 +302,7 @@ MACHINE = {
     ),
     "message_cost": Key("seconds of the host's work for a message, beside its latency", 1e-3, TIMES),
     "round_skew": Key("seconds that the partners of a round of a collective arrive apart", 1e-3, TIMES),
+    "part_copy": Key("seconds of a copy of a member's part, in gathers and reduce-scatters", 1e-3, TIMES),
     "rank_jitter": Key(
         "the standard deviation of a rank's compute time: a step takes as long as the slowest rank", 0.1, TIMES
     ),

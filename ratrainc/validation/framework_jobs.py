@@ -1,7 +1,7 @@
 """Plans of measured rows as jobs of a framework, whose bytes the formulas of `ratrainc/fit/holdings` give.
 
 They serve what the formulas of 2021 (`frameworks.py`) do not: families other than GPT-2, tensor-parallel ranks,
-interleaved pipelines, FSDP2. A plan says nothing of dropout, so none is counted.
+interleaved pipelines, FSDP2. A plan says nothing of dropout, so none is counted where the framework's default has none.
 """
 
 from __future__ import annotations
@@ -37,10 +37,26 @@ JOBS = {
         master_dtype="f32",
         loss=Loss.VOCAB_PARALLEL,
     ),
+    # Megatron-LM of 2023 without the distributed optimizer, with its default dropout of 0.1 (arguments.py). One buffer
+    # has all gradients. The step makes their f32 copies, and zero_grad drops them (optimizer.py).
+    "megatron-lm-ddp": Job(
+        "megatron-lm",
+        None,
+        None,
+        None,
+        None,
+        None,
+        sharding=Sharding.DDP,
+        master_dtype="f32",
+        loss=Loss.VOCAB_PARALLEL,
+        dropout=0.1,
+    ),
     # torchtitan, torchtitan/distributed/fsdp.py: f32 weights, gathered in the compute type, reduced in f32
     "torchtitan": Job("torchtitan", None, None, None, None, None, sharding=Sharding.FSDP2, loss=Loss.UPCAST),
 }
 """Settings that a row's plan does not have, by the framework of the job."""
+_LEVELS = {Sharding.DDP: 0, Sharding.DISTRIBUTED_OPTIMIZER: 1, Sharding.FSDP2: 3}
+"""ZeRO level of the plans that a job's sharding stands for."""
 _POLICIES = {
     "none": Checkpointing.NONE,
     "full": Checkpointing.FULL,
@@ -52,7 +68,7 @@ _POLICIES = {
 def job_refusal(framework: str, model: ModelConfig, plan: Plan, pipeline: str) -> str:
     """Return the condition that a plan does not meet, or why its job's bytes are not known; empty if they are."""
     policies = {each.policy for each in _recomputes(pipeline)}
-    level = 1 if JOBS[framework].sharding is Sharding.DISTRIBUTED_OPTIMIZER else 3
+    level = _LEVELS[JOBS[framework].sharding]
     wrong = {
         f"with zero = {level}": plan.zero == level,
         "with f16 or bf16 views and logits = whole": plan.view_dtype in ("f16", "bf16") and plan.holds_logits,

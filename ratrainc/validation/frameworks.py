@@ -82,7 +82,9 @@ FRAMEWORKS: Mapping[str, FrameworkBytes] = {
     "megatron-deepspeed": FrameworkBytes(1, loss_logit_bytes=14, kept_logit_bytes=8, step_buffers="deepspeed-zero1"),
     # DeepSpeed's ZeRO 3 under Megatron's model, without pipelines: runtime/zero/stage3.py reduces in a flat f16 bucket.
     "megatron-deepspeed-zero3": FrameworkBytes(3, loss_logit_bytes=6, backward_bucket_bytes=_BUCKET_ELEMENTS * _F16),
-    # Of today, any family, with tensor-parallel ranks: formulas of ratrainc/fit/holdings, where the sources stand.
+    # Of 2023 and of today, any family, with tensor-parallel ranks: formulas of ratrainc/fit/holdings, where the sources
+    # stand.
+    "megatron-lm-2023": FrameworkBytes(0, loss_logit_bytes=0, job="megatron-lm-ddp"),
     "megatron-core": FrameworkBytes(1, loss_logit_bytes=0, job="megatron-lm"),
     "torchtitan": FrameworkBytes(3, loss_logit_bytes=0, job="torchtitan"),
 }

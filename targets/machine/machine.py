@@ -151,6 +151,11 @@ class Machine:
         return self._optional("round_skew", 0.0)
 
     @property
+    def part_copy(self) -> float:
+        """Seconds of the copy of one member's part, where gathers and reduce-scatters get parts one by one; else 0."""
+        return self._optional("part_copy", 0.0)
+
+    @property
     def rank_jitter(self) -> float:
         """Standard deviation of the compute times of like ranks, as a fraction of their mean; 0 by default."""
         return self._optional("rank_jitter", 0.0)

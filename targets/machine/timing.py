@@ -338,6 +338,19 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
     way = collective_way(op, plan, machine)
     if way is None:
         return copy_work(op.own_bytes, machine)
+    work = _work_by(way, op, plan, machine)
+    if op.keyword not in _BY_PARTS:
+        return work
+    copies = placement_of(plan, machine).members(op.group).count
+    return evolve(work, seconds=work.seconds + copies * machine.part_copy)
+
+
+_BY_PARTS = (AllGather.keyword, ReduceScatter.keyword)
+"""Collectives whose parts a transport may copy one by one, a part a member (`part_copy`)."""
+
+
+def _work_by(way: Algorithm, op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
+    """Return the work of a collective by an algorithm, with the packing that goes with it."""
     if (bits := _packed_bits(op, plan)) is not None:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
     if op.keyword in _OF_HEADS | _OF_EXPERTS:  # parts are packed to be sent, and unpacked

@@ -10,6 +10,7 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes, packed_nbytes
 from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.targets.machine.collective_cost import all_to_all
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.timing import collective_way, op_key, op_work
@@ -52,6 +53,20 @@ def test_links_carry_packed_elements_and_ddr_the_passes(keyword: str, name: str)
         assert op_key(other, exact.plan) != op_key(other, packed.plan), (
             "what was measured of one says nothing of the other"
         )
+
+
+@pytest.mark.parametrize("name", ["none", "int8-block"])
+def test_parts_that_are_copied_one_by_one_cost_a_copy_a_member(name: str) -> None:
+    """Lists of one tensor a member make gathers and reductions longer, and nothing else."""
+    one_by_one = with_constants(load_machine(None), {"part_copy": 1e-3})
+    program = program_of(**{key: name for key in KEYS.values() if name != "none"})
+    for keyword in KEYS:
+        for op in collectives(program, keyword):
+            plain, copied = (op_work(op, program.plan, machine) for machine in (load_machine(None), one_by_one))
+            assert copied.seconds == pytest.approx(plain.seconds + 4e-3)
+            assert (copied.ddr_bytes, copied.link_bytes) == (plain.ddr_bytes, plain.link_bytes)
+    for op in collectives(program, "all_reduce_scalar"):
+        assert op_work(op, program.plan, one_by_one) == op_work(op, program.plan, load_machine(None))
 
 
 def test_ranks_send_the_bytes_that_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
