@@ -132,20 +132,48 @@ def backward(
     scratch: Scratch,
     *,
     accumulate: bool,
+    loss: F64 | None = None,
 ) -> None:
-    """Compute `head_backward` for direct calls; logits and their gradient are rounded to bfloat16."""
+    """Compute `head_backward` for direct calls; logits and their gradient are rounded to bfloat16.
+
+    With `loss` the logits give lse, and what they add to the loss, before their gradient takes their place.
+    """
     check_labels(labels, table.shape[0])
     stored, weight = _stored_logits(logits, len(table)), tensor_of(table)
     buffers = scratch.take_all(_blocks_of(dtable, team.threads))
     for rows in row_steps(len(xn), len(stored)):
         chunk, x = stored[: rows.stop - rows.start], tensor_of(xn[rows])
         share_multiply(team, x, weight.T, tensor_of(chunk))
+        if loss is not None:
+            _sum_rows(team, bits(chunk), logits, lse[rows])
+            add_loss(bits(chunk), labels[rows], lse[rows], loss)
         gradient = partial(_part_of_gradient, bits(chunk), labels[rows], lse[rows], factor)
         team.run(gradient, team.rows(chunk.shape))
         # the logits have become their gradient, in place
         share_multiply(team, tensor_of(chunk), weight, tensor_of(dxn[rows]))
         if dtable is not None:
             _add_to_table(team, chunk, xn[rows], dtable, buffers, accumulate=accumulate or rows.start > 0)
+
+
+def sums_in_workspace(logits: F32, threads: int) -> bool:
+    """Return whether a backward with `loss` has a row of its workspace for each thread to widen logits in."""
+    return len(logits) // 2 >= threads
+
+
+def _sum_rows(team: Team, stored: Array, logits: F32, lse: F32) -> None:
+    """Set the lse of rows of logits in bfloat16, whole rows of which are widened behind them in the workspace."""
+    free = logits[len(logits) - len(logits) // 2 :]
+
+    def part(numbered: tuple[int, slice]) -> None:
+        number, mine = numbered
+        each = min(_ROWS, len(free) // team.threads)
+        wide = free[number * each : (number + 1) * each]
+        for some in row_steps(mine.stop - mine.start, each):
+            at = slice(mine.start + some.start, mine.start + some.stop)
+            widen(stored[at], wide[: some.stop - some.start])
+            log_sum_exp(wide[: some.stop - some.start], lse[at])
+
+    team.run(part, list(enumerate(team.rows(stored.shape))))
 
 
 def _part_of_gradient(chunk: Array, labels: I32, lse: F32, factor: np.float32, rows: slice) -> None:

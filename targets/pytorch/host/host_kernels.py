@@ -113,3 +113,35 @@ class TorchOnHost(ExpertsOnHost, Fast):
             shaping |= {"denominator": denominator, "accumulate": accumulate}
             shaping |= {"dtable": dtable}
             super().head_backward(xn, table, labels, lse, scale, logits, dxn, scratch=scratch, **shaping)
+
+    def head_in_one_pass(
+        self,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dxn,
+        loss,
+        *,
+        scratch,
+        denominator,
+        accumulate,
+        adds_loss,
+        dtable=None,
+        **shaping,
+    ):
+        if not host_head.is_direct(xn, table, LogitOptions(**shaping)):
+            shaping |= {"denominator": denominator, "accumulate": accumulate, "adds_loss": adds_loss, "dtable": dtable}
+            super().head_in_one_pass(xn, table, labels, lse, scale, logits, dxn, loss, scratch=scratch, **shaping)
+            return
+        if not adds_loss:
+            loss[0] = 0
+        factor = np.float32(float(scale[0]) / float(denominator))
+        of_rows = xn, table, labels, lse, factor, logits, dxn, dtable, scratch
+        host_head.backward(self.team, *of_rows, accumulate=accumulate, loss=loss)
+
+    def makes_head_in_one_pass(self, xn, table, logits, **shaping):
+        is_direct = host_head.is_direct(xn, table, LogitOptions(**shaping))
+        return not is_direct or host_head.sums_in_workspace(logits, self.team.threads)

@@ -48,6 +48,7 @@ from ratrain.targets.runtime.engine.evaluation import serves_the_loss
 from ratrain.targets.runtime.engine.expert_loads import ExpertLoad, ExpertLoads
 from ratrain.targets.runtime.engine.first_use import compiles, first_use
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
+from ratrain.targets.runtime.engine.one_pass_head import head_pairs, join_head
 from ratrain.targets.runtime.engine.optimizer import Updater
 from ratrain.targets.runtime.engine.profile import StepSpan
 from ratrain.targets.runtime.engine.rank import BoundRoutine, RankExecutor, bind_routine, prepare_tables
@@ -190,6 +191,8 @@ class ProgramEngine(ABC):
                         self.bound[_key(rank, instruction)] = bound
                         if not self.kernels.memory.overlaps:
                             self.expert_loads.watch(rank, instruction, bound)
+                for forward, backward in head_pairs(rank.stage):
+                    join_head(self.bound[_key(rank, forward)], self.bound[_key(rank, backward)], self.kernels)
                 for instruction in (each for stream in rank.stage.streams.values() for each in stream):
                     if instruction.keyword == LoadInput.keyword:
                         feed = rank.memory.feed(rank.by_role(instruction)["data"])
@@ -374,8 +377,8 @@ class ProgramEngine(ABC):
         _ALONE[instruction.keyword](self, rank, instruction, step)
 
     def call_routine(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
-        """Run the routine of a block op, bound to its tensors."""
-        self.bound[_key(rank, instruction)]()
+        """Run the routine of a block op, bound to its tensors; an evaluation goes forward alone."""
+        self.bound[_key(rank, instruction)](alone=self.evaluated is not None)
 
     def load_input(self, rank: RankExecutor, instruction: Instruction, step: int) -> None:
         """Bring tokens, labels or document starts of a micro-batch into the arena."""

@@ -261,12 +261,16 @@ class BoundRoutine:
         self._memory = memory
         self._denominators = [(arguments, arguments[DENOMINATOR]) for _, arguments in calls if DENOMINATOR in arguments]
         """Arguments of kernels that divide by a replica's labels in a step, with their number if all count."""
+        self._left: dict[str, Any] | None = None
+        """Arguments of the kernel that another routine runs too."""
         for arguments, whole in self._denominators:
             arguments[DENOMINATOR] = memory.number(whole)
 
-    def __call__(self) -> None:
-        """Run the kernels in their order."""
+    def __call__(self, *, alone: bool = False) -> None:
+        """Run the kernels in their order; with `alone` also one that another routine runs after this one."""
         for kernel, arguments in self._calls:
+            if arguments is self._left and not alone:
+                continue
             # Nothing in scratch outlives a kernel: intermediates between kernels are in the workspace.
             self._scratch.reset()
             kernel(**arguments)
@@ -277,10 +281,25 @@ class BoundRoutine:
             if "first_position" in arguments:
                 arguments["first_position"] = position
 
+    def arguments(self, kernel: str) -> dict[str, Any]:
+        """Return the arguments of the first call of a kernel; none if the routine has no such call."""
+        return next((arguments for call, arguments in self._calls if call.__name__ == kernel), {})
+
     def argument(self, kernel: str, name: str) -> Any:
         """Return an argument of the first call of a kernel; None if the routine has none."""
-        names = ((call.__name__, arguments) for call, arguments in self._calls)
-        return next((arguments[name] for called, arguments in names if called == kernel), None)
+        arguments = self.arguments(kernel)
+        return arguments[name] if arguments else None
+
+    def leave(self, kernel: str) -> None:
+        """Leave a kernel to another routine, except where this one is called alone."""
+        self._left = self.arguments(kernel)
+
+    def replace(self, kernel: str, call: Callable[..., None], **more: Any) -> None:
+        """Call another kernel in place of one, with its arguments and more."""
+        arguments = self.arguments(kernel)
+        at = next(at for at, (_, found) in enumerate(self._calls) if found is arguments)
+        arguments |= more  # in place: the number of labels is set in this very dictionary
+        self._calls[at] = call, arguments
 
     def then(self, call: Callable[..., None], arguments: dict[str, Any]) -> None:
         """Add a call behind the routine's kernels."""

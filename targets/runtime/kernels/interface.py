@@ -130,3 +130,34 @@ class OnChipKernels(Protocol):
 
     def bound_to(self, schedules: Mapping[str, OnChipSchedule]) -> KernelSet:
         """Return the set that executes these schedules, given by part of a routine."""
+
+
+@runtime_checkable
+class OnePassHeadKernels(Protocol):
+    """A kernel set that can compute a head's loss and gradients from logits that are made once."""
+
+    def makes_head_in_one_pass(self, xn: Array, table: Array, logits: F32, **shaping: Any) -> bool:
+        """Return whether `head_in_one_pass` takes these arrays, of which shapes and types count, and options."""
+
+    def head_in_one_pass(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        loss: F64,
+        *,
+        scratch: Scratch,
+        denominator: float,
+        accumulate: bool,
+        adds_loss: bool,
+        dtable: Array | None = None,
+        **shaping: Any,
+    ) -> None:
+        """Compute `head_forward`, then `head_backward`, to the same bits, in the scratch of the backward.
+
+        `accumulate` is the backward's option, `adds_loss` the forward's.
+        """

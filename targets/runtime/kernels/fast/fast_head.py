@@ -3,9 +3,10 @@
     forward   for each chunk of rows:   logits[chunk] = x @ table block^T, block by block;  lse and loss of the chunk
     backward  for each chunk of rows:   logits again (unless given), dlogits in their place,
                                         dx += dlogits @ table block, dtable block += dlogits^T @ x
+    one pass  for each chunk of rows:   the forward's lines, then the backward's, which are given the chunk's logits
 
 Memory is one chunk of logits, one block of the table and one of its gradient. The backward makes three products of the
-forward's size: logits, dx, dtable.
+forward's size: logits, dx, dtable. One pass makes three in place of four.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ratrain.targets.runtime.kernels.fast.fast_rows import store_product
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 TABLE_ELEMENTS = 1 << 22
@@ -78,7 +79,7 @@ def add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
     """Add lse - logit of the label to loss[0], row after row in float64; rows without a label add nothing."""
     for r in range(lse.size):
         if labels[r] >= 0:
-            loss[0] += np.float64(lse[r]) - np.float64(logits[r, labels[r]])
+            loss[0] += np.float64(lse[r]) - np.float64(load(logits[r, labels[r]]))
 
 
 @exact()
@@ -249,19 +250,32 @@ def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
         yield slice(start, min(start + step, xn.shape[0]))
 
 
+def _logits_of_block(
+    team: Team, x: Array, weight: Array, columns: slice, inverse: F32 | None, shape: LogitShape | None, logits: F32
+) -> None:
+    """Set the columns of a block of the table in the logits of some rows."""
+    share_product(team, x, weight.T, logits[:, columns])
+    if inverse is not None:
+        _scale_columns(logits, len(x), columns.start, inverse[columns])
+    if shape is not None:
+        shape.apply(team, logits, columns)
+
+
 class _Products:
-    """Table, labels' sums and buffers of a backward, for all its chunks of rows."""
+    """Table, labels' sums and buffers of a head, for all its chunks of rows."""
 
     def __init__(
         self,
         team: Team,
         table: Array,
+        labels: I32,
         lse: F32,
         factor: np.float32,
         shape: LogitShape | None,
         buffers: dict[str, Array],
     ) -> None:
         self._team = team
+        self._labels = labels
         self._lse = lse
         self._factor = factor
         self._shape = shape
@@ -271,10 +285,19 @@ class _Products:
             _inverse_norms(bits(table), self._inverse)
         self._weights = _Table(team, table, buffers.get("weight"))
 
+    def forward(self, xn: Array, rows: slice, logits: F32, loss: F64) -> None:
+        """Compute the logits of some rows and their lse; add their loss."""
+        x = _chunk(self._team, xn, rows, self._buffers.get("x"))
+        for columns in self._weights.blocks():
+            weight = self._weights.load(columns)
+            _logits_of_block(self._team, x, weight, columns, self._inverse, self._shape, logits)
+        sums = self._lse[rows]
+        self._team.run(partial(_part_of_lse, logits, sums), self._team.rows(logits.shape))
+        add_loss(logits, self._labels[rows], sums, loss)
+
     def backward(
         self,
         xn: Array,
-        labels: I32,
         rows: slice,
         logits: F32 | None,
         dlogits: F32,
@@ -284,10 +307,11 @@ class _Products:
     ) -> None:
         """Compute the gradients of some rows: dlogits, their rows of dxn, dtable = [dtable +] their part.
 
-        Without `logits` they are computed again, into `dlogits`. Without `dtable` its gradient is not made.
+        Without `logits` they are computed again, into `dlogits`, which may be `logits` too. Without `dtable` its
+        gradient is not made.
         """
         team, buffers, inverse = self._team, self._buffers, self._inverse
-        normalise = inverse is not None
+        normalise, labels, lse = inverse is not None, self._labels[rows], self._lse[rows]
         x = _chunk(team, xn, rows, buffers.get("x"))
         dx, dx_block = buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
         for columns in self._weights.blocks():
@@ -295,21 +319,17 @@ class _Products:
             pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
             # without `normalise` the loop reads no inverse norms: any array of the type will do
             norms = pull if inverse is None else inverse[columns]
-            if logits is not None:
+            if logits is None:
+                _logits_of_block(team, x, weight, columns, inverse, self._shape, dlogits)
+            elif logits is not dlogits:
                 np.copyto(dlogit, logits[:, columns])
-            else:
-                share_product(team, x, weight.T, dlogit)
-                if normalise:
-                    _scale_columns(dlogits, len(x), columns.start, norms)
-                if self._shape is not None:
-                    self._shape.apply(team, dlogits[: len(x)], columns)
             if self._shape is None:
                 gradient = partial(
                     _part_of_gradient,
                     dlogits,
                     columns.start,
-                    labels[rows],
-                    self._lse[rows],
+                    labels,
+                    lse,
                     self._factor,
                     norms,
                     pull,
@@ -318,7 +338,7 @@ class _Products:
                 # with `normalise` all rows add to `pull`, so they cannot be shared out
                 team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
             else:
-                self._shape.gradient(team, dlogits[: len(x)], columns, labels[rows], self._lse[rows], self._factor)
+                self._shape.gradient(team, dlogits, columns, labels, lse, self._factor)
             # dx is a sum over the blocks of the table: the first block's product starts it
             share_product(team, dlogit, weight, dx_block if columns.start else dx)
             if columns.start:
@@ -348,25 +368,12 @@ class FastHead:
         check_labels(labels, table.shape[0])
         given = LogitOptions(**shaping)
         buffers = _take(scratch, _plan(xn, table, logits, given.normalise))
-        inverse = buffers.get("inverse")
-        if inverse is not None:
-            _inverse_norms(bits(table), inverse)
-        weights, shape = _Table(self.team, table, buffers.get("weight")), LogitShape.of(given)
+        products = _Products(self.team, table, labels, lse, _ZERO, LogitShape.of(given), buffers)
         if not accumulate:
             loss[0] = 0
         for rows in _chunks(xn, logits):
-            x = _chunk(self.team, xn, rows, buffers.get("x"))
             # a chunk is as many rows as the workspace of logits has
-            chunk = logits[: len(x)]
-            for columns in weights.blocks():
-                share_product(self.team, x, weights.load(columns).T, chunk[:, columns])
-                if inverse is not None:
-                    _scale_columns(chunk, len(x), columns.start, inverse[columns])
-                if shape is not None:
-                    shape.apply(self.team, chunk, columns)
-            sums = lse[rows]
-            self.team.run(partial(_part_of_lse, chunk, sums), self.team.rows(chunk.shape))
-            add_loss(chunk, labels[rows], sums, loss)
+            products.forward(xn, rows, logits[: rows.stop - rows.start], loss)
 
     def head_backward(
         self, xn, table, labels, lse, scale, logits, dxn, *, scratch, denominator, accumulate, dtable=None, **shaping
@@ -374,13 +381,42 @@ class FastHead:
         products = self._products(xn, table, labels, lse, scale, logits, scratch, denominator=denominator, **shaping)
         for rows in _chunks(xn, logits):
             chunk = logits[: rows.stop - rows.start]
-            products.backward(xn, labels, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
+            products.backward(xn, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
+
+    def head_in_one_pass(
+        self,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dxn,
+        loss,
+        *,
+        scratch,
+        denominator,
+        accumulate,
+        adds_loss,
+        dtable=None,
+        **shaping,
+    ):
+        products = self._products(xn, table, labels, lse, scale, logits, scratch, denominator=denominator, **shaping)
+        if not adds_loss:
+            loss[0] = 0
+        for rows in _chunks(xn, logits):
+            chunk = logits[: rows.stop - rows.start]
+            products.forward(xn, rows, chunk, loss)
+            products.backward(xn, rows, chunk, chunk, dxn, dtable, accumulate or rows.start > 0)
+
+    def makes_head_in_one_pass(self, xn, table, logits, **shaping):
+        return True
 
     def head_backward_from_logits(
         self, xn, table, labels, lse, scale, logits, dlogits, dxn, *, scratch, accumulate, dtable=None, **options
     ):
         products = self._products(xn, table, labels, lse, scale, logits, scratch, **options)
-        products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)
+        products.backward(xn, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)
 
     def _products(
         self,
@@ -400,4 +436,4 @@ class FastHead:
         given = LogitOptions(**shaping)
         buffers = _take(scratch, _backward_plan(xn, table, logits, given.normalise))
         factor = np.float32(float(scale[0]) / float(denominator))
-        return _Products(self.team, table, lse, factor, LogitShape.of(given), buffers)
+        return _Products(self.team, table, labels, lse, factor, LogitShape.of(given), buffers)
