@@ -22,12 +22,12 @@ from ratrain.targets.pytorch.host import host_experts, host_head
 from ratrain.targets.pytorch.host.host_experts import ExpertsOnHost
 from ratrain.targets.pytorch.host.product_loops import add_to_product
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.fast.fast import Fast, gemm_plan
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import Array
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
 
 
 def _gemm_plan(a: Array, b: Array, out: Array, *, threads: int = 1, **options: Any) -> Plan:
@@ -116,22 +116,22 @@ class TorchOnHost(ExpertsOnHost, Fast):
 
     def head_in_one_pass(
         self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dxn,
-        loss,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        loss: F64,
         *,
-        scratch,
-        denominator,
-        accumulate,
-        adds_loss,
-        dtable=None,
-        **shaping,
-    ):
+        scratch: Scratch,
+        denominator: float,
+        accumulate: bool,
+        adds_loss: bool,
+        dtable: Array | None = None,
+        **shaping: Any,
+    ) -> None:
         if not host_head.is_direct(xn, table, LogitOptions(**shaping)):
             shaping |= {"denominator": denominator, "accumulate": accumulate, "adds_loss": adds_loss, "dtable": dtable}
             super().head_in_one_pass(xn, table, labels, lse, scale, logits, dxn, loss, scratch=scratch, **shaping)
@@ -142,6 +142,6 @@ class TorchOnHost(ExpertsOnHost, Fast):
         of_rows = xn, table, labels, lse, factor, logits, dxn, dtable, scratch
         host_head.backward(self.team, *of_rows, accumulate=accumulate, loss=loss)
 
-    def makes_head_in_one_pass(self, xn, table, logits, **shaping):
+    def makes_head_in_one_pass(self, xn: Array, table: Array, logits: F32, **shaping: Any) -> bool:
         is_direct = host_head.is_direct(xn, table, LogitOptions(**shaping))
         return not is_direct or host_head.sums_in_workspace(logits, self.team.threads)

@@ -385,22 +385,22 @@ class FastHead:
 
     def head_in_one_pass(
         self,
-        xn,
-        table,
-        labels,
-        lse,
-        scale,
-        logits,
-        dxn,
-        loss,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        loss: F64,
         *,
-        scratch,
-        denominator,
-        accumulate,
-        adds_loss,
-        dtable=None,
-        **shaping,
-    ):
+        scratch: Scratch,
+        denominator: float,
+        accumulate: bool,
+        adds_loss: bool,
+        dtable: Array | None = None,
+        **shaping: Any,
+    ) -> None:
         products = self._products(xn, table, labels, lse, scale, logits, scratch, denominator=denominator, **shaping)
         if not adds_loss:
             loss[0] = 0
@@ -409,7 +409,7 @@ class FastHead:
             products.forward(xn, rows, chunk, loss)
             products.backward(xn, rows, chunk, chunk, dxn, dtable, accumulate or rows.start > 0)
 
-    def makes_head_in_one_pass(self, xn, table, logits, **shaping):
+    def makes_head_in_one_pass(self, xn: Array, table: Array, logits: F32, **shaping: Any) -> bool:
         return True
 
     def head_backward_from_logits(
