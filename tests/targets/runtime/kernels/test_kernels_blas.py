@@ -10,14 +10,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.kernels import Scratch, kernel_set, openblas
 from ratrain.targets.runtime.kernels.fast.blas import multiply, multiply_transposed, share_product
 from ratrain.targets.runtime.kernels.fast.fast_numba import exact, power_of_two
-from ratrain.targets.runtime.kernels.team import Team
+from ratrain.targets.runtime.kernels.team import PRODUCT_COLUMNS, PRODUCT_ROWS, Team
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -152,3 +152,41 @@ def test_rows_are_shared_out(threads):
     share_product(Team(threads), a, b, out, parts.append)
     close(out, a, b)
     assert sorted(row for part in parts for row in range(part.start, part.stop)) == list(range(200))
+
+
+@given(
+    rows=st.integers(2 * PRODUCT_ROWS, 400),
+    depth=st.integers(1, 1200),
+    columns=st.integers(2 * PRODUCT_COLUMNS, 2000),
+    ways=st.tuples(st.booleans(), st.booleans()),
+    threads=st.integers(2, 4),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_product_has_the_same_bits_however_many_threads_share_it(rows, depth, columns, ways, threads):
+    rng = np.random.default_rng(0)
+    a = stored(rng, rows, depth, 0, transposed=ways[0])
+    b = stored(rng, depth, columns, 0, transposed=ways[1])
+    whole, shared = np.empty((2, rows, columns), np.float32)
+    share_product(Team(1), a, b, whole)
+    share_product(Team(threads), a, b, shared)
+    np.testing.assert_array_equal(shared, whole)
+
+
+def test_the_larger_factor_is_cut_where_bits_allow_it():
+    calls = []
+    sgemm = openblas.Sgemm(openblas.SGEMM)
+
+    def booked(*arguments):
+        calls.append(arguments[3:6])
+        sgemm(*arguments)
+
+    function = openblas.Sgemm(booked)
+    few, many = np.ones((256, 512), np.float32), np.ones((512, 8192), np.float32)
+    for core_type, parts in (("SkylakeX", [(256, 4096, 512)] * 2), ("Haswell", [(120, 8192, 512), (136, 8192, 512)])):
+        calls.clear()
+        with (
+            mock.patch.object(openblas, "SGEMM", ctypes.cast(function, ctypes.c_void_p).value),
+            mock.patch.object(openblas, "core_type", lambda name=core_type: name),
+        ):
+            share_product(Team(2), few, many, np.empty((256, 8192), np.float32))
+        assert sorted(calls) == parts
