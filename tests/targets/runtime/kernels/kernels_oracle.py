@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
+from attrs import frozen
 
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 
@@ -78,9 +79,27 @@ def call(name: str, kernel: str, /, **arguments: Any) -> Any:
     return getattr(kernels, kernel)(**arguments, scratch=scratch)
 
 
-def factor_rounding(name: str, dtype: Any) -> float:
-    """Relative error of a probability in a product: the fused kernels round one to a type of 16 bits."""
-    return float(ml_dtypes.finfo(dtype).eps) / 2 if name == FUSED and np.dtype(dtype).itemsize == 2 else 0.0
+@frozen
+class FactorRounding:
+    """Rounding of numbers that become factors of a product: none, or to a type of 16 bits."""
+
+    relative: float = 0.0
+    least_normal: float = 0.0
+    """below it a type's numbers lie evenly: a probability of 1e-9 is 0 in float16"""
+
+    def error(self, factors: np.ndarray) -> np.ndarray:
+        return self.relative * (np.abs(factors) + self.least_normal)
+
+
+EXACT_FACTORS = FactorRounding()
+
+
+def factor_rounding(name: str, dtype: Any) -> FactorRounding:
+    """Rounding of a probability in a product: the fused kernels round one to a type of 16 bits."""
+    if name != FUSED or np.dtype(dtype).itemsize != 2:
+        return EXACT_FACTORS
+    info = ml_dtypes.finfo(dtype)
+    return FactorRounding(float(info.eps) / 2, float(info.smallest_normal))
 
 
 def close(actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray | float, roundings: float) -> None:
@@ -260,10 +279,14 @@ class Attention:
         """[batch, heads, seq_len] as [heads, T]."""
         return x.swapaxes(0, 1).reshape(self.spec.heads, -1)
 
-    def gradient(self, do, o, lse, rounded=0.0):
+    def output_error(self, rounding):
+        """Error of o by the rounding of probabilities, of which the largest of a row is 1 until the row is divided."""
+        return self.join((rounding.error(self.prob) * self.seen) @ np.abs(self.v))
+
+    def gradient(self, do, o, lse, rounding=EXACT_FACTORS):
         """dq, dk, dv and delta, each with its error bound, of a backward that is given o and lse [heads, T].
 
-        `rounded` is the relative error of a probability, or of a score's gradient, as a factor of a product.
+        `rounding` is that of a probability, or of a score's gradient, as a factor of a product.
         """
         spec = self.spec
         do, o = self.split(do), self.split(o)
@@ -274,9 +297,10 @@ class Attention:
         size = np.abs(do) @ np.abs(self.v).swapaxes(2, 3) + (np.abs(do) * np.abs(o)).sum(axis=-1, keepdims=True)
         sums = spec.seq_len * spec.group + spec.head_dim + 8
         error = prob * (self.score_error * np.abs(dprob - delta) + (spec.head_dim + 8) * EPS * size)
-        prob_error = prob * (self.score_error + sums * EPS + rounded)
-        error = (error + (sums * EPS + self.slope_error + rounded * self.slope) * np.abs(dscore)) * self.scale
+        prob_error = prob * (self.score_error + sums * EPS) + rounding.error(prob) * self.seen
+        error += (sums * EPS + self.slope_error) * np.abs(dscore)
         dscore = dscore * self.slope
+        error = (error + rounding.error(dscore) * self.seen) * self.scale
         values = {
             "dq": self.join(dscore @ self.k) * self.scale,
             "dk": self.fold(dscore.swapaxes(2, 3) @ self.q) * self.scale,

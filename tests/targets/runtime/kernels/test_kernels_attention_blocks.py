@@ -133,12 +133,13 @@ def check(name: str, cut: Cut, dtype: Any, seed: int) -> None:
     spec, x = cut.spec, attention_inputs(cut.spec, dtype, seed)
     exact = Attention(spec, *f64(x["q"], x["k"], x["v"]), cut.documents)
     o, lse = forward(name, cut, x)
-    rounded = factor_rounding(name, dtype)
+    rounding = factor_rounding(name, dtype)
     roundings = 2 * exact.score_error / EPS + spec.seq_len + 8 + 4 * len(cut.keys)
-    close(o, exact.join(exact.o), exact.join(exact.prob @ np.abs(exact.v)), roundings + rounded / EPS)
+    of_values = roundings * EPS * exact.join(exact.prob @ np.abs(exact.v))
+    close(o, exact.join(exact.o), of_values + exact.output_error(rounding), 1 / EPS)
     close(lse, exact.rows(exact.lse), 1.0, roundings)
     o, lse = exact.join(exact.o).astype(dtype), exact.rows(exact.lse).astype(np.float32)
-    values, bounds = exact.gradient(*f64(x["do"], o, lse), rounded)
+    values, bounds = exact.gradient(*f64(x["do"], o, lse), rounding)
     for key, actual in backward(name, cut, x, o, lse).items():
         assert actual.dtype == np.float32
         close(actual, values[key], bounds[key] / EPS, 1)
