@@ -29,10 +29,10 @@ from ratrain.ratrain_ir.analysis.dependence import ops_as_numbers
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module

@@ -59,10 +59,10 @@ def leave(device: Any, said: int, tensors: int, spare: int) -> Any:
     """Leave only so much; what keeps the rest."""
     import torch
 
-    from ratrain.targets.runtime.arena.process_memory import data_bytes
-
     if device.type == "cpu":
-        limit = data_bytes() + said + CONSTANT + spare
+        status = Path("/proc/self/status").read_text()
+        held = int(status.partition("VmData:")[2].split()[0]) << 10  # what RLIMIT_DATA counts
+        limit = held + said + CONSTANT + spare
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         print(f"limited to {said / MIB:.1f} MiB said + {CONSTANT / MIB:.0f} constant + {spare / MIB:g} to spare")
         return None

@@ -132,7 +132,7 @@ The plan has the ranks, batch, types and sharded state that `fit` counts, so bot
 | a base in 4 bits, nf4 | base | nf4; scales in f32 (no double quantisation), or torchao's, are named |
 | LLM Foundry's weight_decay | weight_decay | by lr: its AdamW shrinks weights by weight_decay, whatever lr is |
 | constant, cosine, linear; late decay (warmup_stable_decay, WSD, lr_decay_starting_step); warm-up | decay, total_steps, decay_steps, min_lr, warmup_steps | a rate that comes down needs its end; other shapes (1-sqrt, exponential, polynomial) are named, and the rate stays at lr |
-| recomputation of layers | passes | recompute{policy=full}; with activations on the host store=host |
+| recomputation of layers | passes | recompute{policy=full}, of each N-th one (torchtune) with every=N; with activations on the host store=host |
 | offloaded optimizer | passes | offload-state{home=host} |
 | eager attention | attention | scores-kept |
 | packing | attention_mask | document where a packed sample sees itself alone (axolotl, torchtune, neat_packing, TRL with flash attention, Megatron-Bridge); else causal; padded samples are named |

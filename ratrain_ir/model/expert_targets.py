@@ -43,11 +43,6 @@ class ExpertTargets:
     """name without which PEFT stops, as one that shares a parameter with it is named"""
 
 
-def takes_old_names(family: str) -> bool:
-    """Tell whether PEFT takes names of `transformers` 4 for the parameters of a family."""
-    return family in _OLD
-
-
 def touches_experts(family: str, expression: str) -> bool:
     """Tell whether a regular expression names experts or routers of a family whose old names PEFT takes.
 

@@ -175,6 +175,11 @@ def size_text(count: int, beside: int = 0) -> str:
     return f"{count / GIB:.2f} GiB" if max(count, beside) >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 
+def mib_text(count: int) -> str:
+    """Write bytes in MiB, whatever their number, so that they compare with one another."""
+    return f"{count / MIB:.2f} MiB"
+
+
 def quantity_text(value: float, unit: str) -> str:
     """Format a number as the shortest text that `parse_quantity` reads back exactly.
 

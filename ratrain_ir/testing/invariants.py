@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.tensor_ranks import trained_model
 from ratrain.ratrain_ir.config.types import StateKind, aligned
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.model.blocks import block, block_chain, trained_blocks
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_name
@@ -25,6 +24,7 @@ from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.slice_invariants import pieces, slices_see_each_other
 from ratrain.ratrain_ir.testing.strategies import Case, cases, targets

@@ -78,12 +78,12 @@ class Reporter:
         text = source.line(tensor.line) if source and location else declaration_text(tensor)
         self.diagnostics.error(code, message, location, notes=notes, source=text if location else None)
 
-    def at_stage(self, code: str, message: str, stage: Stage, *, notes: Sequence[Note] = ()) -> None:
+    def at_stage(self, code: str, message: str, stage: Stage) -> None:
         """Report a finding about a stage as a whole."""
         source = self.module.source
         location = source.locate(stage.line, "stage") if source else None
         line = source.line(stage.line) if source and location else None
-        self.diagnostics.error(code, message, location, notes=notes, source=line)
+        self.diagnostics.error(code, message, location, source=line)
 
     def at_header(self, code: str, message: str, word: str, *, help: str | None = None) -> None:  # noqa: A002
         """Report a finding about the first line that starts with `word`: `module`, `plan`, `target`, ..."""

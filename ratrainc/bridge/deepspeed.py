@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratrain.ratrain_ir.config.optimizer import LINEAR
-from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.optimizer import LINEAR, Optimizer
 from ratrain.ratrain_ir.config.plan_keys import CONTIGUOUS, OF_HEADS
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import (

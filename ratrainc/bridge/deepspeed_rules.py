@@ -371,21 +371,6 @@ SIZES: dict[str, tuple[int, int, Callable[[int], int] | None]] = {
 
 OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "lion": "lion", "muon": "muon"}
 """Optimizers that DeepSpeed builds (_configure_basic_optimizer): FusedAdam, and DeepSpeedCPUAdam offloaded."""
-TRAINER_OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw-fused",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw-fused",
-    "adamw_8bit": "adamw-8bit",
-    "adamw_bnb_8bit": "adamw-8bit",
-    "paged_adamw_32bit": "adamw-paged",
-    "paged_adamw_8bit": "adamw-8bit-paged",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-    "lion_32bit": "lion",
-    "lion_8bit": "lion-8bit",
-}
-"""Words of TrainingArguments.optim (training_args.py, OptimizerNames)."""
 
 ARGUMENTS = (
     *("deepspeed", "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "bf16", "fp16", "adam_beta1"),

@@ -21,6 +21,7 @@ from ratrain.ratrain_ir.text.plan_file import checked_plan_text
 from ratrain.ratrain_ir.text.said_keys import check_said
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
+from ratrain.ratrainc.bridge.megatron_arguments import named_flags
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 from ratrain.targets.machine.machine import DEFAULT_MACHINE
@@ -108,7 +109,6 @@ def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
 
 
 _SECTION = re.compile(r"^\[[\w.]+\]\s*(#.*)?$", re.MULTILINE)
-_ARGUMENT = re.compile(r"(?<!\S)--([a-z0-9]+(?:[-_][a-z0-9]+)+)\b")
 
 
 def framework_of(text: str) -> str | None:
@@ -117,8 +117,7 @@ def framework_of(text: str) -> str | None:
         return "deepspeed"
     if _SECTION.search(text):
         return "torchtitan"
-    names = {name.replace("_", "-") for name in _ARGUMENT.findall(text)}
-    return "megatron" if len(names & MEGATRON.rules.keys()) > 1 else None
+    return "megatron" if len(named_flags(text) & MEGATRON.rules.keys()) > 1 else None
 
 
 def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:

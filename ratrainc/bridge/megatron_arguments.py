@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _TRAINING = ("train-iters", "train-samples", "train-tokens")
 _SIZES = ("micro-batch-size", "global-batch-size", *_TRAINING)
+_FLAG = re.compile(r"(?<!\S)--([a-z0-9]+(?:[-_][a-z0-9]+)+)\b")
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """Texts that argparse takes for a negative number, not for the name of an argument."""
 _MOST_ERRORS = 50
@@ -39,6 +40,11 @@ class _Either:
 
     def __repr__(self) -> str:
         return " or ".join(dict.fromkeys("nothing" if each is None else str(each) for each in self.values))
+
+
+def named_flags(text: str) -> set[str]:
+    """Return the arguments of two words or more that a text names, with dashes."""
+    return {name.replace("_", "-") for name in _FLAG.findall(text)}
 
 
 def arguments_of(file: str, text: str, asked: Asked, decide: Collection[str]) -> dict[str, Setting]:

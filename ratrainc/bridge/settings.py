@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.config.model_config import ModelConfig
-from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.optimizer import Optimizer
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, nearest
 from ratrain.ratrain_ir.support.text import Place, shown
 

@@ -27,6 +27,8 @@ _FFN = 4
 ACTIVATION_BYTES = 2
 _FUSED_MATRICES = 4
 """Megatron-LM's fused softmax takes multiples of this number of score matrices (megatron/model/fused_softmax.py)."""
+_APART = (3, 4, 4, 3)
+"""Arrays of the kernels that other numbers take instead: scores are widened to f32, scaled, masked, narrowed."""
 _PROCESSORS = 108
 """Streaming multiprocessors of an A100 (NVIDIA A100 data sheet)."""
 _TILE = 128
@@ -168,11 +170,8 @@ def _forward(shape: BlockShape) -> BlockWork:
         made.projection(rows, inner, columns)
     made.product(seq_len, width, seq_len, matrices)
     made.kernel(2, score_rows, seq_len)  # scale, mask and softmax
-    if matrices % _FUSED_MATRICES:  # one kernel each
-        made.kernel(3, score_rows, seq_len)  # widened to f32
-        made.kernel(4, score_rows, seq_len)  # scaled
-        made.kernel(4, score_rows, seq_len)  # masked
-        made.kernel(3, score_rows, seq_len)  # narrowed again
+    for arrays in _APART if matrices % _FUSED_MATRICES else ():
+        made.kernel(arrays, score_rows, seq_len)
     made.kernel(2, score_rows, seq_len, masks=1)  # dropout
     made.product(seq_len, seq_len, width, matrices)
     made.kernel(2, rows, part)  # heads side by side
@@ -196,11 +195,8 @@ def _backward(shape: BlockShape) -> BlockWork:
         made.product(seq_len, seq_len, width, matrices)
     made.kernel(2, score_rows, seq_len, masks=1)  # dropout
     made.kernel(3, score_rows, seq_len)  # softmax
-    if matrices % _FUSED_MATRICES:  # forward's kernels in turn
-        made.kernel(3, score_rows, seq_len)
-        made.kernel(4, score_rows, seq_len)
-        made.kernel(4, score_rows, seq_len)
-        made.kernel(3, score_rows, seq_len)
+    for arrays in _APART if matrices % _FUSED_MATRICES else ():  # forward's kernels in turn
+        made.kernel(arrays, score_rows, seq_len)
     made.kernel(2, rows, part)  # heads apart
     made.kernel(2, rows, 3 * part)  # gradients of queries, keys and values side by side
     made.kernel(1, rows, 3 * part)  # sum over rows for their bias

@@ -12,6 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.ratrainc.validation.validation_rows import HELD_OUT, TIMES, read_rows_to_fit
@@ -87,9 +88,10 @@ def compiled(rows: Sequence[MeasuredRow], machine: Machine) -> list[Program]:
 
 def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
     """Return the simulated seconds of a steady step of each program."""
-    from ratrain.ratrainc.report.timing import simulate
+    from ratrain.targets.simulator.figures import simulated
 
-    return np.array([simulate(program, machine=machine).step_seconds for program in programs])
+    with paused_gc():
+        return np.array([simulated(program, machine)[0].step_seconds for program in programs])
 
 
 def held_out(rows: Sequence[MeasuredRow], every: int) -> list[bool]:

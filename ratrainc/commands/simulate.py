@@ -19,7 +19,7 @@ from ratrain.ratrainc.commands.words.options import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.report.timing import CoresStep
+    from ratrain.ratrainc.functions.timing import CoresStep
     from ratrain.targets.simulator.given_times import GivenTimes
 
 _EPILOG = """\b

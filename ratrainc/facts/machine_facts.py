@@ -188,7 +188,7 @@ def bf16_fact(flags: Collection[str]) -> MachineFact:
 
 def kernels_fact(flags: Collection[str]) -> MachineFact:
     """Tell which kernel sets work here, and which one `run --kernels auto` takes on a processor with these flags."""
-    from ratrain.ratrainc.facts.kernel_choice import host_choice
+    from ratrain.ratrainc.choices.kernel_choice import host_choice
     from ratrain.targets.runtime.kernels import KERNEL_SETS
 
     extras = {"torch": "torch", "torch-device": "torch", "torch-triton": "triton"}

@@ -164,7 +164,7 @@ def candidates(job: Job) -> Iterator[Change]:
     if job.checkpointing is Checkpointing.NONE:
         yield Change((("checkpointing", Checkpointing.ATTENTION),))
         yield Change((("checkpointing", Checkpointing.OPS),))
-    for part in _divisors(job.micro_batch_size):
+    for part in _smaller_batches(job.micro_batch_size):
         more = job.gradient_accumulation * (job.micro_batch_size // part)
         if job.optimizer_in_backward:  # gradients are gone before another micro-batch could add to them
             yield Change((("micro_batch_size", part),), "fewer sequences a step")
@@ -268,7 +268,7 @@ _SHORTEST = 128
 """Tokens below which no shorter sequence is proposed."""
 
 
-def _divisors(size: int) -> list[int]:
+def _smaller_batches(size: int) -> list[int]:
     """Return the proper divisors of a micro-batch that are tried, largest first: halves down to 1."""
     found = []
     while size % 2 == 0:

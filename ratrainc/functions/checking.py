@@ -20,11 +20,11 @@ from ratrain.ratrainc.bridge.recomputing import recomputing
 from ratrain.ratrainc.compiling.building import load
 from ratrain.ratrainc.compiling.opening import load_schedule
 from ratrain.ratrainc.compiling.proving import sound_program
+from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.report.disassembly import routine_lines, stream_lines, tile_lines
 from ratrain.ratrainc.report.schedule_diff import Difference, difference
 from ratrain.ratrainc.report.schedule_table import ScheduleTable, schedule_table
 from ratrain.ratrainc.report.table_report import TableReport, table_report
-from ratrain.ratrainc.report.timing import check_stage
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes

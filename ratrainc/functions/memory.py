@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ratrain.ratrainc.compiling.opening import load_schedule, machine_for
 from ratrain.ratrainc.compiling.soundness import check as check_module
 from ratrain.ratrainc.console.progress import OnProgress, unheard
+from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.memory.buffer_placing import Placing, place_buffers
 from ratrain.ratrainc.report import address_map as drawing
 from ratrain.ratrainc.report.byte_report import ByteReport, byte_report
-from ratrain.ratrainc.report.timing import check_stage
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

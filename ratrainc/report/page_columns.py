@@ -30,7 +30,7 @@ from ratrain.targets.program.columns import (
     classes,
     classes_of_runs,
 )
-from ratrain.targets.simulator.bubbles import Bubbles, Cause
+from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.flat_program import STREAMS
 from ratrain.targets.simulator.live_curve import OUTSIDE, LiveIntervals
 from ratrain.targets.simulator.timeline import Timeline
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.flat_program import Float64s, Int64s
 
 KINDS = tuple(StateKind)
-CAUSES = tuple(Cause)
 
 
 def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:

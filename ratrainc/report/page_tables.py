@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrainc.console.console import capacity_text, seconds_text, size_text
+from ratrain.ratrainc.report.time_report import causes_by_length, longest_wait
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
-    from ratrain.targets.simulator.bubbles import Bubbles, Cause
+    from ratrain.targets.simulator.bubbles import Bubbles
     from ratrain.targets.simulator.figures import Figures
     from ratrain.targets.simulator.timeline import Timeline
 
@@ -100,19 +101,15 @@ def bubble_tables(program: Program, bubbles: Bubbles) -> str:
 
 def _bubble_table(caption: str, bubbles: Bubbles, places: Sequence[tuple[int, Engine]]) -> str:
     idle = [bubbles.idle_seconds(stage, engine) for stage, engine in places]
-    totals: dict[Cause, float] = {}
-    for row in idle:
-        for cause, seconds in row.items():
-            totals[cause] = totals.get(cause, 0.0) + seconds
-    causes = sorted(totals, key=lambda cause: -totals[cause])
+    causes = causes_by_length(idle)
     rows = []
     for (stage, engine), row in zip(places, idle, strict=True):
         busy = bubbles.busy_seconds(stage, engine)
         share = f"{100 * busy / bubbles.window_seconds:.1f} %" if bubbles.window_seconds else "-"
-        waits = sorted(bubbles.waited_for(stage, engine).items(), key=lambda item: -item[1])
-        longest = f"@{waits[0][0]} {seconds_text(waits[0][1])}" if waits else "-"
         cells = [seconds_text(row[cause]) if cause in row else "-" for cause in causes]
-        rows.append([f"@{stage} {engine.value}", seconds_text(busy), share, *cells, longest])
+        rows.append(
+            [f"@{stage} {engine.value}", seconds_text(busy), share, *cells, longest_wait(bubbles, stage, engine)]
+        )
     columns = ("engine", "busy", "share", *(cause.value for cause in causes), "longest for")
     return table(caption, columns, rows)
 

@@ -21,10 +21,10 @@ from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.colours import kind_styles
-from ratrain.ratrainc.report.page_columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
+from ratrain.ratrainc.report.page_columns import KINDS, StepView, op_elements, tensor_elements
 from ratrain.ratrainc.report.summary_tables import in_slices
 from ratrain.targets.program.columns import KEYWORD
-from ratrain.targets.simulator.bubbles import Bubbles
+from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.live_curve import live_intervals
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
         "keywords": keywords,
         "kinds": [kind.value for kind in KINDS],
         "held": [kind.value for kind in KINDS if kind in {form.kind for form in columns.forms}],
-        "causes": [cause.value for cause in CAUSES],
+        "causes": [cause.value for cause in Cause],
         "stages": [
             {
                 "memories": [

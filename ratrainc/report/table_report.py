@@ -9,15 +9,22 @@ from attrs import field, frozen
 
 from ratrain.passes.placement.foreign_table import check_ascending
 from ratrain.ratrain_ir.analysis.actions import ActionTable, read_torch_csv
-from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, PassTimes, StepTime, step_time
+from ratrain.ratrain_ir.analysis.schedule_worth import (
+    UNIT_TIMES,
+    PassTimes,
+    StepTime,
+    in_flight_on_ranks,
+    in_flight_on_stages,
+    step_time,
+)
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.quantities import number_of
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
-from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.report.picture import table_picture
-from ratrain.ratrainc.report.schedule_worth_text import worth_data, worth_parts
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.report.svg import Picture
@@ -56,13 +63,13 @@ class TableReport(Shown):
         if (found := self.out_of_order) is not None:
             where = self.file if found.location is None else str(found.location)
             yield f"{where}: sound, but 'place-from-file' refuses it: {found.message} ({found.help})"
-        yield from worth_parts(self.table, self.units, self.timed)
+        yield from _worth_parts(self.table, self.units, self.timed)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
         return soundness(self.table, []) | {
             "ascending": self.out_of_order is None,
-            "worth": worth_data(self.table, self.units, self.timed),
+            "worth": _worth_data(self.table, self.units, self.timed),
         }
 
 
@@ -123,3 +130,46 @@ def _summary(table: ActionTable) -> str:
     form = "with messages" if table.is_lowered else "compute only"
     counts = ((len(stages), "stage"), (len(micro_batches), "micro-batch"), (sum(map(len, table.rows)), "action"))
     return ", ".join([ranks, *(number_of(*each) for each in counts), form])
+
+
+# what a step of the table is worth
+
+
+def _worth_data(actions: ActionTable, units: StepTime, timed: StepTime | None) -> dict[str, object]:
+    """Return the step in units and, if it was timed, in seconds, with the passes in flight by rank and by stage."""
+    return {
+        "units": units.seconds,
+        "bubble_fraction": units.bubble_fraction,
+        "bubble_to_work": units.bubble_to_work,
+        "in_flight": in_flight_on_ranks(actions),
+        "in_flight_of_stages": {str(stage): most for stage, most in in_flight_on_stages(actions).items()},
+        "timed": None
+        if timed is None
+        else {
+            "seconds": timed.seconds,
+            "bubble_fraction": timed.bubble_fraction,
+            "bubble_to_work": timed.bubble_to_work,
+        },
+    }
+
+
+def _worth_parts(actions: ActionTable, units: StepTime, timed: StepTime | None) -> Iterator[Part]:
+    """Yield the same as text."""
+    yield f"a step takes {units.seconds:g} units: {_bubble_text(units)}"
+    if timed is not None:
+        yield f"a step takes {seconds_text(timed.seconds)} with the times given: {_bubble_text(timed)}"
+    shown, unit = (units, "units of time") if timed is None else (timed, "times of a step as given")
+    form = "{:g}".format if timed is None else seconds_text
+    on_stages = in_flight_on_stages(actions)
+    rows = []
+    for rank, most in enumerate(in_flight_on_ranks(actions)):
+        if rank in shown.busy:
+            stages = sorted({action.stage for action in actions.rows[rank]})
+            each = ", ".join(f"{stage}: {on_stages[stage]}" for stage in stages)
+            busy = shown.busy[rank]
+            rows.append([str(rank), each, str(most), form(busy), form(shown.seconds - busy)])
+    yield TextTable(f"passes in flight at most, and {unit}", ["rank", "of stages", "in flight", "work", "idle"], rows)
+
+
+def _bubble_text(step: StepTime) -> str:
+    return f"the bubble is {step.bubble_fraction:.1%} of it, {step.bubble_to_work:.1%} of the work"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -109,20 +109,31 @@ def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator
 
 def _idle_table(bubbles: Bubbles, places: list[tuple[int, Engine]], title: str) -> Iterator[Part]:
     idle = [bubbles.idle_seconds(stage, engine) for stage, engine in places]
-    totals = {cause: sum(row.get(cause, 0.0) for row in idle) for row in idle for cause in row}
-    causes = sorted(totals, key=lambda cause: -totals[cause])[:_SHOWN_CAUSES]
+    every = causes_by_length(idle)
+    causes = every[:_SHOWN_CAUSES]
     rows = []
     for (stage, engine), row in zip(places, idle, strict=True):
-        waits = sorted(bubbles.waited_for(stage, engine).items(), key=lambda item: -item[1])
-        longest = f"@{waits[0][0]} {seconds_text(waits[0][1])}" if waits else "-"
         cells = [seconds_text(row[cause]) if cause in row else "-" for cause in causes]
-        if len(totals) > len(causes):
+        if len(every) > len(causes):
             cells.append(seconds_text(sum(seconds for cause, seconds in row.items() if cause not in causes)))
-        rows.append([f"@{stage} {engine.value}", seconds_text(bubbles.busy_seconds(stage, engine)), *cells, longest])
-    names = [cause.value for cause in causes] + (["other"] if len(totals) > len(causes) else [])
+        busy, longest = seconds_text(bubbles.busy_seconds(stage, engine)), longest_wait(bubbles, stage, engine)
+        rows.append([f"@{stage} {engine.value}", busy, *cells, longest])
+    names = [cause.value for cause in causes] + (["other"] if len(every) > len(causes) else [])
     yield TextTable(title, ("engine", "busy", *names, "longest for"), rows)
     if Cause.SETTLING in causes:
         yield "settling: the program has not settled: by so much the engine's last step is shorter than the step's time"
+
+
+def causes_by_length(idle: Sequence[Mapping[Cause, float]]) -> list[Cause]:
+    """Return the causes of idle time of several engines, those that cost most first."""
+    totals = {cause: sum(row.get(cause, 0.0) for row in idle) for row in idle for cause in row}
+    return sorted(totals, key=lambda cause: -totals[cause])
+
+
+def longest_wait(bubbles: Bubbles, stage: int, engine: Engine) -> str:
+    """Return the stage that an engine waited longest for, and for how long; a dash where it waited for none."""
+    waits = sorted(bubbles.waited_for(stage, engine).items(), key=lambda item: -item[1])
+    return f"@{waits[0][0]} {seconds_text(waits[0][1])}" if waits else "-"
 
 
 def _path_tables(bubbles: Bubbles) -> Iterator[Part]:

@@ -30,11 +30,11 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail, misuse
 from ratrain.ratrain_ir.support.quantities import MIB, number_of
 from ratrain.ratrainc.choices.finetune_choice import AUTO, CONSTANT
+from ratrain.ratrainc.choices.kernel_choice import host_choice, with_kernels
 from ratrain.ratrainc.compiling.building import compile as compiled
 from ratrain.ratrainc.compiling.building import emit
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.extras import is_installed
-from ratrain.ratrainc.facts.kernel_choice import host_choice, with_kernels
 from ratrain.targets.program.rtx import program_bytes
 from ratrain.targets.runtime.arena.process_memory import resident_bytes, room
 from ratrain.targets.runtime.arena.processor import cpu_flags

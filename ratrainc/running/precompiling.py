@@ -81,10 +81,12 @@ def _place_many() -> None:
 def _go_through(dtype: Dtype, folder: Path) -> None:
     from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
     from ratrain.ratrainc.compiling import building, proving
-    from ratrain.ratrainc.report import timing
+    from ratrain.ratrainc.compiling.opening import machine_of
+    from ratrain.ratrainc.report.time_report import TimeReport
     from ratrain.ratrainc.running.training import run_training
     from ratrain.targets.runtime.kernels.fast.ahead import run_experts
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
+    from ratrain.targets.simulator.figures import simulated
 
     run_experts(dtype)
     model, plan = building.resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
@@ -98,6 +100,7 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     for saved in (schedule, path):
         proving.verify(saved)
     # the walk through idle time runs only when its parts are taken
-    list(timing.explain_time(timing.simulate(program)).parts())
+    figures, timeline = simulated(program, machine_of(program))
+    list(TimeReport(timeline, figures, stage=None, cold=False).parts())
     settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1), execution=Execution(kernels="fast"))
     run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))

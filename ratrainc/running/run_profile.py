@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.support.files import write_lines
 from ratrain.ratrainc.report.trace import MICROSECONDS, instruction_event, track_names
 from ratrain.targets.machine.timing import op_key
 from ratrain.targets.program.rtx import program_bytes
-from ratrain.targets.simulator.figures import timed_instruction
+from ratrain.targets.simulator.op_works import timed_instruction
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Mesh, Rank

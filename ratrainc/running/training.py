@@ -15,10 +15,10 @@ from ratrain.ratrain_ir.model.trained_flops import trained_flops_per_token
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
 from ratrain.ratrain_ir.support.quantities import number_of
+from ratrain.ratrainc.choices.kernel_choice import with_kernels
 from ratrain.ratrainc.console.console import status
 from ratrain.ratrainc.console.safe_messages import SafeMessages, show_safely
 from ratrain.ratrainc.console.signals import StopAsked, ending_in_order, saying_where
-from ratrain.ratrainc.facts.kernel_choice import with_kernels
 from ratrain.ratrainc.running.loss_plot import write_losses
 from ratrain.ratrainc.running.run_display import run_steps, say_start
 from ratrain.ratrainc.running.run_end import check_trained, saved_first

@@ -24,33 +24,23 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.planner.search.plan_evaluation import Task
 
+# megatron/core, with the distributed optimizer: bf16 weights, f32 masters
+_MEGATRON = Job(
+    "megatron-lm",
+    None,
+    None,
+    None,
+    None,
+    None,
+    sharding=Sharding.DISTRIBUTED_OPTIMIZER,
+    master_dtype="f32",
+    loss=Loss.VOCAB_PARALLEL,
+)
 JOBS = {
-    # megatron/core, with the distributed optimizer: bf16 weights, f32 masters
-    "megatron-lm": Job(
-        "megatron-lm",
-        None,
-        None,
-        None,
-        None,
-        None,
-        sharding=Sharding.DISTRIBUTED_OPTIMIZER,
-        master_dtype="f32",
-        loss=Loss.VOCAB_PARALLEL,
-    ),
+    "megatron-lm": _MEGATRON,
     # Megatron-LM of 2023 without the distributed optimizer, with its default dropout of 0.1 (arguments.py). One buffer
     # has all gradients. The step makes their f32 copies, and zero_grad drops them (optimizer.py).
-    "megatron-lm-ddp": Job(
-        "megatron-lm",
-        None,
-        None,
-        None,
-        None,
-        None,
-        sharding=Sharding.DDP,
-        master_dtype="f32",
-        loss=Loss.VOCAB_PARALLEL,
-        dropout=0.1,
-    ),
+    "megatron-lm-ddp": evolve(_MEGATRON, sharding=Sharding.DDP, dropout=0.1),
     # torchtitan, torchtitan/distributed/fsdp.py: f32 weights, gathered in the compute type, reduced in f32
     "torchtitan": Job("torchtitan", None, None, None, None, None, sharding=Sharding.FSDP2, loss=Loss.UPCAST),
 }

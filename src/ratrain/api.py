@@ -76,9 +76,7 @@ if TYPE_CHECKING:
         run,
         watch,
     )
-    from ratrain.ratrainc.memory.buffer_placing import RefusedPlacingError
-    from ratrain.ratrainc.report.table_report import UnsoundTableError
-    from ratrain.ratrainc.report.timing import (
+    from ratrain.ratrainc.functions.timing import (
         explain_time,
         report,
         report_against,
@@ -86,6 +84,8 @@ if TYPE_CHECKING:
         simulate_given,
         simulate_on_cores,
     )
+    from ratrain.ratrainc.memory.buffer_placing import RefusedPlacingError
+    from ratrain.ratrainc.report.table_report import UnsoundTableError
     from ratrain.ratrainc.report.trace import write_trace
 
 _ROOMS = {
@@ -105,7 +105,7 @@ _ROOMS = {
     "ratrain.ratrainc.functions.running": "doctor export_weights finetune generate launch postmortem precompile run "
     "watch",
     "ratrain.ratrainc.compiling.soundness": "check",
-    "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given simulate_on_cores",
+    "ratrain.ratrainc.functions.timing": "explain_time report report_against simulate simulate_given simulate_on_cores",
     "ratrain.ratrainc.report.trace": "write_trace",
     "ratrain.ratrainc.memory.buffer_placing": "RefusedPlacingError",
     "ratrain.ratrainc.console.progress": "OnProgress Progress",

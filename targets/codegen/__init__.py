@@ -1,1 +1,1 @@
-"""Code generation that every target shares: the routines of block ops, derived from the model and the plan alone."""
+"""Code generation that every target shares: routines of block ops, of model and plan alone; emission of programs."""

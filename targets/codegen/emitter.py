@@ -30,7 +30,7 @@ from ratrain.ratrain_ir.target import Target
 from ratrain.ratrain_ir.verifier.reporter import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.codegen.emitted_columns import EmittedStage, Form, Streams, emitted_columns
-from ratrain.targets.program.columns import WAITS, ProgramColumns, TensorForm
+from ratrain.targets.program.columns import WAITS, ProgramColumns, TensorForm, number_or_none
 from ratrain.targets.program.lifting import stored_fields
 from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import Routine
@@ -147,8 +147,8 @@ class _Emission:
             if form.workspace_bytes and sum(tensor.type.nbytes for tensor in op.scratch) < form.workspace_bytes:
                 check_op_workspace(self.module, stage, op, self.target, self.report)
             found.append(number)
-            micro_batches.append(_or_none(op.micro_batch) if has_micro_batch else NONE)  # type: ignore[attr-defined]
-            peers.append(_or_none(op.peer) if has_peer else NONE)  # type: ignore[attr-defined]
+            micro_batches.append(number_or_none(op.micro_batch) if has_micro_batch else NONE)  # type: ignore[attr-defined]
+            peers.append(number_or_none(op.peer) if has_peer else NONE)  # type: ignore[attr-defined]
             first = end
         streams = Streams.of(numbers)
         return EmittedStage(
@@ -196,10 +196,6 @@ def _key_of(kind: type[Op]) -> tuple[Callable[[Op], object], bool, bool]:
 
 
 _KEYS = {kind: _key_of(kind) for kind in FIELDS}
-
-
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value
 
 
 def _offset(tensor: Tensor) -> int:

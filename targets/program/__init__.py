@@ -1,1 +1,1 @@
-"""The executable program: its container, its verifier, its way back to a schedule. No machine in it."""
+"""The executable program: instructions, routines, its file, its way back to a schedule. No machine in it."""

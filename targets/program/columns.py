@@ -477,22 +477,23 @@ def _rows(rows: Sequence[tuple[int, ...]], width: int) -> Int32s:
 
 
 def _row(item: Instruction, strings: Numbers[str], slices: int) -> tuple[int, ...]:
-    piece = _or_none(item.micro_batch)
+    piece = number_or_none(item.micro_batch)
     if item.slice is not None and item.micro_batch is not None:
         piece = item.micro_batch * max(1, slices) + item.slice
     return (
         strings[item.keyword],
-        _or_none(item.routine),
+        number_or_none(item.routine),
         piece,
-        _or_none(item.peer),
+        number_or_none(item.peer),
         strings[item.variant],
         strings[item.group],
-        item.accumulates * ACCUMULATES | item.blocking * BLOCKING | (_or_none(item.chunk) + 1) * CHUNK,
+        item.accumulates * ACCUMULATES | item.blocking * BLOCKING | (number_or_none(item.chunk) + 1) * CHUNK,
         len(item.operands),
         len(item.waits),
         len(item.blocks),
     )
 
 
-def _or_none(value: int | None) -> int:
+def number_or_none(value: int | None) -> int:
+    """Return a number as columns have it: -1 for None."""
     return -1 if value is None else value

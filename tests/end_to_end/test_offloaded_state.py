@@ -12,12 +12,12 @@ from ratrain import api
 from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.model.blocks import block_chain, has_backward
 from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check

@@ -9,10 +9,10 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.messages import DonorAccept, DonorReturn, PeerOffload, PeerReload
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import verify

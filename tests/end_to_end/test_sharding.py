@@ -13,9 +13,9 @@ from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.training import Training
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.model.sharded_blocks import frozen_elements, frozen_parts, packed_frozen_bytes
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.program.rtx import parse_program, program_bytes

@@ -11,11 +11,11 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.types import STORES, Home
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.compute import Forward
 from ratrain.ratrain_ir.ops.memory import Fetch, Store
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.program.rtx import parse_program, program_bytes

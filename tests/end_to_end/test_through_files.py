@@ -19,9 +19,9 @@ from ratrain import api
 from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.config.plan import DTYPES
 from ratrain.ratrain_ir.config.types import STORES
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.testing.strategies import SCALINGS
 from ratrain.ratrain_ir.text.parser import parse_module

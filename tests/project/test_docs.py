@@ -56,15 +56,26 @@ def test_the_annotated_schedule_is_a_sound_schedule() -> None:
 
 
 def test_files_where_things_are_decided_are_there() -> None:
-    """Each stands by its path from the checkout, or from the folder of the one before it on the line, or from one above."""
+    """Each stands by its path from the checkout, or from the folder of the one before it, or from one above; names in them."""
     _, _, table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is X decided?")
     for line in table.splitlines():
-        folders = [ROOT]
+        folders, texts = [ROOT], ""
         for name in re.findall(r"`([\w./]+(?:\.\w+|/))`", line.rpartition(" | ")[2]):
             found = next((folder / name for folder in folders if (folder / name).exists()), None)
             assert found is not None, f"{name} is not there: {line}"
             folder = found if found.is_dir() else found.parent
             folders = [ROOT, folder, folder.parent]
+            texts += "".join(each.read_text() for each in (found.rglob("*.py") if found.is_dir() else [found]))
+        for name in re.findall(r"`(\w+)`", line):
+            assert name in texts, f"{name} is in none of the files of its line: {line}"
+
+
+def test_every_room_of_the_house_is_named() -> None:
+    """Each folder of sources in a package, by its name in the tables of rooms or with its package in the drawing."""
+    house, _, _ = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is X decided?")
+    for package in ("ratrain_ir", "passes", "targets", "ratrainc"):
+        for room in sorted(found.parent for found in (ROOT / package).glob("*/__init__.py")):
+            assert f"{room.name}/" in house or f"{package}/{room.name}" in house, room
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -12,10 +12,10 @@ from lark.exceptions import UnexpectedInput
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.module import SourceText
 from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, pipelines
 from ratrain.ratrain_ir.text.parser import grammar_module, quick_module

@@ -12,11 +12,11 @@ from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, tensor_type
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.ops.base import field_texts
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES, read_fields
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets

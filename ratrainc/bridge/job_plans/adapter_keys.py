@@ -13,7 +13,7 @@ huggingface/peft 0.21.2, peft/tuners/tuners_utils.py (`check_target_module_exist
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.quantised import NF4
 from ratrain.ratrain_ir.config.training import ALL_LINEAR, LORA
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
-    from ratrain.ratrain_ir.support.diagnostics import Diagnostics
-    from ratrain.ratrainc.bridge.jobs.job import Adapter, Job
+    from ratrain.ratrainc.bridge.job_plans.job_plan import JobPlan
+    from ratrain.ratrainc.bridge.jobs.job import Adapter
 
 _OF_MEGATRON = {"linear_proj": "o_proj", "linear_fc2": "down_proj"}
 _JOINT_IN_MEGATRON = {"linear_qkv": "q_proj, k_proj and v_proj", "linear_fc1": "gate_proj and up_proj"}
@@ -49,26 +49,7 @@ _TABLES = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe")
 """Embeddings and heads, which have no adapters in a plan."""
 
 
-class Made(Protocol):
-    """Keys of a plan from a job, as `plan_of_job.py` makes them."""
-
-    job: Job
-    report: Diagnostics
-
-    def key(self, name: str) -> str:
-        """Return the file's own word for a field of the job."""
-
-    def put(self, key: str, value: Any, *names: str) -> None:
-        """Set a key of the plan, from fields of the job."""
-
-    def wrong(self, name: str, message: str, way_out: str, *, code: str = "RT064") -> None:
-        """Report an error at a field's setting."""
-
-    def leave(self, name: str, value: Any, why: str, *, trains: bool = False) -> None:
-        """List a field of the job that is not carried over."""
-
-
-def put_adapter(made: Made) -> None:
+def put_adapter(made: JobPlan) -> None:
     """Put the keys of a job's adapter; report what no plan trains."""
     adapter = made.job.adapter
     assert adapter is not None
@@ -93,7 +74,7 @@ def put_adapter(made: Made) -> None:
         _put_base(made, adapter)
 
 
-def check_trained(made: Made, plan: Plan) -> None:
+def check_trained(made: JobPlan, plan: Plan) -> None:
     """Report, with the file's words and places, where the keys of [train] do not fit the model, if it is known."""
     if not plan.training or made.job.model is None:
         return
@@ -114,13 +95,13 @@ def check_trained(made: Made, plan: Plan) -> None:
         made.report.check()
 
 
-def is_carried(made: Made, key: str) -> bool:
+def is_carried(made: JobPlan, key: str) -> bool:
     """Tell whether a setting, or the table that it stands in, is part of what the plan has of adapters or layers."""
     own = (origin.key for name, origin in made.job.origins.items() if name.startswith((ADAPTER, THAWED)))
     return any(key == each or key.startswith(f"{each}.") for each in own)
 
 
-def _refuse(made: Made, adapter: Adapter) -> None:
+def _refuse(made: JobPlan, adapter: Adapter) -> None:
     """Report other kinds of adapters, starts and bases, and dropout."""
     if adapter.kind:
         text = f"{adapter.kind} is another training than low-rank products beside the weights, which a plan has"
@@ -146,7 +127,7 @@ def _refuse(made: Made, adapter: Adapter) -> None:
         made.wrong(name, f"{text}, not {adapter.quantisation}", "say nf4")
 
 
-def _put_base(made: Made, adapter: Adapter) -> None:
+def _put_base(made: JobPlan, adapter: Adapter) -> None:
     made.put("base", NF4, f"{ADAPTER}base_bits")
     if not adapter.double_quantised:
         why = "the base's scales stay in f32 there; those of a plan's nf4 have 8 bits"
@@ -159,7 +140,7 @@ def _put_base(made: Made, adapter: Adapter) -> None:
 # targets
 
 
-def _targets(made: Made, adapter: Adapter) -> str | None:
+def _targets(made: JobPlan, adapter: Adapter) -> str | None:
     """Return the targets in a plan's words; None if they are refused, which is reported."""
     name = f"{ADAPTER}targets"
     names = _names(made, adapter)
@@ -213,7 +194,7 @@ def _targets(made: Made, adapter: Adapter) -> str | None:
     return _but_excluded(made, adapter, ", ".join(dict.fromkeys([*names, *parameters])), names)
 
 
-def _of_experts(made: Made, adapter: Adapter) -> ExpertTargets:
+def _of_experts(made: JobPlan, adapter: Adapter) -> ExpertTargets:
     """Return the targets apart by linear layers and parameters, for which PEFT takes old names of experts."""
     model = made.job.model
     if model is None or made.job.framework == "megatron-bridge":
@@ -221,7 +202,7 @@ def _of_experts(made: Made, adapter: Adapter) -> ExpertTargets:
     return expert_targets(model.family, adapter.targets, adapter.target_parameters)
 
 
-def _but_excluded(made: Made, adapter: Adapter, targets: str, names: Iterable[str] | None = None) -> str | None:
+def _but_excluded(made: JobPlan, adapter: Adapter, targets: str, names: Iterable[str] | None = None) -> str | None:
     """Return targets without the layers that get no adapter; None if they are refused, which is reported.
 
     `names` are those in the targets, None of an expression. A name that is left out where it is named whole has been
@@ -248,7 +229,7 @@ def _but_excluded(made: Made, adapter: Adapter, targets: str, names: Iterable[st
     return f"{EXPRESSION}{found}"
 
 
-def _names(made: Made, adapter: Adapter) -> list[str] | None:
+def _names(made: JobPlan, adapter: Adapter) -> list[str] | None:
     """Return the names of targets; all linear layers by their own names if the file restricts them, or adds others."""
     job, model = made.job, made.job.model
     if ALL_LINEAR not in adapter.targets:
@@ -318,7 +299,7 @@ def _in_layers(names: Iterable[str], adapter: Adapter) -> str:
 # modules that train whole
 
 
-def _saved(made: Made, adapter: Adapter) -> list[str]:
+def _saved(made: JobPlan, adapter: Adapter) -> list[str]:
     """Return the modules that train whole, by ends of names after a dot: PEFT takes ends of names wherever they begin.
 
     A table that is tied is named twice, as both of its modules.

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrainc.bridge.job_plans.adapter_keys import Made
+    from ratrain.ratrainc.bridge.job_plans.job_plan import JobPlan
     from ratrain.ratrainc.bridge.jobs.job import Thawed
 
 
-def put_thawed(made: Made) -> None:
+def put_thawed(made: JobPlan) -> None:
     """Put the parameters that stay frozen; report what cannot be said of the model, or is in it nowhere."""
     thawed, model = made.job.thawed, made.job.model
     assert thawed is not None
@@ -62,7 +62,7 @@ def put_thawed(made: Made) -> None:
         made.put("freeze", ", ".join(patterns_of(frozen, names)), name, "thawed")
 
 
-def _texts(made: Made, thawed: Thawed, model: ModelConfig, names: Collection[str]) -> list[str] | None:
+def _texts(made: JobPlan, thawed: Thawed, model: ModelConfig, names: Collection[str]) -> list[str] | None:
     """Return the texts that names of trained parameters have in them; None if some setting is wrong, as reported."""
     count, key = model.layers, made.key(f"{THAWED}layers")
     if thawed.spread and (thawed.layers < 1 or count % thawed.layers):

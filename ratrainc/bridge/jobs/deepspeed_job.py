@@ -41,7 +41,6 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     SUM_TYPE,
     SUMS_SOURCE,
     TIMES,
-    TRAINER_OPTIMIZERS,
     TYPES,
     ULYSSES,
     VIEWS,
@@ -50,6 +49,7 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO_CONFIG,
 )
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
+from ratrain.ratrainc.bridge.jobs import hf_rules
 from ratrain.ratrainc.bridge.jobs.job import ZERO_STAGES, Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import check_devices, in_own_words, note_ratio, put_model, take_options
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
@@ -329,6 +329,10 @@ def _types(reader: JobReader) -> None:
         reader.values["autocast"] = True
 
 
+_TRAINER_OPTIMIZERS = {**hf_rules.OPTIMIZERS, "adamw_hf": "adamw", "adamw_apex_fused": "adamw-fused"}
+"""Words of TrainingArguments.optim, those of older versions too (training_args.py, OptimizerNames)."""
+
+
 def _optimizer(reader: JobReader, *, trainer: bool) -> None:
     kind = reader.take(OPTIMIZER, str)
     argument = f"{_A}optim"
@@ -341,10 +345,10 @@ def _optimizer(reader: JobReader, *, trainer: bool) -> None:
     elif kind is not None:
         known = ", ".join(OPTIMIZERS)
         reader.wrong(OPTIMIZER, f"the optimizer {kind} is not known here", way_out=f"one of {known}")
-    elif said is not None and said in TRAINER_OPTIMIZERS:
-        reader.put("optimizer", TRAINER_OPTIMIZERS[said], argument)
+    elif said is not None and said in _TRAINER_OPTIMIZERS:
+        reader.put("optimizer", _TRAINER_OPTIMIZERS[said], argument)
     elif said is not None:
-        reader.wrong(argument, f"optim {said} is not known here", way_out=f"one of {', '.join(TRAINER_OPTIMIZERS)}")
+        reader.wrong(argument, f"optim {said} is not known here", way_out=f"one of {', '.join(_TRAINER_OPTIMIZERS)}")
     elif trainer:
         reader.assume("optimizer", "adamw-fused", "optim", f"{_TRAINER}.optim")
     else:

@@ -17,13 +17,13 @@ from ratrain.ratrain_ir.support.files import is_there
 from ratrain.ratrain_ir.support.text import Source, read_text, shown
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.jobs.job import Job, Note, Origin
+from ratrain.ratrainc.bridge.jobs.job_common import ON_THE_COMMAND_LINE
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 from ratrain.ratrainc.bridge.jobs.yaml_text import yaml_settings
 from ratrain.ratrainc.bridge.settings import Setting, flat
 
 T = TypeVar("T")
 ACCELERATE, DEEPSPEED = "accelerate.", "deepspeed."
-COMMAND_LINE = "the command line"
 
 _TRUE, _FALSE = ("yes", "y", "t", "on", "1"), ("no", "n", "f", "off", "0")
 """Further words for true and false: transformers src/transformers/hf_argparser.py, string_to_bool; pydantic's bool;
@@ -103,8 +103,8 @@ class HfReader(JobReader):
         if said is not None or asked is None:
             self.lay(name, Said(said, key) if said is not None else Said(default, key, source))
             return default if said is None else said
-        self.assume(name, asked, option, COMMAND_LINE)
-        self.origins[name] = Origin(option, COMMAND_LINE)
+        self.assume(name, asked, option, ON_THE_COMMAND_LINE)
+        self.origins[name] = Origin(option, ON_THE_COMMAND_LINE)
         return int(asked)
 
     def open(self, key: str, what: str) -> bool:

@@ -34,7 +34,7 @@ from ratrain.ratrain_ir.support.diagnostics import nearest
 from ratrain.ratrain_ir.support.files import is_directory, is_there
 from ratrain.ratrain_ir.support.module_patterns import expression_error
 from ratrain.ratrain_ir.support.text import shown
-from ratrain.ratrainc.bridge.jobs.hf_reader import COMMAND_LINE, HfReader, Said
+from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said
 from ratrain.ratrainc.bridge.jobs.job import (
     FSDP,
     THAWED,
@@ -46,7 +46,7 @@ from ratrain.ratrainc.bridge.jobs.job import (
     Sharding,
     Thawed,
 )
-from ratrain.ratrainc.bridge.jobs.job_common import names_of
+from ratrain.ratrainc.bridge.jobs.job_common import ON_THE_COMMAND_LINE, names_of
 from ratrain.ratrainc.bridge.settings import product
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ _TYPES: Mapping[str, str] = {
     **dict.fromkeys(("float16", "fp16", "half", "torch.float16"), "f16"),
     **dict.fromkeys(("float32", "fp32", "float", "torch.float32"), "f32"),
 }
-TYPE_WORDS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 _ATTENTION: Mapping[str, Attention] = {
     "eager": Attention.EAGER,
@@ -296,7 +295,7 @@ def put_asked_model(reader: HfReader) -> None:
     """Set the model that the command gives; nothing happens without one."""
     if reader.asked.model is not None:
         reader.values["model"] = reader.asked.model
-        reader.origins["model"] = Origin("--model", COMMAND_LINE)
+        reader.origins["model"] = Origin("--model", ON_THE_COMMAND_LINE)
         _put_dropout(reader, "--model")
 
 

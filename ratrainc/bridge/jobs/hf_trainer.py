@@ -17,7 +17,6 @@ from ratrain.ratrainc.bridge.jobs.hf_arguments import INERT, Defaults, put_loss,
 from ratrain.ratrainc.bridge.jobs.hf_reader import HfReader, Said, settings_of
 from ratrain.ratrainc.bridge.jobs.hf_rules import (
     LOADING,
-    TYPE_WORDS,
     TrainingDefaults,
     has_experts,
     put_adapter,
@@ -32,7 +31,7 @@ from ratrain.ratrainc.bridge.jobs.hf_rules import (
 )
 from ratrain.ratrainc.bridge.jobs.hf_words import Words, attention_word, liger, phrase
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Attention, Job, Loss
-from ratrain.ratrainc.bridge.jobs.job_common import names_of
+from ratrain.ratrainc.bridge.jobs.job_common import TYPE_WORDS, names_of
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
 MODEL_CONFIG = "trl trl/trainer/model_config.py, ModelConfig"
@@ -283,7 +282,7 @@ TRL_WORDS = Words(
     adapter=_adapter_words,
     seq_len="max_length",
     offload_activations=lambda on: {"activation_offloading": on},
-    attention=attention_word("attn_implementation"),
+    attention=attention_word,
     loss=_trl_loss_words,
     weights=lambda value: {"dtype": TYPE_WORDS[value]} if value in TYPE_WORDS else None,
 )

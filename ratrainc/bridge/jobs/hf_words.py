@@ -291,9 +291,9 @@ def phrase_of_accelerate(job: Job, name: str, value: Any) -> str | None:
     return said.partition("  # in ")[0] if said else None
 
 
-def attention_word(key: str) -> Callable[[Any], Table | None]:
-    """Return the words for an attention implementation under a key that takes transformers' names."""
-    return lambda value: {key: ATTENTION_WORDS[value]} if value in ATTENTION_WORDS else None
+def attention_word(value: Any) -> Table | None:
+    """Return the words for an attention implementation by transformers' names; None if it has none."""
+    return {"attn_implementation": ATTENTION_WORDS[value]} if value in ATTENTION_WORDS else None
 
 
 def liger(key: str) -> Callable[[Any], Table | None]:

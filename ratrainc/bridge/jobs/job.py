@@ -317,6 +317,8 @@ class Job:
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_layers: int | None = None
     """layers that are recomputed; None: all"""
+    checkpoint_stride: int | None = None
+    """N if these are each N-th layer, counted from 1; None: the settings choose them otherwise"""
     checkpoint_every: int = 1
     """layers a kept input"""
     attention: Attention = Attention.SDPA

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
+TYPE_WORDS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+"""PyTorch's names of types."""
 ON_THE_COMMAND_LINE = "the command line"
 LISTS_LINEARS = ("axolotl", "llama-factory")
 """Frameworks that list the linear layers of a model by the last parts of their names: axolotl

@@ -16,7 +16,7 @@ from ratrain.ratrainc.bridge.jobs.job_common import check_devices, put_accumulat
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, JobReader, SettingsFormat
 from ratrain.ratrainc.bridge.jobs.megatron_shape import described_model
 from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
-from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
+from ratrain.ratrainc.bridge.megatron_arguments import arguments_of, named_flags
 from ratrain.ratrainc.bridge.megatron_reasons import reason
 from ratrain.ratrainc.bridge.megatron_rules import CHOICES
 from ratrain.ratrainc.bridge.reasons import OF_OVERLAP, OF_VALUES
@@ -40,7 +40,6 @@ _TELLING = _words(
     hidden-size num-attention-heads seq-length use-distributed-optimizer train-iters use-mcore-models
     """
 )
-_FLAG = re.compile(r"(?<!\S)--([a-z0-9]+(?:[-_][a-z0-9]+)+)\b")
 _OTHER_FILES = (".yaml", ".yml", ".json", ".toml", ".py", ".hjson", ".md")
 
 _DECIDE = _words(
@@ -91,8 +90,7 @@ def _recognises(path: Path, text: str) -> bool:
     """Tell whether a text is a script with arguments that Megatron-LM has, and no other program."""
     if path.suffix in _OTHER_FILES:
         return False
-    names = {name.replace("_", "-") for name in _FLAG.findall(text)}
-    return len(names & _TELLING) > 1
+    return len(named_flags(text) & _TELLING) > 1
 
 
 def _read(path: Path, text: str, asked: Asked) -> Job:

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.support.text import Source, shown
 from ratrain.ratrainc.bridge.jobs.job import Attention, Checkpointing, Context, Job, Loss, Sharding
 from ratrain.ratrainc.bridge.jobs.job_common import (
     STRIDE,
+    TYPE_WORDS,
     check_devices,
     dense,
     in_own_words,
@@ -37,7 +38,7 @@ _RENAMED = {
     for name in ("adam_beta1", "adam_beta2", "adam_eps", "torch_adam_is_fused")
 }
 """Names of versions before optimizer_factory, and the later ones."""
-_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+_TYPES = {word: kind for kind, word in TYPE_WORDS.items()}
 _SIZES = {"vocab_size": 32000, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 _FFN = 11008
 """Defaults of sizes in models_config.py, LlamaConfig and Qwen2Config."""

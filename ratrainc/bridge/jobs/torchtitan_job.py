@@ -204,11 +204,10 @@ def _hybrid(reader: JobReader, shard: int | None, copies: int, replicas: int | N
 
 def _types(reader: JobReader, *, early: bool) -> None:
     """Set the type of weights, gradients and moments, and note in `compute_dtype` what the file says of products."""
-    types = {"bfloat16": "bf16", "float32": "f32"}
-    word, says = one_word(reader, STATE, tuple(types), "float32")
+    word, says = one_word(reader, STATE, tuple(sorted(TYPES)), "float32")
     source = f"{_REPO}: torchtitan/config/job_config.py, Training.dtype"
     for name in ("weight_dtype", "gradient_dtype"):
-        reader.put_or_assume(name, types[word], STATE, source, says=says)
+        reader.put_or_assume(name, TYPES[word], STATE, source, says=says)
     for name, key in (("compute_dtype", VIEW), ("reduce_dtype", REDUCE)):
         word, says = one_word(reader, key, tuple(TYPES), RULES[key].default)
         reader.put_or_assume(name, TYPES[word], key, _source(key), says=says)

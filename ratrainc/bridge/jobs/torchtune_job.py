@@ -355,6 +355,7 @@ def _every(reader: JobReader) -> None:
         reader.wrong("ac_option", "ac_mode: selective goes with ac_option: N, which recomputes each N-th layer")
     elif each > 1 and model is not None:
         reader.put("checkpoint_layers", model.layers // each, "ac_option")
+        reader.put("checkpoint_stride", each, "ac_option")
     elif each > 1:
         reader.unknown("ac_option", "how many layers each N-th of them is, the model says")
 

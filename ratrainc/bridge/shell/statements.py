@@ -322,8 +322,7 @@ class Runner:
         state.status = CommandOutcome(value=True)
         return [state]
 
-    def _variable_assignments(self, node: Node, script: Script, state: PathState) -> list[PathState]:
-        return self.run(node.children, script, [state])
+    _variable_assignments = _program
 
     def _declaration_command(self, node: Node, script: Script, state: PathState) -> list[PathState]:
         keyword = source_of(node.children[0], script)

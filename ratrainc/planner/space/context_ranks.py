@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.plan_text import check_plan
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.choices.plan_choices import LEAST_TOKENS, LONG_SEQUENCE
+from ratrain.ratrainc.planner.space.asked_ranks import Problem, check_asked, problem_of
 from ratrain.ratrainc.planner.space.search_setting import WHOLE_KEYS
 from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.tilings import divisors
@@ -33,13 +33,7 @@ def choose_cp(setting: SearchSetting, clusters: int, asked: Sequence[int] | None
         tokens = setting.template.seq_len
         most = tokens // LEAST_TOKENS if tokens >= LONG_SEQUENCE else 1
         return tuple(number for number in possible(setting, clusters) if number <= most)
-    for number in asked:
-        if number > clusters:
-            text = f"{number} context ranks take more than the {clusters} clusters"
-            fail("RT064", text, help="use more clusters, or fewer context ranks (--cp)")
-        if (problem := _problem(setting, number)) is not None:
-            text, help_text = problem
-            fail("RT064", text, help=help_text.replace("cp = 1", "--cp 1"))
+    check_asked(asked, clusters, "context", "cp", lambda number: _problem(setting, number))
     return tuple(sorted(asked))
 
 
@@ -56,7 +50,7 @@ def possible(setting: SearchSetting, clusters: int) -> tuple[int, ...]:
     return tuple(number for number in divisors(clusters) if _problem(setting, number) is None)
 
 
-def _problem(setting: SearchSetting, contexts: int) -> tuple[str, str] | None:
+def _problem(setting: SearchSetting, contexts: int) -> Problem | None:
     """Return why `contexts` context ranks cannot compute a template's sequences, and a way out; None if they can."""
     if contexts == 1:
         return None
@@ -64,8 +58,4 @@ def _problem(setting: SearchSetting, contexts: int) -> tuple[str, str] | None:
     given = setting.template
     exchange, groups = (given.context_exchange, given.context_groups) if given.cp > 1 else WHOLE_KEYS
     shape = Shape(1, 1, 1, 1, 0, "last", cp=contexts, exchange=exchange, groups=groups)
-    try:
-        check_plan(shape.plan(setting, ()), setting.model)
-    except DiagnosticError as error:
-        return error.diagnostics[0].message, error.diagnostics[0].help or ""
-    return None
+    return problem_of(check_plan, shape.plan(setting, ()), setting.model)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.plan_text import check_plan
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrainc.planner.space.asked_ranks import Problem, check_asked, problem_of
 from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.tilings import divisors
 
@@ -31,22 +31,14 @@ def choose_ep(setting: SearchSetting, clusters: int, asked: Sequence[int] | None
     if asked is None:
         numbers = divisors(setting.model.experts or 1)
         return tuple(number for number in numbers if number <= clusters and _problem(setting, number) is None)
-    for number in asked:
-        if number > clusters:
-            text = f"{number} expert ranks take more than the {clusters} clusters"
-            fail("RT064", text, help="use more clusters, or fewer expert ranks (--ep)")
-        if (problem := _problem(setting, number)) is not None:
-            text, help_text = problem
-            fail("RT064", text, help=help_text.replace("ep = 1", "--ep 1").replace("leave it out", "leave out --ep"))
+    check_asked(asked, clusters, "expert", "ep", lambda number: _problem(setting, number))
     return tuple(sorted(asked))
 
 
-def _problem(setting: SearchSetting, number: int) -> tuple[str, str] | None:
+def _problem(setting: SearchSetting, number: int) -> Problem | None:
     """Return why a number of replicas cannot share out a model's experts, and a way out; None if they can."""
     if number == 1:
         return None
-    try:
-        check_plan(Shape(1, number, 1, 1, 0, "last", ep=number).plan(setting, ()), setting.model)
-    except DiagnosticError as error:
-        return error.diagnostics[0].message, error.diagnostics[0].help or ""
-    return None
+    plan = Shape(1, number, 1, 1, 0, "last", ep=number).plan(setting, ())
+    found = problem_of(check_plan, plan, setting.model)
+    return found and (found[0], found[1].replace("leave it out", "leave out --ep"))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.tensor_ranks import norms_over_ranks, problems
 from ratrain.ratrain_ir.model.checked_training import check_training
-from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.planner.space.asked_ranks import Problem, check_asked, problem_of
 from ratrain.ratrainc.planner.space.tilings import divisors
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.choices.strategies import Strategy
     from ratrain.ratrainc.planner.space.search_setting import SearchSetting
     from ratrain.ratrainc.planner.space.space import Shape
@@ -28,16 +27,7 @@ def choose_tp(
     or if none is left.
     """
     known = {number: _problem(setting, number) for number in asked or divisors(clusters)}
-    for number in asked or ():
-        if number > clusters:
-            fail(
-                "RT064",
-                f"{number} tensor-parallel ranks take more than the {clusters} clusters",
-                help="use more clusters, or fewer peers (--tp)",
-            )
-        if (problem := known[number]) is not None:
-            text, help_text = problem
-            fail("RT064", text, help=help_text.replace("use tp = ", "use --tp "))
+    check_asked(asked or (), clusters, "tensor-parallel", "tp", known.__getitem__)
     numbers = tuple(number for number in sorted(known) if known[number] is None)
     if not strategy.needs_tensor_ranks:
         return numbers
@@ -63,23 +53,13 @@ def left_out(setting: SearchSetting, clusters: int) -> tuple[int, ...]:
 _MOST = 64
 
 
-def _problem(setting: SearchSetting, peers: int) -> tuple[str, str] | None:
+def _problem(setting: SearchSetting, peers: int) -> Problem | None:
     """Return why `peers` tensor-parallel ranks cannot divide the model, and a way out; None if they can.
 
     Rows of activations are not looked at.
     """
     plan = setting.shaped(tp=peers, micro_batch_size=peers)
-    problem = next(problems(setting.model, plan), None)
-    return problem or _training_problem(setting.model, plan)
-
-
-def _training_problem(model: ModelConfig, plan: Plan) -> tuple[str, str] | None:
-    """Return why tensor-parallel ranks cannot train what a plan trains, and a way out; None if they can."""
-    try:
-        check_training(model, plan)
-    except DiagnosticError as error:
-        return error.diagnostics[0].message, error.diagnostics[0].help or ""
-    return None
+    return next(problems(setting.model, plan), None) or problem_of(check_training, setting.model, plan)
 
 
 def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shape]:

@@ -89,11 +89,6 @@ def peak_resident_bytes() -> int | None:
     return _field("VmHWM")
 
 
-def data_bytes() -> int | None:
-    """Return the bytes that count towards RLIMIT_DATA; None where the system does not say."""
-    return _field("VmData")
-
-
 def room() -> tuple[int, str]:
     """Return the bytes this process may take (the machine's memory, or less by a limit) and a clause that says why.
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.optimizer import Optimizer
 
 INITIAL_SCALE = 65536.0
 GROWTH_INTERVAL = 2000

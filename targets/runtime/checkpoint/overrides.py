@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.targets.runtime.checkpoint.checkpoint import contradicts
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.config.plan import Optimizer
+    from ratrain.ratrain_ir.config.optimizer import Optimizer
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.settings import OptimizerKeys
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Dtype
+from ratrain.ratrain_ir.config.types import Dtype, aligned
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, parse_reference
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
@@ -79,7 +79,7 @@ class RoutineTimer:
         for formal in _operands(routine):
             nbytes = _bytes(formal)
             operands[formal.name] = self._memory.typed(self._arena[at : at + nbytes], formal.dtype, formal.shape)
-            at += _aligned(nbytes)
+            at += aligned(nbytes)
         fills = [
             (operands[formal.name], self._source(routine, formal))
             for formal in _operands(routine)
@@ -119,12 +119,8 @@ def _bytes(formal: Formal) -> int:
     return prod(formal.shape) * formal.dtype.itemsize
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 def _operand_bytes(routine: Routine) -> int:
-    return sum(_aligned(_bytes(formal)) for formal in _operands(routine))
+    return sum(aligned(_bytes(formal)) for formal in _operands(routine))
 
 
 def _noise_counts(routines: Sequence[Routine]) -> dict[tuple[Dtype, bool], int]:

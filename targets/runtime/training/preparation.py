@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity, fail
 from ratrain.ratrain_ir.support.files import is_directory
-from ratrain.ratrain_ir.support.quantities import MIB
+from ratrain.ratrain_ir.support.quantities import MIB, mib_text
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     check_checkpoint_place,
@@ -263,8 +263,9 @@ def _check_ram(memory: MemoryUse, most: int) -> None:
         return
     others = planned - memory.certified_bytes
     text = (
-        f"this run holds {_mib(planned)} in memory, {_mib(memory.arena_bytes)} of them arenas and {_mib(others)} what "
-        f"interpreter and libraries take: {_mib(planned - most)} more than the {_mib(most)} of --ram"
+        f"this run holds {mib_text(planned)} in memory, {mib_text(memory.arena_bytes)} of them arenas and "
+        f"{mib_text(others)} what interpreter and libraries take: {mib_text(planned - most)} more than the "
+        f"{mib_text(most)} of --ram"
     )
     enough = f"--ram {ceil(planned / MIB)}MiB"
     if most <= others:
@@ -275,10 +276,6 @@ def _check_ram(memory: MemoryUse, most: int) -> None:
             "(docs/memories.md)"
         )
     fail("RT093", text, help=way_out)
-
-
-def _mib(count: int) -> str:
-    return f"{count / MIB:.2f} MiB"
 
 
 _SMALLEST = (

@@ -17,7 +17,7 @@ from attrs import asdict, define, evolve, field, frozen
 from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.support.loops import compiled_anew
-from ratrain.ratrain_ir.support.quantities import MIB
+from ratrain.ratrain_ir.support.quantities import MIB, mib_text
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.checkpoint.checkpoint import (
     is_sealed,
@@ -80,10 +80,6 @@ class TimedStep:
 def _finite(value: float | None) -> float | None:
     """Return the number, or None if JSON cannot hold it (infinite or NaN)."""
     return value if value is not None and isfinite(value) else None
-
-
-def _mib(count: int) -> str:
-    return f"{count / MIB:.2f} MiB"
 
 
 @frozen
@@ -207,13 +203,13 @@ class TrainingRun:
             return
         anew = compiled_anew()
         text = (
-            f"the run has held {_mib(report.memory.peak)} in memory, {_mib(report.memory.peak - most)} more than "
-            f"the {_mib(most)} of --ram"
+            f"the run has held {mib_text(report.memory.peak)} in memory, "
+            f"{mib_text(report.memory.peak - most)} more than the {mib_text(most)} of --ram"
         )
         if anew:
             way_out = f"run it again: it compiled {anew} loops, which are kept now"
         else:
-            way_out = f"--ram {ceil(report.memory.peak / MIB)}MiB; it had planned {_mib(report.memory.planned)}"
+            way_out = f"--ram {ceil(report.memory.peak / MIB)}MiB; it had planned {mib_text(report.memory.planned)}"
         fail("RT093", text, help=way_out)
 
     def _timed(self, report: StepReport, seconds: float) -> TimedStep:

@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrain_ir.text.plan_file import parse_plan
 from ratrain.ratrainc.bridge.exporting import export_plan
 from ratrain.ratrainc.bridge.job_plans.adapter_keys import put_adapter
-from ratrain.ratrainc.bridge.job_plans.plan_of_job import JobPlan
+from ratrain.ratrainc.bridge.job_plans.job_plan import JobPlan
 from ratrain.ratrainc.bridge.jobs.job import Adapter, Job
 from ratrain.ratrainc.bridge.settings import Asked
 from tests.ratrainc.bridge.test_job_plans import BRIDGE, JOBS, SHARED, SMALL, TRAINER, TUNE

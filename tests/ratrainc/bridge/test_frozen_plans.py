@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.model.blocks import block_chain, parameters
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.job_plans.frozen_keys import patterns_of, put_thawed
-from ratrain.ratrainc.bridge.job_plans.plan_of_job import JobPlan
+from ratrain.ratrainc.bridge.job_plans.job_plan import JobPlan
 from ratrain.ratrainc.bridge.jobs.job import Job, Thawed
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main

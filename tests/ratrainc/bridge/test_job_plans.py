@@ -462,6 +462,16 @@ def test_a_launch_script_of_a_recipe_takes_variables(tmp_path: Path) -> None:
     assert other.defaults["warmup_steps"].source.startswith("NVIDIA-NeMo/Megatron-Bridge")
 
 
+@pytest.mark.parametrize(
+    ("each", "passes"), [(0, ["full"]), (1, ["full"]), (3, ["full every=3"]), (16, ["full every=16"]), (17, [])]
+)
+def test_torchtune_recomputes_each_nth_layer_and_so_does_the_plan(each: int, passes: list[str], tmp_path: Path) -> None:
+    off = "enable_activation_checkpointing: false"
+    made = imported(tmp_path, TUNE.replace(off, f"ac_mode: selective\nac_option: {each}"), "torchtune")
+    assert list(made.passes) == [f"recompute{{policy={options}}}" for options in passes]
+    assert "ac_option" not in {left.key for left in made.left}
+
+
 def test_the_batch_of_all_devices_is_not_asked_for_before_these_are_known(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as caught:
         imported(tmp_path, BRIDGE, None, clusters=None)

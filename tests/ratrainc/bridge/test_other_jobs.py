@@ -11,6 +11,7 @@ import pytest
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.jobs.formats import FORMATS, format_named, recognised
+from ratrain.ratrainc.bridge.jobs.hf_rules import OPTIMIZERS
 from ratrain.ratrainc.bridge.jobs.job import Job
 from ratrain.ratrainc.bridge.jobs.job_reader import Asked, SettingsFormat
 
@@ -494,3 +495,10 @@ def test_an_unknown_setting_is_named(name: str) -> None:
     asked = ASKED.get(name, Asked())
     job = format_of(path, text).read(path, text, asked)
     assert any("quux" in each.key for each in job.not_understood)
+
+
+@pytest.mark.parametrize("word", [*OPTIMIZERS, "adamw_hf"])
+def test_a_trainer_beside_deepspeed_has_the_optimizers_of_a_trainer_alone(word: str, tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text((FOLDER / "ds_zero3.args.json").read_text().replace("adamw_bnb_8bit", word))
+    asked = attrs.evolve(ASKED["ds_zero3.json"], beside=(tmp_path / "args.json",))
+    assert read(FOLDER / "ds_zero3.json", asked).optimizer == OPTIMIZERS.get(word, "adamw")

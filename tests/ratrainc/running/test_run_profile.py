@@ -29,7 +29,8 @@ from ratrain.targets.machine.op_table import SHAPES_MARK, MeasuredOp, OpTable
 from ratrain.targets.machine.timing import op_work, routine_key
 from ratrain.targets.program.rtx import program_bytes, write_program
 from ratrain.targets.runtime.engine.profile import Profile, StepSpan
-from ratrain.targets.simulator.figures import one_core_step_seconds, shared_cores_step_seconds, timed_instruction
+from ratrain.targets.simulator.figures import one_core_step_seconds, shared_cores_step_seconds
+from ratrain.targets.simulator.op_works import timed_instruction
 from tests.end_to_end.tiny_runs import make_program
 from tests.targets.runtime.ranks.mpi_tools import needs_mpi, run_ranks
 

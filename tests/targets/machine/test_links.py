@@ -28,7 +28,8 @@ from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.placement import Placement, placement_of
 from ratrain.targets.machine.timing import op_work
 from ratrain.targets.machine.writer import machine_lines
-from ratrain.targets.simulator.figures import simulated, timed_instruction
+from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.simulator.op_works import timed_instruction
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.targets.machine.collective_cost import all_to_all
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.timing import collective_way, op_key, op_work
-from ratrain.targets.simulator.figures import timed_instruction
+from ratrain.targets.simulator.op_works import timed_instruction
 from tests.end_to_end.tiny_runs import MODEL, make_program
 from tests.targets.machine.test_collective_cost import MIB, SHARED, members_of
 from tests.targets.runtime.ranks.thread_ranks import ThreadCommunicator, trained_by_threads

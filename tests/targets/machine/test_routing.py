@@ -29,7 +29,8 @@ from ratrain.targets.machine.routing import (
     sent_rows,
 )
 from ratrain.targets.machine.timing import under_routing
-from ratrain.targets.simulator.figures import Figures, simulated, timed_instruction
+from ratrain.targets.simulator.figures import Figures, simulated
+from ratrain.targets.simulator.op_works import timed_instruction
 from tests.end_to_end.tiny_runs import make_program
 from tests.end_to_end.toys import SIX_EXPERTS
 

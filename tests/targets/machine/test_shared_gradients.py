@@ -24,7 +24,7 @@ from ratrain.targets.machine.timing import collective_way, op_work, sums_shared
 from ratrain.targets.runtime.engine import tensor_collectives
 from ratrain.targets.runtime.engine.tensor_collectives import shared_ranges
 from ratrain.targets.runtime.ranks.collectives import _ALL_REDUCES
-from ratrain.targets.simulator.figures import timed_instruction
+from ratrain.targets.simulator.op_works import timed_instruction
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX

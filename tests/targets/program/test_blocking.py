@@ -8,10 +8,10 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.testing.equality import first_difference
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.program.instruction import CountWait

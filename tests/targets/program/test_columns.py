@@ -25,7 +25,8 @@ from ratrain.ratrainc.compiling.opening import machine_of
 from ratrain.targets.machine.timing import op_work
 from ratrain.targets.program.columns import classes, classes_of_runs
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
-from ratrain.targets.simulator.figures import simulated, timed_instruction
+from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.simulator.op_works import timed_instruction
 from tests.end_to_end.tiny_runs import make_program
 from tests.end_to_end.toys import TOY
 from tests.mutation.subjects import SUBJECTS

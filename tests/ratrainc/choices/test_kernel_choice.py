@@ -11,9 +11,9 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.config.accumulation import HALF_RUNS
 from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.choices import kernel_choice
+from ratrain.ratrainc.choices.kernel_choice import host_choice, with_kernels
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.facts import kernel_choice
-from ratrain.ratrainc.facts.kernel_choice import host_choice, with_kernels
 from ratrain.ratrainc.facts.machine_facts import kernels_fact
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.settings import Execution, RunSettings, Start
