@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.commands.words.options import Result, output_directory, steps_option
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -42,30 +48,32 @@ def command(steps: int, keep: str | None) -> int:
 
 
 def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
-    from ratrain.ratrain_ir.config.types import Dtype
-    from ratrain.ratrainc.compiling.building import resolved
-    from ratrain.ratrainc.console.console import say
-    from ratrain.ratrainc.running.examples import example_path
-    from ratrain.targets.runtime.kernels.fast.ahead import attention_compiling
+    from tomllib import loads
+
+    with paused_gc():  # what is imported stays
+        from ratrain.ratrain_ir.config.types import Dtype
+        from ratrain.ratrainc.console.console import say
+        from ratrain.ratrainc.running.examples import example_path
+        from ratrain.targets.runtime.kernels.fast.ahead import step_compiling
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
-    _, plan = resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
-    with attention_compiling(Dtype(plan.view_dtype)):
-        return _from_plan_to_losses(steps, folder, is_drawn=is_drawn)
+    view_dtype = loads(example_path("tiny.toml").read_text())["state"]["view_dtype"]
+    # before all else: compiling takes longer than planning
+    with step_compiling(Dtype(view_dtype)):
+        with paused_gc():
+            program = _program(folder)
+            gc.freeze()  # what is planned stays: each collection would look through it
+        return _trained(program, steps, folder, is_drawn=is_drawn)
 
 
-def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
+def _program(folder: Path) -> Program:
+    """Plan, compile, verify, emit and simulate the example; say what each gave."""
     from ratrain import api
     from ratrain.ratrain_ir.text.printer import write_module
-    from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks
     from ratrain.ratrainc.console.console import say
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.report.summary_tables import module_parts
     from ratrain.ratrainc.running.examples import example_path
-    from ratrain.ratrainc.running.run_checks import for_program
-    from ratrain.ratrainc.running.run_result import show_run
-    from ratrain.ratrainc.running.training import run_training
-    from ratrain.targets.runtime.settings import Evaluation, RunSettings
     from ratrain.targets.verifier.program_verifier import check_program
 
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
@@ -87,6 +95,17 @@ def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     say("3. simulate: the same program on four clusters of an MT-3000")
     show(api.simulate(program).parts())
     say("")
+    return program
+
+
+def _trained(program: Program, steps: int, folder: Path, *, is_drawn: bool) -> int:
+    from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks
+    from ratrain.ratrainc.console.console import say
+    from ratrain.ratrainc.running.run_checks import for_program
+    from ratrain.ratrainc.running.run_result import show_run
+    from ratrain.ratrainc.running.training import run_training
+    from ratrain.targets.runtime.settings import Evaluation, RunSettings
+
     say("4. train: the same program, executed here")
     settings = RunSettings(
         steps=steps,

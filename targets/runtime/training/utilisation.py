@@ -9,7 +9,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 _SIZE = 768  # of square matrices: they fit a second-level cache, as the operands of a small model do
-_PRODUCTS = 20
+_PRODUCTS = 10
 
 
 @frozen
@@ -29,7 +29,7 @@ class Utilisation:
 def measured_peak_flops() -> float:
     """Measure the operations per second of f32 matrix products, with the present number of BLAS threads.
 
-    The figure is the fastest of 20 products of 768 x 768, in a few tenths of a second. Other work on the machine can
+    The figure is the fastest of 10 products of 768 x 768, in a tenth of a second. Other work on the machine can
     make it too low.
     """
     one = np.ones((_SIZE, _SIZE), np.float32)

@@ -1,19 +1,23 @@
-"""Compilation of loops before they are needed: of attention in another process, of expert blocks by calling them.
+"""Compilation of loops before they are needed: of a step in another process, of expert blocks by calling them.
 
-The two attention loops take longest, so they are compiled in another process while the caller does other work. They are
-cached on disk as always: whoever needs a loop that another process is compiling waits for it, and reads it. One process
-for both compiles their common parts once; two processes would be no faster on two cores.
+The two attention loops take longest, so they are compiled in another process while the caller does other work; then
+the other loops that a step needs late, from the last one back, until the caller meets them. They are cached on disk as
+always: whoever needs a loop that another process is compiling waits for it, and reads it. One process for both
+attention loops compiles their common parts once; more processes would be no faster on two cores.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numba import njit
 
 from ratrain.ratrain_ir.process_pool import meanwhile
+from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Scratch
@@ -25,17 +29,44 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.config.types import Dtype
 
-_SPEC = AttentionSpec(batch=1, seq_len=1, heads=1, kv_heads=1, head_dim=8)
+_WIDTH = 8
+_SPEC = AttentionSpec(batch=1, seq_len=1, heads=1, kv_heads=1, head_dim=_WIDTH)
+_UPDATE: dict[str, Any] = {
+    "step": 1,
+    "grad_multiplier": 1.0,
+    "lr": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.9,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "decay": [(0, _WIDTH)],
+}
 
 
 @contextmanager
-def attention_compiling(dtype: Dtype) -> Iterator[None]:
-    """While the block runs, compile attention without caps and documents; do nothing if it is cached already."""
+def step_compiling(dtype: Dtype) -> Iterator[None]:
+    """While the block runs, compile loops of a LLaMA's step; do nothing if attention's are cached already.
+
+    Attention comes without caps and documents.
+    """
     if any(_is_kept(loop) for loop in (forward_head, backward_head)):
         yield
         return
-    with meanwhile(lambda: attend(dtype)):
+    # all that numba loads before its first function (0.2 s) is loaded for both processes
+    first: Any = njit(_nothing)
+    with paused_gc():
+        first()
+    with meanwhile(lambda: _compile_step(dtype)):
         yield
+
+
+def _nothing() -> None:
+    pass
+
+
+def _compile_step(dtype: Dtype) -> None:
+    attend(dtype)
+    end_step(dtype)
 
 
 def _is_kept(loop: Any) -> bool:
@@ -57,16 +88,36 @@ def attend(dtype: Dtype) -> None:
     kernels.attention_backward(q, k, v, o, lse, do, dq, dk, dv, delta, scratch=scratch, spec=_SPEC)
 
 
+def end_step(dtype: Dtype) -> None:
+    """Run the kernels that a step of a LLaMA begins last, from the last one back, which compiles their loops."""
+    kernels, stored = Fast(1), NUMPY_DTYPES[dtype]
+    master, m, v, rstd = np.zeros((4, _WIDTH), np.float32)
+    gradient, other, gamma, dgamma = np.zeros((4, _WIDTH), stored)
+    rows, tokens = np.zeros((1, _WIDTH), stored), np.zeros(1, np.int32)
+    _call(kernels, "adamw", master=master, m=m, v=v, grad=gradient, **_UPDATE)
+    _call(kernels, "mean_of_replicas", parts=[gradient], out=other, accumulate=False, divisor=1.0)
+    _call(kernels, "embedding_backward", tokens=tokens, dy=rows, dtable=rows, accumulate=True)
+    _call(kernels, "swiglu_backward", gate=rows, up=rows, dprod=rows, dgate=rows, dup=rows)
+    norm = {"dxn": rows, "x": rows, "gamma": gamma, "rstd": rstd[:1], "dx": rows, "dgamma": dgamma}
+    _call(kernels, "rmsnorm_backward", **norm, accumulate=True)
+    labels, lse, logits = tokens, np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
+    head: dict[str, Any] = {"xn": rows, "table": rows, "labels": labels, "lse": lse, "logits": logits}
+    head |= {"normalise": False, "accumulate": True}
+    _call(kernels, "head_backward", **head, scale=lse, dxn=rows, dtable=rows, denominator=1.0)
+    _call(kernels, "head_forward", **head, loss=np.zeros(1))
+    _call(kernels, "swiglu_forward", gate=rows, up=rows, prod=rows)
+
+
+def _call(kernels: Fast, kernel: str, **arguments: Any) -> None:
+    getattr(kernels, kernel)(**arguments, scratch=Scratch(kernels.scratch_bytes(kernel, **arguments)))
+
+
 def run_experts(dtype: Dtype) -> None:
     """Run each kernel of expert blocks on two tokens and three experts, which compiles its loops.
 
     Views and gradients are of one type. Rows are weighted by order and as they lie.
     """
-    kernels, stored = Fast(1), NUMPY_DTYPES[dtype]
-
-    def call(kernel: str, **arguments: Any) -> None:
-        getattr(kernels, kernel)(**arguments, scratch=Scratch(kernels.scratch_bytes(kernel, **arguments)))
-
+    stored, call = NUMPY_DTYPES[dtype], partial(_call, Fast(1))
     logits, dlogits = np.zeros((2, 2, 3), np.float32)
     weights, dweights = np.zeros((2, 2, 2), np.float32)
     chosen, order, bounds = np.zeros((2, 2), np.int32), np.zeros(4, np.int32), np.zeros(4, np.int32)

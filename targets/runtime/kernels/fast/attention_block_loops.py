@@ -133,7 +133,7 @@ def backward_block(
     count, d = keys.shape
     queries, offset, group, base = block
     gather(k, sequence * count, kv_head * d, _ONE, keys)
-    transpose(keys, keys_t)
+    transpose(keys, keys_t, 0)
     gather_transposed(v, sequence * count, kv_head * d, some_queries, values_t)
     dkeys[:] = _ZERO
     dvalues[:] = _ZERO

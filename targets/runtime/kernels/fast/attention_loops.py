@@ -25,14 +25,19 @@ import numpy as np
 from ratrain.targets.runtime.kernels.fast.blas import multiply, multiply_transposed
 from ratrain.targets.runtime.kernels.fast.fast_numba import (
     SPLIT_SUMS,
+    called,
     exact,
     inlined,
+    larger,
     load,
+    matrix,
     maximum,
     narrow,
     power_of_two,
+    smaller,
     soft_cap_slope,
     soft_capped,
+    span,
 )
 
 QUERIES, KEYS = 256, 384
@@ -49,54 +54,63 @@ NONE_SEEN = np.float32(-np.inf)
 LOG2_E, LN2 = math.log2(math.e), math.log(2)
 
 
-@exact()
+@called()
 def gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> None:
     """Set out = scale * a rectangle of x, in float32; the rectangle has the shape of `out`."""
     for r in range(out.shape[0]):
-        row = x[first_row + r, first_column : first_column + out.shape[1]]
         line = out[r]
+        row = span(x[first_row + r], first_column, first_column + line.size)
         for i in range(line.size):
             line[i] = load(row[i]) * scale
 
 
-@exact()
-def transpose(x: Any, out: Any) -> None:
-    """Set out = x^T."""
+@called()
+def transpose(x: Any, out: Any, first: Any) -> None:
+    """Set the columns of `out` from `first` on to x^T."""
     # a cache line of `out` at a time: each line is written whole before the next is begun
     for start in range(0, x.shape[0], _LINE):
-        block = x[start : min(start + _LINE, x.shape[0])]
+        stop = smaller(start + _LINE, x.shape[0])
+        block = span(x, start, stop)
         for i in range(x.shape[1]):
-            line = out[i, start : start + block.shape[0]]
+            line = span(out[i], first + start, first + stop)
             for r in range(line.size):
                 line[r] = block[r, i]
 
 
-@exact()
+@called()
 def gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out: Any) -> None:
     """Set out = a rectangle of x, transposed, in float32; `rows` is a buffer for some rows of it."""
     for start in range(0, out.shape[1], rows.shape[0]):
-        stop = min(start + rows.shape[0], out.shape[1])
-        part = rows[: stop - start]
+        part = span(rows, 0, smaller(rows.shape[0], out.shape[1] - start))
         gather(x, first_row + start, first_column, _ONE, part)
-        transpose(part, out[:, start:stop])
+        transpose(part, out, start)
 
 
-@exact()
+@called()
+def clear(x: Any) -> None:
+    """Set a matrix to 0."""
+    for r in range(x.shape[0]):
+        line = x[r]
+        for i in range(line.size):
+            line[i] = _ZERO
+
+
+@called()
 def scatter(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -> None:
     """Set a rectangle of x = scale * block, rounded."""
     for r in range(block.shape[0]):
-        row = x[first_row + r, first_column : first_column + block.shape[1]]
         line = block[r]
+        row = span(x[first_row + r], first_column, first_column + line.size)
         for i in range(line.size):
             row[i] = narrow(line[i] * scale, row.dtype)
 
 
-@exact()
+@called()
 def _scatter_rows(block: Any, totals: Any, x: Any, first_row: Any, first_column: Any) -> None:
     """Set a rectangle of x = block, each row divided by its total, rounded."""
     for r in range(block.shape[0]):
-        row = x[first_row + r, first_column : first_column + block.shape[1]]
         line, total = block[r], totals[r]
+        row = span(x[first_row + r], first_column, first_column + line.size)
         for i in range(line.size):
             row[i] = narrow(line[i] / total, row.dtype)
 
@@ -114,7 +128,7 @@ def dot(row: Any, other: Any) -> Any:
 def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) -> None:
     """Set out[r] = the dot product of row r of a block and its row of x."""
     for r in range(block.shape[0]):
-        out[r] = dot(block[r], x[first_row + r, first_column : first_column + block.shape[1]])
+        out[r] = dot(block[r], span(x[first_row + r], first_column, first_column + block.shape[1]))
 
 
 @inlined()
@@ -134,22 +148,28 @@ def seen_keys(query: Any, first_key: Any, keys: Any, window: Any, least: Any) ->
 
     `query`, `first_key` and `least` are counted from the first key given.
     """
-    low = min(keys, max(0, max(query - window + 1, least) - first_key))
-    return low, max(low, min(keys, query + 1 - first_key))
+    low = smaller(keys, larger(0, larger(query - window + 1, least) - first_key))
+    return low, larger(low, smaller(keys, query + 1 - first_key))
 
 
 @inlined()
-def _seen(row: Any, low: Any, high: Any, slope: Any, distance: Any) -> Any:
-    """Add slope * (distance + column) to columns low to high of a row, set the others to 0; return those columns."""
+def _hide(row: Any, low: Any, high: Any) -> None:
+    """Set the columns of a row outside low to high to 0."""
     # 0 and not -inf: after the softmax these are weights, and the product with values takes whole rows
-    row[:low] = _ZERO
-    row[high:] = _ZERO
-    seen = row[low:high]
+    for i in range(low):
+        row[i] = _ZERO
+    after = span(row, high, row.size)
+    for i in range(after.size):
+        after[i] = _ZERO
+
+
+@inlined()
+def _add_bias(seen: Any, slope: Any, distance: Any) -> None:
+    """Add slope * (distance + column) to the columns of a row."""
     if slope != _ZERO:
         for i in range(seen.size):
             # 32-bit integers convert to float32 in vectors; distances are exact below 2^24
-            seen[i] += slope * np.float32(np.int32(i) + np.int32(distance + low))
-    return seen
+            seen[i] += slope * np.float32(np.int32(i) + np.int32(distance))
 
 
 @inlined()
@@ -177,22 +197,24 @@ def _softmax(
     documents: Any,
     slope: Any,
     softcap: Any,
-    peaks: Any,
-    totals: Any,
-    out: Any,
+    running: Any,
 ) -> None:
     """Turn a tile of scores into weights 2^(score + bias - the row's maximum so far), 0 for hidden keys.
 
-    `peaks`, `totals` and the rows of `out` follow the maximum. `documents` are starts, base and the row of the first
-    query.
+    The `running` maxima and totals, and the rows of the output, follow the maximum. `documents` are starts, base and
+    the row of the first query.
     """
     starts, base, first_row = documents
+    peaks, totals, out = running
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = seen_keys(query, first_key, score.shape[1], window, least_key(starts, first_row + r, base))
+        row = score[r]
+        seen = span(row, low, high)
         if softcap is not None:
-            _cap(score[r, low:high], softcap)
-        seen = _seen(score[r], low, high, slope, first_key - query)
+            _cap(seen, softcap)
+        _hide(row, low, high)
+        _add_bias(seen, slope, first_key - query + low)
         if low == high:
             continue
         # The maximum is taken before any weight: weights are at most 1, whatever came in earlier tiles.
@@ -216,7 +238,7 @@ def _softmax(
         totals[r] += total
 
 
-@exact()
+@called()
 def log_totals(peaks: Any, totals: Any, lse: Any) -> None:
     """Set lse = the natural log-sum-exp of each row; `peaks` are in units of ln 2."""
     for r in range(lse.size):
@@ -234,25 +256,28 @@ def _score_gradient(
     documents: Any,
     slope: Any,
     softcap: Any,
-    lse: Any,
-    delta: Any,
+    of_rows: Any,
 ) -> None:
     """Turn scores into probabilities p, and dprob into p * (dprob - delta) [* the cap's derivative].
 
-    Both are 0 for hidden keys. The second is the gradient of the scores in natural units, as softmax has it; delta =
-    rowsum(do * o) (Dao et al., 2022).
+    Both are 0 for hidden keys. The second is the gradient of the scores in natural units, as softmax has it. `of_rows`
+    are lse and delta = rowsum(do * o) (Dao et al., 2022).
     """
     starts, base, first_row = documents
+    lse, delta = of_rows
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = seen_keys(query, first_key, score.shape[1], window, least_key(starts, first_row + r, base))
         log_total, mean = np.float32(np.float64(lse[r]) * LOG2_E), delta[r]
+        row, gradients = score[r], dprob[r]
+        seen, grad = span(row, low, high), span(gradients, low, high)
+        _hide(row, low, high)
+        _hide(gradients, low, high)
         if softcap is not None:
             # The cap's derivative is taken before the bias is added, which is not capped. `mean` is subtracted there.
-            _cap_with_gradient(score[r, low:high], dprob[r, low:high], mean, softcap)
+            _cap_with_gradient(seen, grad, mean, softcap)
             mean = _ZERO
-        seen = _seen(score[r], low, high, slope, first_key - query)
-        grad = _seen(dprob[r], low, high, _ZERO, 0)
+        _add_bias(seen, slope, first_key - query + low)
         for i in range(seen.size):
             p = power_of_two(seen[i] - log_total)
             seen[i] = p
@@ -271,7 +296,10 @@ def _least_key_of_block(starts: Any, first_row: Any, rows: Any, base: Any) -> An
     """Return the least `least_key` of a block of queries."""
     if starts is None:
         return 0
-    return np.int64(starts[first_row : first_row + rows].min()) - base
+    least = np.int64(starts[first_row])
+    for row in range(first_row + 1, first_row + rows):
+        least = smaller(least, np.int64(starts[row]))
+    return least - base
 
 
 @inlined()
@@ -280,7 +308,7 @@ def _first_key(start: Any, window: Any, least: Any) -> Any:
 
     Its queries see no key before `least`.
     """
-    return max(0, start - window + 1, least) // _LINE * _LINE
+    return larger(0, larger(start - window + 1, least)) // _LINE * _LINE
 
 
 @inlined()
@@ -290,17 +318,11 @@ def _tile_end(low: Any, first_key: Any, start: Any, stop: Any) -> Any:
     Keys before the first `DIAGONAL` of the block's own, and these, are cut evenly into tiles of at most `KEYS`. The
     keys after them come in tiles of `DIAGONAL`, since ever fewer rows see them.
     """
-    edge = min(start + DIAGONAL, stop)
+    edge = smaller(start + DIAGONAL, stop)
     if low >= edge:
-        return min(low + DIAGONAL, stop)
+        return smaller(low + DIAGONAL, stop)
     tiles = -(-(edge - first_key) // KEYS)
-    return min(low + -(-(edge - first_key) // (tiles * _LINE)) * _LINE, edge)
-
-
-@inlined()
-def _tile(buffer: Any, rows: Any, keys: Any) -> Any:
-    """View the beginning of a flat buffer as a matrix of scores."""
-    return buffer[: rows * keys].reshape(rows, keys)
+    return smaller(low + -(-(edge - first_key) // (tiles * _LINE)) * _LINE, edge)
 
 
 @inlined()
@@ -327,17 +349,17 @@ def attend(
     out, peak, total = state
     starts, base, row = documents
     rows = query.shape[0]
-    stop = min(first_query + rows, values.shape[0])
+    stop = smaller(first_query + rows, values.shape[0])
     low = first = _first_key(first_query, window, _least_key_of_block(starts, row, rows, base))
     while low < stop:
         high = _tile_end(low, first, first_query, stop)
         # rows above `top` are before the tile's first key, so they see none of it
-        top = max(0, low - first_query)
-        score = _tile(scores, rows - top, high - low)
-        multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
-        of_rows = (starts, base, row + top)
-        _softmax(score, first_query + top, low, window, of_rows, slope, softcap, peak[top:], total[top:], out[top:])
-        multiply(sgemm, score, values[low:high], keep, out[top:])
+        top = larger(0, low - first_query)
+        score, output = matrix(scores, rows - top, high - low), span(out, top, rows)
+        multiply(sgemm, span(query, top, rows), keys_t[:, low:high], _ZERO, score)
+        running = (span(peak, top, rows), span(total, top, rows), output)
+        _softmax(score, first_query + top, low, window, (starts, base, row + top), slope, softcap, running)
+        multiply(sgemm, score, span(values, low, high), keep, output)
         keep = _ONE
         low = high
 
@@ -367,20 +389,22 @@ def attend_backward(
     scores, dscores = tiles
     starts, base, row = documents
     rows = query.shape[0]
-    stop = min(first_query + rows, keys.shape[0])
+    stop = smaller(first_query + rows, keys.shape[0])
     low = first = _first_key(first_query, window, _least_key_of_block(starts, row, rows, base))
     while low < stop:
         high = _tile_end(low, first, first_query, stop)
-        top = max(0, low - first_query)
-        score, dscore = _tile(scores, rows - top, high - low), _tile(dscores, rows - top, high - low)
-        multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
-        multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
+        top = larger(0, low - first_query)
+        score, dscore = matrix(scores, rows - top, high - low), matrix(dscores, rows - top, high - low)
+        queries, douts = span(query, top, rows), span(dout, top, rows)
+        multiply(sgemm, queries, keys_t[:, low:high], _ZERO, score)
+        multiply(sgemm, douts, values_t[:, low:high], _ZERO, dscore)
         of_rows, first_row = (starts, base, row + top), first_query + top
-        _score_gradient(score, dscore, first_row, low, window, of_rows, slope, softcap, log_total[top:], mean[top:])
+        normed = (span(log_total, top, rows), span(mean, top, rows))
+        _score_gradient(score, dscore, first_row, low, window, of_rows, slope, softcap, normed)
         # p^T do for values; ds^T q for keys, still with q's factor log2(e); ds k for queries
-        multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
-        multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
-        multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
+        multiply_transposed(sgemm, score, douts, _ONE, span(dvalues, low, high))
+        multiply_transposed(sgemm, dscore, queries, _ONE, span(dkeys, low, high))
+        multiply(sgemm, dscore, span(keys, low, high), keep, span(dquery, top, rows))
         keep = _ONE
         low = high
 
@@ -406,15 +430,17 @@ def forward_head(
     for head in range(kv_head * group, (kv_head + 1) * group):
         slope = np.float32(slopes[head] * LOG2_E)
         for start in range(0, seq_len, step):
-            stop = min(start + step, seq_len)
+            stop = smaller(start + step, seq_len)
             row, rows = first_row + start, stop - start
-            query, out, peak, total = queries[:rows], outs[:rows], peaks[:rows], totals[:rows]
+            query, out = span(queries, 0, rows), span(outs, 0, rows)
+            peak, total = span(peaks, 0, rows), span(totals, 0, rows)
             gather(q, row, head * d, np.float32(scale * LOG2_E), query)
-            peak[:] = NONE_SEEN
-            total[:] = _ZERO
+            for r in range(rows):
+                peak[r] = NONE_SEEN
+                total[r] = _ZERO
             state, documents = (out, peak, total), (starts, 0, row)
             attend(sgemm, query, keys_t, values, start, window, documents, slope, softcap, _ZERO, state, scores)
-            log_totals(peak, total, lse[head, row : row + rows])
+            log_totals(peak, total, span(lse[head], row, row + rows))
             _scatter_rows(out, total, o, row, head * d)
 
 
@@ -439,18 +465,18 @@ def backward_head(
     keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
     seq_len, d = keys.shape
     gather(k, first_row, kv_head * d, _ONE, keys)
-    transpose(keys, keys_t)
+    transpose(keys, keys_t, 0)
     gather_transposed(v, first_row, kv_head * d, queries, values_t)
-    dkeys[:] = _ZERO
-    dvalues[:] = _ZERO
+    clear(dkeys)
+    clear(dvalues)
     step = rows_of_block(seq_len)
     for head in range(kv_head * group, (kv_head + 1) * group):
         slope = np.float32(slopes[head] * LOG2_E)
         for start in range(0, seq_len, step):
-            stop = min(start + step, seq_len)
+            stop = smaller(start + step, seq_len)
             row, rows = first_row + start, stop - start
-            query, dout, dquery = queries[:rows], douts[:rows], dqueries[:rows]
-            log_total, mean = lse[head, row : row + rows], delta[head, row : row + rows]
+            query, dout, dquery = span(queries, 0, rows), span(douts, 0, rows), span(dqueries, 0, rows)
+            log_total, mean = span(lse[head], row, row + rows), span(delta[head], row, row + rows)
             gather(q, row, head * d, np.float32(scale * LOG2_E), query)
             gather(do, row, head * d, _ONE, dout)
             _row_dot(dout, o, row, head * d, mean)

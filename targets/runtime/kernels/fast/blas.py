@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import types
 
 from ratrain.targets.runtime.kernels import openblas
-from ratrain.targets.runtime.kernels.fast.fast_numba import inlined, intrinsic
+from ratrain.targets.runtime.kernels.fast.fast_numba import intrinsic
 from ratrain.targets.runtime.kernels.openblas import AS_IS, ROWS_FIRST, TRANSPOSED
 from ratrain.targets.runtime.kernels.team import PRODUCT_ROWS
 
@@ -35,75 +34,57 @@ _LEAST_ROWS = 2 * PRODUCT_ROWS
 """Rows below which kernels for small products differ with the number of columns."""
 
 
-@intrinsic
-def _call(
-    _context: Any,
-    address: Any,
-    transpose_a: Any,
-    transpose_b: Any,
-    m: Any,
-    n: Any,
-    k: Any,
-    a: Any,
-    lda: Any,
-    b: Any,
-    ldb: Any,
-    beta: Any,
-    c: Any,
-    ldc: Any,
-) -> Any:
-    """Emit a call of `cblas_sgemm` at an address, for row-major matrices given by their addresses."""
-    del address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc
-    sizes = [types.int64] * 7
-    signature = types.void(types.int64, types.int32, types.int32, *sizes, types.float32, types.int64, types.int64)
+def _product(address: Any, a: Any, b: Any, keep: Any, out: Any, *options: Any, transpose_a: int) -> tuple[Any, Any]:
+    """Return the signature and the code of a call of `cblas_sgemm` at an address, for row-major matrices.
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc = arguments
-        function = builder.inttoptr(address, _FUNCTION.as_pointer())
+    The code is emitted whole: as numba would compile it from Python, the shapes and strides of three arrays take more
+    of a first start than the loops around a product. An option, if given, is true for b^T.
+    """
+    del address, keep
+    signature = types.void(types.int64, a, b, types.float32, out, *options)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, a, b, keep, out, *transposed = arguments
+        places, shapes, strides = zip(
+            *(_laid_out(context, builder, signature.args[n], matrix) for n, matrix in ((1, a), (2, b), (4, out))),
+            strict=True,
+        )
+        rows, columns = shapes[2]
+        depth = shapes[0][0] if transpose_a == TRANSPOSED else shapes[0][1]
+        transpose_b = builder.select(transposed[0], _I32(TRANSPOSED), _I32(AS_IS)) if transposed else _I32(AS_IS)
         # an ordinary C call without a wrapper: the loop that has it needs no interpreter
-        order, alpha = _I32(ROWS_FIRST), _FLOAT(1.0)
-        builder.call(function, [order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc])
+        order = [_I32(ROWS_FIRST), _I32(transpose_a), transpose_b, rows, columns, depth, _FLOAT(1.0)]
+        arrays = [places[0], strides[0], places[1], strides[1], keep, places[2], strides[2]]
+        builder.call(builder.inttoptr(address, _FUNCTION.as_pointer()), order + arrays)
         return context.get_dummy_value()
 
     return signature, generate
 
 
-@inlined()
-def multiply(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
+def _laid_out(context: Any, builder: Any, given: Any, matrix: Any) -> tuple[Any, list[Any], Any]:
+    """Return the address of a float32 matrix, its shape, and the elements from row to row."""
+    array = context.make_array(given)(context, builder, matrix)
+    stride = builder.ashr(builder.extract_value(array.strides, 0), _I64(2))  # bytes to elements
+    shape = [builder.extract_value(array.shape, axis) for axis in range(2)]
+    return builder.ptrtoint(array.data, _I64), shape, stride
+
+
+@intrinsic
+def multiply(_context: Any, sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> Any:
     """Set out = keep * out + a @ b; `out` is not read if `keep` is 0. Rows may be strided, their elements not."""
-    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], np.int32(AS_IS), b, keep, out)
+    return _product(sgemm, a, b, keep, out, transpose_a=AS_IS)
 
 
-@inlined()
-def multiply_by(sgemm: Any, a: Any, b: Any, trans_b: Any, keep: Any, out: Any) -> None:
+@intrinsic
+def multiply_by(_context: Any, sgemm: Any, a: Any, b: Any, keep: Any, out: Any, trans_b: Any) -> Any:
     """Set out = keep * out + a @ b, or a @ b^T if `trans_b`, as `multiply` does."""
-    transpose_b = np.int32(TRANSPOSED) if trans_b else np.int32(AS_IS)
-    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], transpose_b, b, keep, out)
+    return _product(sgemm, a, b, keep, out, trans_b, transpose_a=AS_IS)
 
 
-@inlined()
-def multiply_transposed(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
+@intrinsic
+def multiply_transposed(_context: Any, sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> Any:
     """Set out = keep * out + a^T @ b, as `multiply` does."""
-    _multiply(sgemm, np.int32(TRANSPOSED), a, a.shape[0], np.int32(AS_IS), b, keep, out)
-
-
-@inlined()
-def _multiply(sgemm: Any, transpose_a: Any, a: Any, depth: Any, transpose_b: Any, b: Any, keep: Any, out: Any) -> None:
-    _call(
-        sgemm,
-        transpose_a,
-        transpose_b,
-        out.shape[0],
-        out.shape[1],
-        depth,
-        a.ctypes.data,
-        a.strides[0] // a.itemsize,
-        b.ctypes.data,
-        b.strides[0] // b.itemsize,
-        keep,
-        out.ctypes.data,
-        out.strides[0] // out.itemsize,
-    )
+    return _product(sgemm, a, b, keep, out, transpose_a=TRANSPOSED)
 
 
 def share_product(team: Team, a: F32, b: F32, out: F32, then: Callable[[slice], None] | None = None) -> None:

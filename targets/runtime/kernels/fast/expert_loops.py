@@ -87,7 +87,7 @@ def _multiply_block(
         for i in range(line.size):
             line[i] = _ZERO
     right = panel[:width, :inner] if trans_b else panel[:inner, :width]
-    multiply_by(sgemm, block[:, :inner], right, trans_b, _ZERO, product[:, :width])
+    multiply_by(sgemm, block[:, :inner], right, _ZERO, product[:, :width], trans_b)
 
 
 @exact()

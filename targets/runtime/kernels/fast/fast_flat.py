@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.fast.fast_numba import bits_of_float, exact, load, narrow, times
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits_of_float, exact, load, narrow, smaller, span, times
 
 BLOCK = 4096
 """Elements that pass through several loops while they stay in the first-level cache."""
@@ -67,7 +67,7 @@ def all_finite(a: Any) -> Any:
     # Without their sign, the bits of a float32 order as integers as its magnitudes do, with infinity and then NaNs on
     # top. The maximum of integers vectorises; blocks allow an early end.
     for start in range(0, a.size, BLOCK):
-        block = a[start : min(start + BLOCK, a.size)]
+        block = span(a, start, smaller(start + BLOCK, a.size))
         worst = np.int32(0)
         for i in range(block.size):
             worst = max(worst, bits_of_float(load(block[i])) & _MAGNITUDE)

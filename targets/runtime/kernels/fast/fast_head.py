@@ -24,7 +24,7 @@ from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
 from ratrain.targets.runtime.kernels.fast.blas import share_product
 from ratrain.targets.runtime.kernels.fast.fast_flat import cast
 from ratrain.targets.runtime.kernels.fast.fast_logits import LogitShape
-from ratrain.targets.runtime.kernels.fast.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits, exact, exp32, flat, load, maximum, reducing, span
 from ratrain.targets.runtime.kernels.fast.fast_rows import store_product
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
 
@@ -96,7 +96,7 @@ def _logit_gradient(
         for i in range(pull.size):
             pull[i] = _ZERO
     for r in range(lse.size):
-        row = logits[r, first : first + pull.size]
+        row = span(logits[r], first, first + pull.size)
         log_total, label = lse[r], labels[r] - first
         # A label below 0 is either ignored (no gradient) or a row of another rank's table (its softmax still counts
         # here).

@@ -22,19 +22,23 @@ import numba as nb
 import numpy as np
 from llvmlite import ir
 from numba import extending
-from numba.core import types
+from numba.core import cgutils, types
+from numba.np import arrayobj
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.support.inner_functions import Inner
 from ratrain.ratrain_ir.support.loops import compiled
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
+_populate: Callable[..., Any] = arrayobj.populate_array
 
 
-exact = functools.partial(functools.partial, compiled)
+exact = functools.partial(functools.partial, compiled, _nrt=False)
 """Decorator, called with options, that compiles a kernel whose every operation rounds as IEEE 754 says.
 
-An element's result does not depend on its place in an array.
+An element's result does not depend on its place in an array. Kernels own no arrays, so references are not counted
+(`_nrt`), which takes a fifth off attention's compilation: a kernel may not allocate, nor call numpy's reductions.
 """
 
 
@@ -47,14 +51,24 @@ Infinities and NaNs keep their meaning.
 reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
 
 inlined = functools.partial(
-    nb.njit, fastmath=False, forceinline=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True
+    nb.njit,
+    fastmath=False,
+    forceinline=True,
+    error_model="numpy",
+    no_cfunc_wrapper=True,
+    no_cpython_wrapper=True,
+    _nrt=False,
+    pipeline_class=Inner,
 )
 """Decorator, called with options, of functions for use inside kernels; each keeps its own rounding rules there.
 
-They must be inlined unless they are exact. A kernel that calls another has a copy of it, optimised again, and the
-linker takes any copy in the process: after compiling that of the function itself, after loading from the cache that of
-the kernel.
+They are inlined unless they are exact (`called`). A kernel that calls another has a copy of it, optimised again, and
+the linker takes any copy in the process: after compiling that of the function itself, after loading from the cache that
+of the kernel.
 """
+
+called = functools.partial(inlined, forceinline=False)
+"""Decorator, called with options, of exact functions of which a kernel has one copy, whatever the number of calls."""
 
 _HALF, _FLOAT, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
 
@@ -155,6 +169,68 @@ def maximum(_context: Any, _a: Any, _b: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
+def _select(a: Any, b: Any, operator: str) -> Any:
+    """Return the signature and the code of `b if b <operator> a else a`, for two float32 or two integers."""
+    kind = types.float32 if types.float32 in (a, b) else types.int64
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        a, b = args
+        compare = builder.fcmp_ordered if kind == types.float32 else builder.icmp_signed
+        return builder.select(compare(operator, b, a), b, a)
+
+    return kind(kind, kind), generate
+
+
+@intrinsic
+def larger(_context: Any, a: Any, b: Any) -> Any:
+    """Return max(a, b). Of the built-in one numba compiles a function for each pair of types, which takes 0.03 s."""
+    return _select(a, b, ">")
+
+
+@intrinsic
+def smaller(_context: Any, a: Any, b: Any) -> Any:
+    """Return min(a, b); see `larger`."""
+    return _select(a, b, "<")
+
+
+@intrinsic
+def span(_context: Any, array: Any, start: Any, stop: Any) -> Any:
+    """Return array[start:stop], where 0 <= start <= stop <= len(array), which is not checked.
+
+    A slice by Python's rules (negative ends, ends out of range) takes a hundred instructions, this one five.
+    """
+    del start, stop
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, start, stop = args
+        of = context.make_array(signature.return_type)
+        array, view = of(context, builder, given), of(context, builder)
+        strides, shape = (cgutils.unpack_tuple(builder, each) for each in (array.strides, array.shape))
+        data = cgutils.pointer_add(builder, array.data, builder.mul(start, strides[0]), array.data.type)
+        shape[0] = builder.sub(stop, start)
+        # no owner: the caller of a loop keeps its arrays
+        _populate(view, data, shape, strides, array.itemsize, meminfo=None)
+        return view._getvalue()  # noqa: SLF001
+
+    return array(array, types.int64, types.int64), generate
+
+
+@intrinsic
+def matrix(_context: Any, line: Any, rows: Any, columns: Any) -> Any:
+    """View the beginning of a contiguous line as a matrix of rows and columns, as `span` does without a check."""
+    del rows, columns
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, rows, columns = args
+        line = context.make_array(signature.args[0])(context, builder, given)
+        view = context.make_array(signature.return_type)(context, builder)
+        strides = [builder.mul(columns, line.itemsize), line.itemsize]
+        _populate(view, line.data, [rows, columns], strides, line.itemsize, meminfo=None)
+        return view._getvalue()  # noqa: SLF001
+
+    return line.copy(ndim=2)(line, types.int64, types.int64), generate
+
+
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)  # 9 significant bits: times an exponent it is exact
 _LN2_LOW = np.float32(-2.12194440e-4)
@@ -174,8 +250,7 @@ def exp32(x: Any) -> Any:
     """Return exp(x) of a float32, within 2 units in the last place; 0 below -86.5 (results under 2.7e-38)."""
     # exp(x) = 2^n * exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2. n comes from a clamped copy, so that a NaN is
     # never converted to an integer; r keeps the NaN.
-    clamped = max(_LOW, x)
-    clamped = min(_HIGH, clamped)
+    clamped = smaller(_HIGH, larger(_LOW, x))
     n = round_even(clamped * _LOG2_E)
     # ln 2 in two parts (Cody and Waite): the first product is exact, so r loses nothing to cancellation
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -202,7 +277,7 @@ _D0, _D1, _D2, _D3, _D4, _D5 = (
 @inlined(fastmath={"contract"})
 def power_of_two(x: Any) -> Any:
     """Return 2^x of a float32 of at most 127, within 2 units in the last place; 0 below -126 (under 1.2e-38)."""
-    n = round_even(max(_LEAST_POWER, x))
+    n = round_even(larger(_LEAST_POWER, x))
     r = x - n
     p = (((((_D0 * r + _D1) * r + _D2) * r + _D3) * r + _D4) * r + _D5) * r + _ONE
     # n + 127 in the exponent bits of a float32 is 2^n
@@ -229,8 +304,7 @@ _Q0, _Q1, _Q2, _Q3 = (
 @inlined(fastmath={"contract"})
 def tanh32(x: Any) -> Any:
     """Return tanh(x) of a float32, with a relative error of at most 3 * 2^-23."""
-    clamped = max(-_TANH_END, x)
-    clamped = min(_TANH_END, clamped)
+    clamped = smaller(_TANH_END, larger(-_TANH_END, x))
     s = clamped * clamped
     p = (((((_P0 * s + _P1) * s + _P2) * s + _P3) * s + _P4) * s + _P5) * s + _P6
     q = ((_Q0 * s + _Q1) * s + _Q2) * s + _Q3

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.runtime.kernels.fast.fast_numba import exact, exp32, inlined, load, narrow, reducing, times
+from ratrain.targets.runtime.kernels.fast.fast_numba import (
+    exact,
+    exp32,
+    inlined,
+    load,
+    narrow,
+    reducing,
+    smaller,
+    span,
+    times,
+)
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -188,7 +198,7 @@ def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: 
         c, s = cos[position], sin[position]
         for head in range(heads):
             start = head * width
-            low, high = row[start : start + half], row[start + half : start + 2 * half]
+            low, high = span(row, start, start + half), span(row, start + half, start + 2 * half)
             for i in range(half):
                 # both elements are loaded before either is stored: the rotation is in place
                 a, b, turn = load(low[i]), load(high[i]), sign * s[i]
@@ -234,15 +244,15 @@ def swiglu_backward(gate: Any, up: Any, dprod: Any, dgate: Any, dup: Any, gate_l
     """Set both gradients, for flat arrays; an output may be the same array as an input."""
     # Block by block through two lines: all inputs of a block are read before an output is written.
     for start in range(0, gate.size, gate_line.size):
-        stop = min(start + gate_line.size, gate.size)
-        gates, ups, grads = gate[start:stop], up[start:stop], dprod[start:stop]
+        stop = smaller(start + gate_line.size, gate.size)
+        gates, ups, grads = span(gate, start, stop), span(up, start, stop), span(dprod, start, stop)
         for i in range(stop - start):
             g, d = load(gates[i]), load(grads[i])
             sigmoid = _ONE / (_ONE + exp32(-g))
             gate_line[i] = d * load(ups[i]) * sigmoid * (_ONE + g * (_ONE - sigmoid))
             up_line[i] = d * g * sigmoid
-        store_line(gate_line, dgate[start:stop])
-        store_line(up_line, dup[start:stop])
+        store_line(gate_line, span(dgate, start, stop))
+        store_line(up_line, span(dup, start, stop))
 
 
 @exact()
