@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import KEPT_SLOTS, LAYER, LayerChoice
+from ratrain.passes.recovery.rewriting import LAYER, LayerChoice, keeps
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import block
@@ -47,7 +47,7 @@ def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice, layer: int =
         kept = choice.kept(unit.kind)
         always = kept_in_forward(model, plan, unit)
         for slot in saved_slots(model, plan, unit):
-            if kept == "all" or slot.name in always or slot.name in KEPT_SLOTS[kept][unit.kind]:
+            if slot.name in always or keeps(kept, unit.kind, slot.name):
                 nbytes += aligned(slot.type.nbytes)
     return nbytes + branch_bytes(model, plan)
 

@@ -1,6 +1,6 @@
 """`recompute`: drops saved tensors after forward and recomputes them before backward.
 
-    recompute{policy=auto|full|none|attention|mlp|ops every=... placement=inline|forward-side gathered=auto|again
+    recompute{policy=auto|full|none|attention|mlp|ops|norms every=... placement=inline|forward-side gathered=auto|again
               store=nowhere|host|file|peer checkpoint=block|layer repeat=needed|all}
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
@@ -15,8 +15,9 @@ pipeline (`passes/recovery/recompute_placement.py`). If nothing of a layer is ke
 its checkpoint, the input of its attention: `recompute attention` also yields the input of `mlp`. A block keeps nothing,
 or everything, or only what is expensive to recompute (`lean`: results of products and of attention; norms and
 elementwise results are recomputed). `policy=ops` keeps results of attention and of every second product, as
-torchtitan's selective recomputation by op. With `every` the policy is that of each N-th layer, and the others keep
-everything.
+torchtitan's selective recomputation by op; `policy=norms` keeps all but results of norms, as Megatron-LM's
+`--recompute-modules layernorm`: with `sequence_sharding` they are whole on each rank, where the rest is a rank's part.
+With `every` the policy is that of each N-th layer, and the others keep everything.
 
 With tensor-parallel ranks the ops of a layer stand around exchanges. `checkpoint=block` keeps their results: a layer
 has two checkpoints, and nothing is exchanged again. `checkpoint=layer` keeps the layer's input alone and repeats the
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.base import Piece
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
-POLICIES = ("full", "none", "attention", "mlp", "ops", "auto")
+POLICIES = ("full", "none", "attention", "mlp", "ops", "norms", "auto")
 """Choices of `policy`: what to recompute."""
 NOWHERE = "nowhere"
 """Value of `store` and `offload`: everything stays in DDR."""

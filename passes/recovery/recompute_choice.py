@@ -37,12 +37,12 @@ from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, re
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     EVERYTHING,
-    KEPT_SLOTS,
     Donor,
     KeptHome,
     LayerChoice,
     Rewriting,
     in_slot_order,
+    keeps,
     made_before,
     recovery_op,
     rewritten,
@@ -395,8 +395,8 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
 def _split_slots(module: Module, half: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
     plan = slice_plan(module.plan, typical_slice(module.plan))
     slots = saved_slots(module.model, plan, half)
-    names = tuple(slot.name for slot in slots) if kept == "all" else KEPT_SLOTS[kept][half.kind]
-    names = (*names, *kept_in_forward(module.model, plan, half))
+    always = kept_in_forward(module.model, plan, half)
+    names = {slot.name for slot in slots if slot.name in always or keeps(kept, half.kind, slot.name)}
     return [s for s in slots if s.name in names], [s for s in slots if s.name not in names]
 
 

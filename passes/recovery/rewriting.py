@@ -52,6 +52,15 @@ KEPT_SLOTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 v, o, gate, up, down, as torchtitan's per-op policy (distributed/activation_checkpoint.py), less the product that no
 backward reads.
 """
+NORM_SLOTS = ("xn", "mean", "rstd", "branch_mean", "branch_rstd", "q_rstd", "k_rstd")
+"""Slots that `norms` drops, results of norms and statistics of their rows; it keeps all others."""
+
+
+def keeps(kept: str, kind: str, slot: str) -> bool:
+    """Tell whether a block of a kind keeps a slot under a choice: `none`, `ops`, `lean`, `norms` or `all`."""
+    if kept in ("all", "norms"):
+        return kept == "all" or slot not in NORM_SLOTS
+    return slot in KEPT_SLOTS[kept][kind]
 
 
 @frozen
@@ -78,7 +87,7 @@ NEEDED, ALL = REPEATS = ("needed", "all")
 
 @frozen(cache_hash=True)
 class LayerChoice:
-    """Choice of what a layer's attention and mlp keep: `none`, `ops`, `lean` or `all`."""
+    """Choice of what a layer's attention and mlp keep: `none`, `ops`, `lean`, `norms` or `all`."""
 
     attention: str
     mlp: str
@@ -100,7 +109,7 @@ class LayerChoice:
         return self.keeps_nothing or self.attention == self.mlp == "ops"
 
     def kept(self, kind: str) -> str:
-        """Return what one of the layer's blocks keeps: `none`, `ops`, `lean` or `all`."""
+        """Return what one of the layer's blocks keeps: `none`, `ops`, `lean`, `norms` or `all`."""
         return self.attention if kind == "attention" else self.mlp
 
 
@@ -114,6 +123,7 @@ CHOICES = {
     "attention": (LayerChoice("none", "all"),),
     "mlp": (LayerChoice("all", "none"),),
     "ops": (LayerChoice("ops", "ops"),),
+    "norms": (LayerChoice("norms", "norms"),),
     "auto": tuple(LayerChoice(attention, mlp) for attention, mlp in product(("none", "lean", "all"), repeat=2)),
 }
 """Choices for a layer and micro-batch that each policy allows."""
@@ -358,14 +368,17 @@ class Rewriting:
             kept == "all" or block in self.routed or (block, m) not in self.views
         ):  # without a backward nothing is there to be recomputed for
             return ()
-        # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
-        own = (SQUARES, *KEPT_SLOTS[kept][block.kind])
         # Keys and values that context ranks gather again are needed whatever is recomputed.
         gathered = KEY_SLOTS if (block, m) in self.whole_keys else ()
         # Other ops have made the heads' output, from keys that context ranks gather again, or by an exchange.
         attended = (*KEY_SLOTS, *ATTENDED) if reads_output(self.forwards[block, m]) else ()
-        always = (*own, *gathered, *attended)
-        return tuple(t for t in self.saved(block, m) if t.slot not in always and t not in self.seen_later)
+        # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
+        always = (SQUARES, *gathered, *attended)
+        return tuple(
+            t
+            for t in self.saved(block, m)
+            if t.slot not in always and not keeps(kept, block.kind, t.slot or "") and t not in self.seen_later
+        )
 
     def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
         """Return a backward op, preceded by the recomputation of what it, or its weight half, reads."""

@@ -476,14 +476,17 @@ def _attention(reader: SettingsReader) -> None:
     selective = by_flag or granularity == "selective"
     modules = (reader.word("recompute-modules") or "core_attn").split() if selective else []
     others = "which other parts are computed again, 'recompute{policy=auto}' chooses by bytes and time"
-    if modules and set(modules) - {"core_attn"}:
+    of_norms = "layernorm" in modules and not set(modules) - {"core_attn", "layernorm"}
+    if of_norms:
+        reader.passes.append("recompute{policy=norms}")
+    elif modules and set(modules) - {"core_attn"}:
         reader.leave("recompute-modules", others)
+    of_scores = "core_attn" in modules
     if whole:
-        of_scores = "core_attn" in modules
         reader.put("attention", "scores-recomputed" if of_scores else "scores-kept", name, "attention-backend")
-        if selective and not of_scores:
+        if selective and not of_scores and not of_norms:
             reader.leave(name, others)
-    elif selective:
+    elif selective and (of_scores or not of_norms):
         why = "with fused attention there are no scores to recompute: 'recompute{policy=auto}' chooses"
         for each in ("recompute-granularity", "recompute-activations"):
             reader.leave(each, why)

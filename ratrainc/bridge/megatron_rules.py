@@ -124,7 +124,9 @@ RULES: dict[str, Rule] = {
         "passes, attention", "full: recompute{policy=full}; selective: scores-recomputed, with unfused attention"
     ),
     "recompute-modules": Rule(
-        "attention", "with recompute-granularity selective: scores-kept unless core_attn, its default, is among them"
+        "passes, attention",
+        "with recompute-granularity selective: scores-kept unless core_attn, its default, is among them; "
+        "recompute{policy=norms} if layernorm is, alone or beside it",
     ),
     "num-distributed-optimizer-instances": Rule(
         "shard_group",

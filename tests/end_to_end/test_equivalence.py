@@ -155,7 +155,12 @@ def test_the_two_ways_to_reduce_agree_closely() -> None:
     assert max(abs(a - b) / a for a, b in zip(last, each, strict=True)) < 1e-3
 
 
-PARTS = ("recompute{policy=ops}", "recompute{policy=full every=2}", "recompute{policy=ops every=3}")
+PARTS = (
+    "recompute{policy=ops}",
+    "recompute{policy=norms}",
+    "recompute{policy=full every=2}",
+    "recompute{policy=ops every=3}",
+)
 
 
 @pytest.mark.parametrize("family", MODELS)

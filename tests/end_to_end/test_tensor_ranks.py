@@ -208,6 +208,7 @@ def test_a_checkpoint_of_peers_goes_on_with_any_number_of_them(model: str, tmp_p
 REWRITINGS = (
     "recompute{policy=full}",
     "recompute{policy=attention}",
+    "recompute{policy=norms}",
     "recompute{policy=auto budget=60KiB}",
     "recompute{policy=none store=host}",
     "recompute{policy=full store=host}",

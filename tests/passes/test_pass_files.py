@@ -115,6 +115,7 @@ def test_what_is_not_shown_is_named(tmp_path):
         "policy=none",
         "policy=attention",
         "policy=ops",
+        "policy=norms",
         "policy=auto",
         "placement=forward-side",
         "store=host",

@@ -81,6 +81,22 @@ def test_a_script_means_what_bash_and_megatron_take_it_for(name: str, tmp_path: 
     assert {key: getattr(plan, key) for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("modules", "backend", "attention"),
+    [
+        ("layernorm", "unfused", "scores-kept"),
+        ("layernorm core_attn", "unfused", "scores-recomputed"),
+        ("layernorm", "flash", "fused"),
+    ],
+)
+def test_norms_that_are_computed_again(modules: str, backend: str, attention: str, tmp_path: Path) -> None:
+    said = f"--recompute-granularity selective --recompute-modules {modules} --attention-backend {backend}"
+    found = plan_of(launch(said), tmp_path)
+    assert found.plan.attention == attention
+    assert found.passes == ("recompute{policy=norms}",)
+    assert not [left.key for left in found.left if "recompute" in left.key]
+
+
 REFUSED = {
     "the last of two arguments is given": (launch("--seed $1 --lr $2"), {"given": {"2": "1e-3"}}, "--set 1=VALUE"),
     "a name hangs on an argument": (
