@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.recovery.rewriting import (
-    CHOICES,
-    LAYER,
-    NOTHING,
-    LayerChoice,
-    mark_checkpoints,
-    rewrite,
-    same_for_all,
-)
+from ratrain.passes.recovery.layer_choice import CHOICES, LAYER, NOTHING, LayerChoice, same_for_all
+from ratrain.passes.recovery.rewriting import mark_checkpoints, rewrite
 from ratrain.ratrain_ir.config.expert_keys import RouterLosses
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan

@@ -42,7 +42,8 @@ from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding, hoisted, merged
 from ratrain.passes.placement.work_groups import split_into_groups
-from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
+from ratrain.passes.recovery.layer_choice import CHOICES, same_for_all
+from ratrain.passes.recovery.rewriting import rewritten
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.passes.trial.trial import Trials, step_seconds_at_own_addresses

@@ -36,7 +36,8 @@ from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.work_groups import split_into_groups
-from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
+from ratrain.passes.recovery.layer_choice import NOTHING, same_for_all
+from ratrain.passes.recovery.rewriting import rewritten
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1
 from ratrain.ratrain_ir.support.quantities import number_of

@@ -31,10 +31,10 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.recovery.donor_search import DonorSearch
 from ratrain.passes.recovery.kept_bytes import checkpoint_bytes
+from ratrain.passes.recovery.layer_choice import Donor, LayerChoice
 from ratrain.passes.recovery.peer_offload import UnitTimes
 from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
-from ratrain.passes.recovery.rewriting import Donor, LayerChoice
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.model.slice_plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage

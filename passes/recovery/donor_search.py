@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
+from ratrain.passes.recovery.layer_choice import Donor, LayerChoice
 from ratrain.passes.recovery.peer_offload import UnitTimes
 from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import FEW, Chosen, Front
-from ratrain.passes.recovery.rewriting import Donor, LayerChoice
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import Module, Stage
 

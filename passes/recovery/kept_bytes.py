@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import LAYER, LayerChoice, keeps
+from ratrain.passes.recovery.layer_choice import LAYER, LayerChoice, keeps
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import block

@@ -18,8 +18,8 @@ from ratrain.ratrain_ir.ops.base import Engine
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ratrain.passes.recovery.layer_choice import LayerChoice
     from ratrain.passes.recovery.peer_offload import UnitTimes
-    from ratrain.passes.recovery.rewriting import LayerChoice
 
 WORTH = 1e-3
 """Relative gain that makes moving anything worthwhile; also the tolerance of a period that is to be kept."""

@@ -43,16 +43,7 @@ from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
 from ratrain.passes.recovery.keep_gathered import Twice, made_twice_to_keep, may_keep, with_kept
-from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
-from ratrain.passes.recovery.recompute_choice import choose
-from ratrain.passes.recovery.recompute_placement import (
-    Moves,
-    idle_windows,
-    moved_ahead,
-    moves_to_forward_side,
-    why_inline,
-)
-from ratrain.passes.recovery.rewriting import (
+from ratrain.passes.recovery.layer_choice import (
     BLOCK,
     CHECKPOINTS,
     CHOICES,
@@ -64,11 +55,18 @@ from ratrain.passes.recovery.rewriting import (
     Donor,
     KeptHome,
     LayerChoice,
-    Recovery,
-    Rewriting,
-    mark_checkpoints,
     same_for_all,
 )
+from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
+from ratrain.passes.recovery.recompute_choice import choose
+from ratrain.passes.recovery.recompute_placement import (
+    Moves,
+    idle_windows,
+    moved_ahead,
+    moves_to_forward_side,
+    why_inline,
+)
+from ratrain.passes.recovery.rewriting import Recovery, Rewriting, mark_checkpoints
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.tensor_ranks import adds_branches_apart

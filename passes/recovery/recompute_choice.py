@@ -34,15 +34,10 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, recovers_whole_layer
+from ratrain.passes.recovery.layer_choice import CHOICES, EVERYTHING, Donor, KeptHome, LayerChoice, keeps
 from ratrain.passes.recovery.rewriting import (
-    CHOICES,
-    EVERYTHING,
-    Donor,
-    KeptHome,
-    LayerChoice,
     Rewriting,
     in_slot_order,
-    keeps,
     made_before,
     recovery_op,
     rewritten,

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.passes.recovery.rewriting import Donor, KeptHome, made_before
+from ratrain.passes.recovery.layer_choice import Donor, KeptHome
+from ratrain.passes.recovery.rewriting import made_before
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_fields
 from ratrain.ratrain_ir.ops.collectives import TENSOR_OPS, repeats_sum

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import NOTHING, Rewriting, rewritten, same_for_all
+from ratrain.passes.recovery.layer_choice import NOTHING, same_for_all
+from ratrain.passes.recovery.rewriting import Rewriting, rewritten
 
 if TYPE_CHECKING:
     from ratrain.passes.recovery.recompute import RecomputePass

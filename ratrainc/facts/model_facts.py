@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from ratrain.passes.recovery.kept_bytes import kept_with_checkpoint_bytes
-from ratrain.passes.recovery.rewriting import CHOICES
+from ratrain.passes.recovery.layer_choice import CHOICES
 from ratrain.ratrain_ir.config.hf_keys import INITIALIZER_RANGE, ROPE_THETA
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain.passes.recovery.rewriting import NOTHING, rewrite, same_for_all
+from ratrain.passes.recovery.layer_choice import NOTHING, same_for_all
+from ratrain.passes.recovery.rewriting import rewrite
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, has_backward

@@ -24,7 +24,7 @@ from attrs import evolve
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.recovery.kept_bytes import kept_with_checkpoint_bytes
-from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice
+from ratrain.passes.recovery.layer_choice import CHOICES, LayerChoice
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower

@@ -13,7 +13,8 @@ from ratrain.passes.manager import PassManager
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery import recompute
-from ratrain.passes.recovery.rewriting import CHOICES, NOTHING, Rewriting, rewritten, same_for_all
+from ratrain.passes.recovery.layer_choice import CHOICES, NOTHING, same_for_all
+from ratrain.passes.recovery.rewriting import Rewriting, rewritten
 from ratrain.passes.trial.trial import Trials, at_own_addresses, step_seconds_at_own_addresses
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import StateKind

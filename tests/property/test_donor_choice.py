@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.donor_choice import choose_donors
+from ratrain.passes.recovery.layer_choice import Donor
 from ratrain.passes.recovery.peer_offload import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, StageShape, as_chosen, kept_in_ddr
-from ratrain.passes.recovery.rewriting import Donor, Rewriting
+from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine

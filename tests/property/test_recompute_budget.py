@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.recovery import recompute_choice
+from ratrain.passes.recovery.layer_choice import LayerChoice
 from ratrain.passes.recovery.recompute_choice import Option, _front, _front_of_kinds, _pareto
-from ratrain.passes.recovery.rewriting import LayerChoice
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.compute import Backward, Recompute

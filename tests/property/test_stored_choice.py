@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.passes.pass_base import PassContext
+from ratrain.passes.recovery.layer_choice import EVERYTHING
 from ratrain.passes.recovery.recompute_choice import StageShape, as_chosen, choose, kept_in_ddr
-from ratrain.passes.recovery.rewriting import EVERYTHING, Rewriting
+from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.passes.trial.trial import Trials
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics

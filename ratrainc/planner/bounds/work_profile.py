@@ -16,7 +16,8 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.recovery.keep_gathered import all_made_twice, with_kept
 from ratrain.passes.recovery.kept_bytes import kept_bytes, mlp_input_bytes
-from ratrain.passes.recovery.rewriting import LayerChoice, rewritten, same_for_all
+from ratrain.passes.recovery.layer_choice import LayerChoice, same_for_all
+from ratrain.passes.recovery.rewriting import rewritten
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, block, has_backward, passes_gradient_on

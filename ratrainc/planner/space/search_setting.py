@@ -7,8 +7,8 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.recovery.layer_choice import CHOICES, LayerChoice
 from ratrain.passes.recovery.recompute import RecomputePass
-from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.config.cuts import even_work_lengths
 from ratrain.ratrain_ir.config.expert_keys import ExpertDispatch

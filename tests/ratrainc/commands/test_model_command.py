@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
+from ratrain.passes.recovery.layer_choice import CHOICES, same_for_all
+from ratrain.passes.recovery.rewriting import rewritten
 from ratrain.ratrain_ir.config.hf_export import hugging_face_config
 from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
