@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -114,19 +115,26 @@ def test_a_scipy_that_is_imported_later_finds_its_own_library():
     assert process.stdout == "[1. 1.]\n", process.stderr
 
 
-def test_another_function_in_its_place_sees_every_product():
+@contextmanager
+def booked():
+    """While the block runs, list m, n and k of every product."""
     calls = []
     sgemm = openblas.Sgemm(openblas.SGEMM)
 
-    def booked(*arguments):
+    def book(*arguments):
         calls.append(arguments[3:6])
         sgemm(*arguments)
 
-    function = openblas.Sgemm(booked)
+    function = openblas.Sgemm(book)
+    with mock.patch.object(openblas, "SGEMM", ctypes.cast(function, ctypes.c_void_p).value):
+        yield calls
+
+
+def test_another_function_in_its_place_sees_every_product():
     spec = AttentionSpec(batch=1, seq_len=20, heads=2, kv_heads=2, head_dim=8)
     kernels, x = kernel_set("fast"), np.ones((20, 16), np.float16)
     scratch, lse = Scratch(1 << 20), np.empty((2, 20), np.float32)
-    with mock.patch.object(openblas, "SGEMM", ctypes.cast(function, ctypes.c_void_p).value):
+    with booked() as calls:
         kernels.attention_forward(x, x, x, np.empty_like(x), lse, scratch=scratch, spec=spec)
         kernels.gemm(x, x, np.empty((20, 20), np.float16), scratch=scratch, trans_b=True)
     assert calls == [(20, 20, 8), (20, 8, 20)] * 2 + [(20, 20, 16)]
@@ -173,20 +181,8 @@ def test_a_product_has_the_same_bits_however_many_threads_share_it(rows, depth, 
 
 
 def test_the_larger_factor_is_cut_where_bits_allow_it():
-    calls = []
-    sgemm = openblas.Sgemm(openblas.SGEMM)
-
-    def booked(*arguments):
-        calls.append(arguments[3:6])
-        sgemm(*arguments)
-
-    function = openblas.Sgemm(booked)
     few, many = np.ones((256, 512), np.float32), np.ones((512, 8192), np.float32)
     for core_type, parts in (("SkylakeX", [(256, 4096, 512)] * 2), ("Haswell", [(120, 8192, 512), (136, 8192, 512)])):
-        calls.clear()
-        with (
-            mock.patch.object(openblas, "SGEMM", ctypes.cast(function, ctypes.c_void_p).value),
-            mock.patch.object(openblas, "core_type", lambda name=core_type: name),
-        ):
+        with booked() as calls, mock.patch.object(openblas, "core_type", lambda name=core_type: name):
             share_product(Team(2), few, many, np.empty((256, 8192), np.float32))
         assert sorted(calls) == parts
