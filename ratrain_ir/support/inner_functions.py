@@ -21,6 +21,15 @@ class _Library(codegen.JITCodeLibrary):
     """Code that is linked into other code."""
 
     is_optimised = False
+    is_called = False
+    """True if loops call its functions rather than inline them."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Add lowered functions, and keep LLVM from inlining them if they are called."""
+        for function in ir_module.functions if self.is_called else ():
+            if function.blocks and "alwaysinline" not in function.attributes:
+                function.attributes.add("noinline")
+        super().add_ir_module(ir_module)  # type: ignore[no-untyped-call]
 
     def _optimize_final_module(self) -> None:
         if self.is_optimised:
@@ -41,10 +50,9 @@ class _Lowering(typed_passes.NativeLowering):
         state.flags.no_compile = True
         state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)  # type: ignore[no-untyped-call]
         state.library.is_optimised = bool(state.flags.fastmath)
+        state.library.is_called = not state.flags.forceinline
         super().run_pass(state)  # type: ignore[no-untyped-call]
         lowered = state["cr"]
-        if not state.flags.forceinline:
-            state.library.get_function(lowered.fndesc.llvm_func_name).add_function_attribute("noinline")
         # Numba finds a function by its entry for Python, which must be a built-in one; a call of this one raises.
         entry: Any = {}.pop
         state.targetctx.insert_user_function(entry, lowered.fndesc, [state.library])
