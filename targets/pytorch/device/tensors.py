@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,10 +10,14 @@ import torch
 
 from ratrain.targets.runtime.arena import processor
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
+from ratrain.targets.runtime.kernels.team import LINE_BYTES
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import Array
     from ratrain.targets.runtime.kernels.team import Team
+
+_LINE_ROWS = LINE_BYTES // BFLOAT16.itemsize
+"""Rows at whose multiples a factor that is stored transposed is cut: a part of it begins with a cache line."""
 
 torch.set_num_threads(1)  # kernels share out their work themselves; PyTorch's pool would compete for the cores
 
@@ -60,4 +65,9 @@ def share_multiply(team: Team, a: torch.Tensor, b: torch.Tensor, out: torch.Tens
     def part(rows: slice) -> None:
         multiply(a[rows], b, out[rows])
 
-    team.run(part, team.product_rows(len(out), b.numel()))
+    team.run(part, rows_of_parts(team, out, b))
+
+
+def rows_of_parts(team: Team, out: Any, b: Any) -> list[slice]:
+    """Cut the rows of `out`, a bfloat16 product by `b`, into the ranges that threads make; both arrays or tensors."""
+    return team.product_rows(len(out), prod(b.shape), _LINE_ROWS)

@@ -9,7 +9,13 @@ import numpy as np
 
 from ratrain.targets.program.kernel_options import LogitOptions
 from ratrain.targets.pytorch.device.device_common import row_steps
-from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, share_multiply, tensor_of
+from ratrain.targets.pytorch.device.tensors import (
+    are_multiplied_here,
+    multiply,
+    rows_of_parts,
+    share_multiply,
+    tensor_of,
+)
 from ratrain.targets.pytorch.host.product_loops import add_to_product, logit_gradient, widen
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
@@ -39,7 +45,7 @@ def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threa
     """
     if is_direct(xn, table, _given(options, normalise=normalise)):
         return [Buffer((min(len(xn), len(logits), _ROWS), len(table)), BFLOAT16)] * threads
-    return head_forward_plan(xn, table, logits, normalise=normalise)
+    return head_forward_plan(xn, table, logits, normalise=normalise, threads=threads)
 
 
 def backward_plan(
@@ -54,7 +60,7 @@ def backward_plan(
 ) -> Plan:
     """Plan a block of the table's gradient for each thread; nothing if it is not made, or stored in bfloat16."""
     if not is_direct(xn, table, _given(options, normalise=normalise)):
-        return head_backward_plan(xn, table, logits, normalise=normalise)
+        return head_backward_plan(xn, table, logits, normalise=normalise, threads=threads)
     return _blocks_of(dtable, threads)
 
 
@@ -115,7 +121,7 @@ def forward(
                 widen(bits(product), chunk[at])
                 log_sum_exp(chunk[at], sums[at])
 
-        team.run(part, list(enumerate(team.product_rows(len(chunk), table.size))))
+        team.run(part, list(enumerate(rows_of_parts(team, chunk, table))))
         add_loss(chunk, labels[rows], sums, loss)
 
 
@@ -199,4 +205,4 @@ def _add_to_table(
             stored = bits(dtable[block])
             add_to_product(bits(product), stored if accumulate else None, None, None, stored)
 
-    team.run(part, list(enumerate(team.product_rows(len(dtable), x.size))))
+    team.run(part, list(enumerate(rows_of_parts(team, dtable, x))))

@@ -17,7 +17,7 @@ import numpy as np
 from ratrain.targets.program.kernel_options import LogitOptions, ProductOptions
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.per_kernel import PerKernel
-from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, tensor_of
+from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, rows_of_parts, tensor_of
 from ratrain.targets.pytorch.host import host_experts, host_head
 from ratrain.targets.pytorch.host.host_experts import ExpertsOnHost
 from ratrain.targets.pytorch.host.product_loops import add_to_product
@@ -91,7 +91,7 @@ class TorchOnHost(ExpertsOnHost, Fast):
                     stored[rows],
                 )
 
-        self.team.run(part, self.team.product_rows(len(out), b.size))
+        self.team.run(part, rows_of_parts(self.team, out, b))
 
     def head_forward(self, xn, table, labels, lse, loss, logits, *, scratch, accumulate, **shaping):
         if host_head.is_direct(xn, table, LogitOptions(**shaping)):

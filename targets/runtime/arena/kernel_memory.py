@@ -245,10 +245,10 @@ class HostMemory:
         del held
         return value
 
-    def sum_of_squares(self, array: NDArray[Any]) -> float:
-        """Sum the squares of at most `SQUARES_CHUNK` elements in float64."""
+    def sum_of_squares(self, array: NDArray[Any], cast: Callable[[NDArray[Any], NDArray[np.float64]], None]) -> float:
+        """Sum the squares of at most `SQUARES_CHUNK` elements in float64, to which `cast` converts them."""
         chunk = self._squares.chunk[: len(array)]
-        np.copyto(chunk, array)
+        cast(array, chunk)
         return float(np.dot(chunk, chunk))
 
     def constants(self, work: Work) -> dict[str, int]:

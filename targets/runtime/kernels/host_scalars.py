@@ -121,16 +121,22 @@ class HostScalars:
 
         Squares are summed in float64 chunk by chunk, then over blocks, then over stages.
         """
-        del scratch
-        totals = [{block: _added(chunks) for block, chunks in blocks.items()} for blocks in stages]
+        totals = [{block: self._added(chunks, scratch) for block, chunks in blocks.items()} for blocks in stages]
         self._norm = norm_of_stages(totals, overflow=any_raised(flags))
         for out in outs:
             out[0] = self._norm
 
     def squares_of(self, chunks: Chunks, *, scratch: Scratch) -> list[float]:
         """Return the sum of the squares of each chunk."""
-        del scratch
-        return [HOST.sum_of_squares(chunk) for chunk in chunks]
+        cast = partial(self._kernels.cast, scratch=scratch)
+        return [HOST.sum_of_squares(chunk, cast) for chunk in chunks]
+
+    def _added(self, chunks: Chunks, scratch: Scratch) -> float:
+        """Return the sum of the squares of all chunks."""
+        total = 0.0
+        for squares in self.squares_of(chunks, scratch=scratch):
+            total += squares
+        return total
 
     def update(self, update: BlockUpdate, *, scratch: Scratch) -> None:
         """Update one block by AdamW. If its gradient is not finite, only the view is rounded from the master again."""
@@ -139,7 +145,7 @@ class HostScalars:
         if update.squares is not None:
             mine = self._squares.setdefault(update.place, {})
             finite = multiplier is not None
-            mine[update.block] = _added(update.squares) / self._scale**2 if finite else inf
+            mine[update.block] = self._added(update.squares, scratch) / self._scale**2 if finite else inf
         scratch.reset()
         if multiplier is None:
             with self._lock:  # ranks may run in parallel
@@ -222,11 +228,3 @@ def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> 
 def _raise(flags: Flags) -> None:
     for flag in flags:
         flag[0] = 1
-
-
-def _added(chunks: Chunks) -> float:
-    """Return the sum of the squares of all chunks, in host memory."""
-    total = 0.0
-    for chunk in chunks:
-        total += HOST.sum_of_squares(chunk)
-    return total

@@ -24,6 +24,9 @@ PRODUCTS = 1 << 22
 PRODUCT_ROWS = 24
 """Rows that all BLAS kernels handle in whole groups: parts cut there mostly give the bits of the whole product."""
 
+LINE_BYTES = 64
+"""Bytes of a cache line: a factor's part that begins within one is packed more slowly, by up to a tenth."""
+
 PRODUCT_COLUMNS = 64
 """Columns that a BLAS kernel for AVX-512 handles in whole groups."""
 
@@ -62,26 +65,27 @@ class Team:
         return self.ranges(shape[0], least=-(-ELEMENTS // width))
 
     def run(self, work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
-        """Do all parts, the last one on this thread; return their results in order.
+        """Do all parts, the first one on this thread; return their results in order.
 
-        An exception of a part is raised here.
+        The others start later by a thread's waking: where parts differ, the first should be the largest. An exception
+        of a part is raised here.
         """
         if self._pool is None or len(parts) < 2:
             return [work(part) for part in parts]
-        others = [self._pool.submit(work, part) for part in parts[:-1]]
+        others = [self._pool.submit(work, part) for part in parts[1:]]
         try:
-            last = work(parts[-1])
+            first = work(parts[0])
         finally:  # no thread may still be writing when the caller goes on, or gives up
             wait(others)
-        return [*(other.result() for other in others), last]
+        return [first, *(other.result() for other in others)]
 
-    def product_rows(self, rows: int, size: int) -> list[slice]:
+    def product_rows(self, rows: int, size: int, unit: int = PRODUCT_ROWS) -> list[slice]:
         """Cut the rows of a matrix product into ranges; `size` is the number of elements of its other factor."""
-        return self.ranges(rows, unit=PRODUCT_ROWS, least=-(-PRODUCTS // max(1, size)))
+        return self.ranges(rows, unit=unit, least=-(-PRODUCTS // max(1, size)))
 
-    def product_columns(self, columns: int, size: int) -> list[slice]:
+    def product_columns(self, columns: int, size: int, unit: int = PRODUCT_COLUMNS) -> list[slice]:
         """Cut the columns of a matrix product into ranges; `size` is the number of elements of its first factor."""
-        return self.ranges(columns, unit=PRODUCT_COLUMNS, least=-(-PRODUCTS // max(1, size)))
+        return self.ranges(columns, unit=unit, least=-(-PRODUCTS // max(1, size)))
 
     def products(self, count: int, size: int) -> list[slice]:
         """Cut `count` equal products into ranges; `size` is the number of multiplications of one."""

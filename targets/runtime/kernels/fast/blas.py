@@ -14,7 +14,7 @@ from numba.core import types
 from ratrain.targets.runtime.kernels import openblas
 from ratrain.targets.runtime.kernels.fast.fast_numba import intrinsic
 from ratrain.targets.runtime.kernels.openblas import AS_IS, ROWS_FIRST, TRANSPOSED
-from ratrain.targets.runtime.kernels.team import PRODUCT_ROWS
+from ratrain.targets.runtime.kernels.team import LINE_BYTES, PRODUCT_ROWS
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32
@@ -24,12 +24,15 @@ _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FUNCTION = ir.FunctionType(ir.VoidType(), [_I32] * 3 + [_I64] * 3 + [_FLOAT] + [_I64] * 4 + [_FLOAT] + [_I64] * 2)
 
 
-_KEEP_BITS_OF_COLUMNS = ("SkylakeX",)
-"""Processor types of OpenBLAS by whose kernels a product cut at whole groups of columns has the bits of the whole.
+_KEEP_BITS = ("SkylakeX",)
+"""Processor types of OpenBLAS by whose kernels a product has the bits of the whole wherever it is cut.
 
-Each thread packs its part of one factor and all of the other, so the larger factor is the one to cut. Found by trial:
-2,949 products of 48 to 600 rows had the same bits by parts with SkylakeX; with Haswell a third of them had not.
+Found by trial with SkylakeX: the same bits in 2,949 products of 48 to 600 rows cut at whole groups of columns, and in
+1,200 of 48 to 700 rows cut at rows. With Haswell a third of the former had not; of the latter, a tenth of those not cut
+at `PRODUCT_ROWS` had. Each thread packs its part of one factor and all of the other, so the larger is the one to cut.
 """
+_LINE_ROWS = LINE_BYTES // 4
+"""Float32 elements of a cache line, so rows at whose multiples a factor that is stored transposed is cut."""
 _LEAST_ROWS = 2 * PRODUCT_ROWS
 """Rows below which kernels for small products differ with the number of columns."""
 
@@ -87,24 +90,35 @@ def multiply_transposed(_context: Any, sgemm: Any, a: Any, b: Any, keep: Any, ou
     return _product(sgemm, a, b, keep, out, transpose_a=TRANSPOSED)
 
 
+def has_bits_of_whole() -> bool:
+    """Tell whether this processor's kernels give a product the same bits wherever it is cut."""
+    return openblas.core_type() in _KEEP_BITS
+
+
 def share_product(team: Team, a: F32, b: F32, out: F32, then: Callable[[slice], None] | None = None) -> None:
     """Compute out = a @ b by ranges of rows, each followed by `then(rows)`; a and b may be transposed.
 
     Without `then`, columns are cut in place of rows where that moves fewer elements and keeps the product's bits.
     """
-    if then is None and b.size > a.size and len(a) >= _LEAST_ROWS and openblas.core_type() in _KEEP_BITS_OF_COLUMNS:
-        team.run(lambda columns: _matmul(a, b[:, columns], out[:, columns]), team.product_columns(out.shape[1], a.size))
+    if then is None and b.size > a.size and len(a) >= _LEAST_ROWS and has_bits_of_whole():
+        team.run(lambda columns: product(a, b[:, columns], out[:, columns]), team.product_columns(out.shape[1], a.size))
         return
 
     def part(rows: slice) -> None:
-        _matmul(a[rows], b, out[rows])
+        product(a[rows], b, out[rows])
         if then is not None:
             then(rows)
 
-    team.run(part, team.product_rows(len(out), b.size))
+    team.run(part, product_rows(team, len(out), b.size))
 
 
-def _matmul(a: F32, b: F32, out: F32) -> None:
+def product_rows(team: Team, rows: int, size: int) -> list[slice]:
+    """Cut the rows of a product into the ranges of threads; `size` is the number of elements of its other factor."""
+    return team.product_rows(rows, size, _LINE_ROWS if has_bits_of_whole() else PRODUCT_ROWS)
+
+
+def product(a: F32, b: F32, out: F32, *, add: bool = False) -> None:
+    """Set out = [out +] a @ b on this thread; a and b may be transposed."""
     (transpose_a, lda), (transpose_b, ldb), (_, ldc) = _layout(a), _layout(b), _layout(out)
     openblas.Sgemm(openblas.SGEMM)(
         ROWS_FIRST,
@@ -117,7 +131,7 @@ def _matmul(a: F32, b: F32, out: F32) -> None:
         lda,
         b.ctypes.data,
         ldb,
-        0.0,
+        float(add),
         out.ctypes.data,
         ldc,
     )

@@ -8,6 +8,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,14 +184,8 @@ class Fast(
             right, sums = buffers.pop(0), buffers.pop(0)
             np.copyto(right, b.T if given.trans_b else b)
         else:
-            operands = []
-            for x in (a, b):
-                operand = x
-                if x.dtype != np.float32:
-                    operand = buffers.pop(0)
-                    self._cast(x, operand)
-                operands.append(operand)
-            left, right = operands
+            left, right = (x if x.dtype == np.float32 else buffers.pop(0) for x in (a, b))
+            self._cast(*((x, operand) for x, operand in ((a, left), (b, right)) if operand is not x))
         product = buffers[0] if buffers else out
         stored = bits(out)
         has_bias, has_residual = given.bias is not None, given.residual is not None
@@ -208,9 +203,16 @@ class Fast(
         else:
             share_half_runs(self.team, bits(a), given.trans_a, right, given.half_run, sums, product, then)
 
-    def _cast(self, src: Array, dst: Array) -> None:
-        source, stored = flat(src), flat(dst)
-        self.team.run(lambda part: fast_flat.cast(source[part], stored[part]), self.team.rows(stored.shape))
+    def _cast(self, *pairs: tuple[Array, Array]) -> None:
+        """Set the second array of each pair to the first, all of them in one hand-over to the threads."""
+        rows = [(flat(src), flat(dst)) for src, dst in pairs]
+
+        def part(ranges: tuple[slice | None, ...]) -> None:
+            for (source, stored), elements in zip(rows, ranges, strict=True):
+                if elements is not None:
+                    fast_flat.cast(source[elements], stored[elements])
+
+        self.team.run(part, list(zip_longest(*(self.team.rows(stored.shape) for _, stored in rows))))
 
     def column_sum(self, a, out, *, scratch, accumulate):
         sums, total = scratch.take_all(_column_sum_plan(a, out))
@@ -281,18 +283,21 @@ class Fast(
 
     def mean_of_replicas(self, parts, out, *, scratch, accumulate, divisor):
         (buffers,) = scratch.take_all(_mean_plan(out, threads=self.team.threads))
-        stored, rows = flat(out), [flat(part) for part in parts]
+        stored, rows, factor = flat(out), [flat(part) for part in parts], np.float32(1 / divisor)
 
         def part(numbered: tuple[int, slice]) -> bool:
             number, elements = numbered
             finite = True
             for start in range(elements.start, elements.stop, BLOCK):
                 at = slice(start, min(start + BLOCK, elements.stop))
-                acc = buffers[number, : at.stop - start]
-                acc.fill(0)
-                for row in rows:
-                    fast_flat.add_part(acc, row[at])
-                fast_flat.store_scaled(acc, stored[at], np.float32(1 / divisor), accumulate)
+                if len(rows) == 1:
+                    fast_flat.store_scaled(rows[0][at], stored[at], factor, accumulate)
+                else:
+                    acc = buffers[number, : at.stop - start]
+                    acc.fill(0)
+                    for row in rows:
+                        fast_flat.add_part(acc, row[at])
+                    fast_flat.store_scaled(acc, stored[at], factor, accumulate)
                 # an infinity or NaN in a part makes the sum not finite, so that only the result is checked
                 finite &= fast_flat.all_finite(stored[at])
             return finite
@@ -303,7 +308,7 @@ class Fast(
         return bool(fast_flat.all_finite(flat(a)))
 
     def cast(self, src, dst, *, scratch):
-        self._cast(src, dst)
+        self._cast((src, dst))
 
     def group_columns(self, src, dst, *, scratch, groups, inverse):
         put_columns(src, dst, groups, inverse=inverse)

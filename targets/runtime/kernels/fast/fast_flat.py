@@ -11,6 +11,7 @@ from ratrain.targets.runtime.kernels.fast.fast_numba import bits_of_float, exact
 BLOCK = 4096
 """Elements that pass through several loops while they stay in the first-level cache."""
 
+_ZERO = np.float32(0)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY_BITS = np.int32(0x7F800000)
 
@@ -84,14 +85,14 @@ def add_part(acc: Any, part: Any) -> None:
 
 
 @exact()
-def store_scaled(acc: Any, out: Any, factor: Any, accumulate: Any) -> None:
-    """Set out = [out +] acc * factor."""
+def store_scaled(total: Any, out: Any, factor: Any, accumulate: Any) -> None:
+    """Set out = [out +] (0 + total) * factor: a sum begins with 0, so that one of -0 alone is 0."""
     if accumulate:
-        for i in range(acc.size):
-            out[i] = narrow(acc[i] * factor + load(out[i]), out.dtype)
+        for i in range(out.size):
+            out[i] = narrow((load(total[i]) + _ZERO) * factor + load(out[i]), out.dtype)
     else:
-        for i in range(acc.size):
-            out[i] = narrow(acc[i] * factor, out.dtype)
+        for i in range(out.size):
+            out[i] = narrow((load(total[i]) + _ZERO) * factor, out.dtype)
 
 
 @exact()

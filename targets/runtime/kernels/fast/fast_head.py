@@ -1,12 +1,15 @@
 """Cross-entropy head on BLAS: chunks of rows times blocks of the table, of which no whole float32 copy is made.
 
-    forward   for each chunk of rows:   logits[chunk] = x @ table block^T, block by block;  lse and loss of the chunk
-    backward  for each chunk of rows:   logits again (unless given), dlogits in their place,
-                                        dx += dlogits @ table block, dtable block += dlogits^T @ x
+    forward   for each chunk of rows:   for each block of the table:   logits = x @ block^T
+                                        lse and loss of the chunk
+    backward  for each chunk of rows:   for each block of the table:   logits again (unless given), dlogits in their
+                                                                       place, block's gradient += dlogits^T @ x
+                                        for each block of the table:   dx += dlogits @ block
     one pass  for each chunk of rows:   the forward's lines, then the backward's, which are given the chunk's logits
 
-Memory is one chunk of logits, one block of the table and one of its gradient. The backward makes three products of the
-forward's size: logits, dx, dtable. One pass makes three in place of four.
+Each thread has its own blocks of the table, and for dx its own columns or rows; it meets the others four times a chunk.
+Memory is one chunk of logits, and for each thread one block of the table and one of its gradient. The backward makes
+three products of the forward's size: logits, dx, dtable. One pass makes three in place of four.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ import numpy as np
 from ratrain.targets.program.kernel_options import LogitOptions
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
-from ratrain.targets.runtime.kernels.fast.blas import share_product
+from ratrain.targets.runtime.kernels.fast.blas import has_bits_of_whole, product, product_rows
 from ratrain.targets.runtime.kernels.fast.fast_flat import cast
 from ratrain.targets.runtime.kernels.fast.fast_logits import LogitShape
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits, exact, exp32, flat, load, maximum, reducing, span
 from ratrain.targets.runtime.kernels.fast.fast_rows import store_product
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
+from ratrain.targets.runtime.kernels.team import PRODUCT_COLUMNS
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
-TABLE_ELEMENTS = 1 << 22
-"""Elements of a block of the table, 16 MiB in float32: enough rows for full BLAS speed."""
+TABLE_ELEMENTS = 1 << 18
+"""Elements of a block of the table, 1 MiB in float32: a thread's two blocks stay near the second-level cache."""
 
 _ZERO, _ONE, _NORM_EPS = np.float32(0), np.float32(1), np.float32(NORM_EPS)
 
@@ -132,6 +136,16 @@ def _subtract_rows(product: Any, pull: Any, weight: Any) -> None:
             row[i] -= factor * load(w[i])
 
 
+@exact()
+def _widen_block(table: Any, first_row: Any, first_column: Any, block: Any) -> None:
+    """Set a block to the rows and columns of the table that begin there."""
+    for r in range(block.shape[0]):
+        out = block[r]
+        row = span(table[first_row + r], first_column, first_column + out.size)
+        for i in range(out.size):
+            out[i] = load(row[i])
+
+
 def _convert(team: Team, src: Array, dst: F32) -> None:
     source, stored = flat(src), flat(dst)
     team.run(lambda part: cast(source[part], stored[part]), team.rows(stored.shape))
@@ -141,90 +155,40 @@ def _part_of_lse(logits: F32, lse: F32, rows: slice) -> None:
     log_sum_exp(logits[rows], lse[rows])
 
 
-def _part_of_gradient(
-    logits: F32,
-    first: int,
-    labels: I32,
-    lse: F32,
-    factor: np.float32,
-    inverse: F32,
-    pull: F32,
-    normalise: bool,
-    rows: slice,
-) -> None:
-    _logit_gradient(logits[rows], first, labels[rows], lse[rows], factor, inverse, pull, normalise)
-
-
-def _store_part(dweight: F32, out: Array, pull: F32 | None, weight: Array, accumulate: bool, rows: slice) -> None:
-    """Set out = [out +] dweight [- pull * weight], for some rows of the table."""
-    product, stored = dweight[rows], out[rows]
-    if pull is not None:
-        _subtract_rows(product, pull[rows], weight[rows])
-    store_product(product, stored, stored[0], False, stored, False, accumulate)
-
-
-class _Table:
-    """The table by blocks of rows; a block is converted to float32 when asked for, unless it was the last one."""
-
-    def __init__(self, team: Team, table: Array, buffer: F32 | None) -> None:
-        self._team = team
-        self._table = table
-        self._buffer = buffer
-        self._loaded = -1
-
-    def blocks(self) -> Iterator[slice]:
-        step = block_rows(self._table)
-        for start in range(0, self._table.shape[0], step):
-            yield slice(start, min(start + step, self._table.shape[0]))
-
-    def load(self, rows: slice) -> Array:
-        """Return these rows in float32."""
-        if self._buffer is None:
-            return self._table[rows]
-        block = self._buffer[: rows.stop - rows.start]
-        # the last block of one chunk of rows is often the first asked for again, if the table has one block
-        if self._loaded != rows.start:
-            _convert(self._team, self._table[rows], block)
-            self._loaded = rows.start
-        return block
-
-
-def block_rows(table: Array) -> int:
-    """Return the rows of a block of the table."""
+def _block_rows(table: Array) -> int:
     rows: int = min(table.shape[0], max(256, TABLE_ELEMENTS // table.shape[1]))
     return rows
 
 
-def _plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:
+def _plan(xn: Array, table: Array, logits: F32, threads: int, *, normalise: bool) -> dict[str, Buffer]:
     chunk, hidden = min(xn.shape[0], logits.shape[0]), xn.shape[1]
     plan = {}
     if xn.dtype != np.float32:
         plan["x"] = Buffer((chunk, hidden))
     if table.dtype != np.float32:
-        plan["weight"] = Buffer((block_rows(table), hidden))
+        plan["weights"] = Buffer((threads, _block_rows(table) * hidden))
     if normalise:
         plan["inverse"] = Buffer((table.shape[0],))
     return plan
 
 
-def _backward_plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:
+def _backward_plan(xn: Array, table: Array, logits: F32, threads: int, *, normalise: bool) -> dict[str, Buffer]:
     chunk, hidden = min(xn.shape[0], logits.shape[0]), xn.shape[1]
-    return _plan(xn, table, logits, normalise) | {
+    return _plan(xn, table, logits, threads, normalise=normalise) | {
         "dx": Buffer((chunk, hidden)),
-        "dx_block": Buffer((chunk, hidden)),
-        "dweight": Buffer((block_rows(table), hidden)),
-        "pull": Buffer((block_rows(table),)),
+        "dweights": Buffer((threads, _block_rows(table), hidden)),
+        "pull": Buffer((table.shape[0],)),
     }
 
 
-def head_forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
-    """Plan a chunk of rows and a block of the table in float32, and inverse norms, each if needed."""
-    return list(_plan(xn, table, logits, normalise).values())
+def head_forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **_: object) -> Plan:
+    """Plan a chunk of rows in float32, a block of the table for each thread, and inverse norms, each if needed."""
+    return list(_plan(xn, table, logits, threads, normalise=normalise).values())
 
 
-def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
-    """Plan the forward's buffers, a chunk's gradient, one block's part of it, and the block's own gradient."""
-    return list(_backward_plan(xn, table, logits, normalise).values())
+def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **_: object) -> Plan:
+    """Plan the forward's buffers, a chunk's gradient, and that of a block of the table for each thread."""
+    return list(_backward_plan(xn, table, logits, threads, normalise=normalise).values())
 
 
 head_backward_from_logits_plan = head_backward_plan
@@ -250,17 +214,6 @@ def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
         yield slice(start, min(start + step, xn.shape[0]))
 
 
-def _logits_of_block(
-    team: Team, x: Array, weight: Array, columns: slice, inverse: F32 | None, shape: LogitShape | None, logits: F32
-) -> None:
-    """Set the columns of a block of the table in the logits of some rows."""
-    share_product(team, x, weight.T, logits[:, columns])
-    if inverse is not None:
-        _scale_columns(logits, len(x), columns.start, inverse[columns])
-    if shape is not None:
-        shape.apply(team, logits, columns)
-
-
 class _Products:
     """Table, labels' sums and buffers of a head, for all its chunks of rows."""
 
@@ -275,22 +228,27 @@ class _Products:
         buffers: dict[str, Array],
     ) -> None:
         self._team = team
+        self._table = table
         self._labels = labels
         self._lse = lse
         self._factor = factor
         self._shape = shape
         self._buffers = buffers
+        self._weights = buffers.get("weights")
         self._inverse = buffers.get("inverse")
         if self._inverse is not None:
             _inverse_norms(bits(table), self._inverse)
-        self._weights = _Table(team, table, buffers.get("weight"))
 
     def forward(self, xn: Array, rows: slice, logits: F32, loss: F64) -> None:
         """Compute the logits of some rows and their lse; add their loss."""
         x = _chunk(self._team, xn, rows, self._buffers.get("x"))
-        for columns in self._weights.blocks():
-            weight = self._weights.load(columns)
-            _logits_of_block(self._team, x, weight, columns, self._inverse, self._shape, logits)
+
+        def part(numbered: tuple[int, slice]) -> None:
+            number, mine = numbered
+            for block in self._blocks(mine):
+                self._logits(x, number, block, logits)
+
+        self._team.run(part, self._parts_of_table(x))
         sums = self._lse[rows]
         self._team.run(partial(_part_of_lse, logits, sums), self._team.rows(logits.shape))
         add_loss(logits, self._labels[rows], sums, loss)
@@ -310,53 +268,88 @@ class _Products:
         Without `logits` they are computed again, into `dlogits`, which may be `logits` too. Without `dtable` its
         gradient is not made.
         """
-        team, buffers, inverse = self._team, self._buffers, self._inverse
-        normalise, labels, lse = inverse is not None, self._labels[rows], self._lse[rows]
-        x = _chunk(team, xn, rows, buffers.get("x"))
-        dx, dx_block = buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
-        for columns in self._weights.blocks():
-            weight, dlogit = self._weights.load(columns), dlogits[:, columns]
-            pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
-            # without `normalise` the loop reads no inverse norms: any array of the type will do
-            norms = pull if inverse is None else inverse[columns]
-            if logits is None:
-                _logits_of_block(team, x, weight, columns, inverse, self._shape, dlogits)
-            elif logits is not dlogits:
-                np.copyto(dlogit, logits[:, columns])
-            if self._shape is None:
-                gradient = partial(
-                    _part_of_gradient,
-                    dlogits,
-                    columns.start,
-                    labels,
-                    lse,
-                    self._factor,
-                    norms,
-                    pull,
-                    normalise,
+        x = _chunk(self._team, xn, rows, self._buffers.get("x"))
+        dx, labels, lse = self._buffers["dx"][: len(x)], self._labels[rows], self._lse[rows]
+
+        def part_of_table(numbered: tuple[int, slice]) -> None:
+            number, mine = numbered
+            for block in self._blocks(mine):
+                if logits is None:
+                    self._logits(x, number, block, dlogits)
+                elif logits is not dlogits:
+                    np.copyto(dlogits[:, block], logits[:, block])
+                self._gradient(dlogits, block, labels, lse)
+                if dtable is not None:
+                    self._add_to_table(dlogits[:, block], x, number, block, dtable, accumulate=accumulate)
+
+        def part_of_dx(numbered: tuple[int, tuple[slice, slice]]) -> None:
+            number, (mine, columns) = numbered
+            # a sum over the blocks of the table: the first block's product starts it
+            for block in self._blocks(slice(0, len(self._table))):
+                product(
+                    dlogits[mine, block], self._weight(number, block, columns), dx[mine, columns], add=block.start > 0
                 )
-                # with `normalise` all rows add to `pull`, so they cannot be shared out
-                team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
-            else:
-                self._shape.gradient(team, dlogits, columns, labels, lse, self._factor)
-            # dx is a sum over the blocks of the table: the first block's product starts it
-            share_product(team, dlogit, weight, dx_block if columns.start else dx)
-            if columns.start:
-                # numpy's addition, on this thread: a chunk of rows is small against the product
-                dx += dx_block
-            if dtable is None:
-                continue
-            store = partial(
-                _store_part,
-                dweight,
-                bits(dtable[columns]),
-                pull if normalise else None,
-                bits(weight),
-                accumulate,
-            )
-            # each range of table rows is stored by the thread that made it, while others still multiply
-            share_product(team, dlogit.T, x, dweight, store)
+
+        self._team.run(part_of_table, self._parts_of_table(x))
+        self._team.run(part_of_dx, self._parts_of_dx(dx))
         cast(flat(dx), flat(dxn[rows]))
+
+    def _parts_of_table(self, x: Array) -> list[tuple[int, slice]]:
+        """Number the ranges of the table's rows that threads have: of whole blocks where a cut may change bits."""
+        unit = PRODUCT_COLUMNS if has_bits_of_whole() else _block_rows(self._table)
+        return list(enumerate(self._team.product_columns(len(self._table), x.size, unit)))
+
+    def _parts_of_dx(self, dx: F32) -> list[tuple[int, tuple[slice, slice]]]:
+        """Number the rows and columns of dx that threads have."""
+        rows, columns = (slice(0, count) for count in dx.shape)
+        size = dx.shape[0] * len(self._table)
+        if has_bits_of_whole():  # then a thread converts and packs its own columns of the table only
+            return list(enumerate((rows, some) for some in self._team.product_columns(dx.shape[1], size)))
+        return list(enumerate((some, columns) for some in product_rows(self._team, len(dx), self._table.size)))
+
+    def _blocks(self, rows: slice) -> Iterator[slice]:
+        step = _block_rows(self._table)
+        for start in range(rows.start, rows.stop, step):
+            yield slice(start, min(start + step, rows.stop))
+
+    def _weight(self, number: int, block: slice, columns: slice) -> F32:
+        """Return rows and columns of the table in float32, converted in the buffer of a thread's part."""
+        width = columns.stop - columns.start
+        if self._weights is None:
+            return self._table[block, columns]
+        weight = self._weights[number, : (block.stop - block.start) * width].reshape(-1, width)
+        _widen_block(bits(self._table), block.start, columns.start, weight)
+        return weight
+
+    def _logits(self, x: Array, number: int, block: slice, logits: F32) -> None:
+        """Set the logits of some rows in the columns of a block of the table."""
+        weight = self._weight(number, block, slice(0, self._table.shape[1]))
+        product(x, weight.T, logits[:, block])
+        if self._inverse is not None:
+            _scale_columns(logits, len(x), block.start, self._inverse[block])
+        if self._shape is not None:
+            self._shape.apply(logits, block)
+
+    def _gradient(self, dlogits: F32, block: slice, labels: I32, lse: F32) -> None:
+        """Turn logits into their gradient in the columns of a block of the table."""
+        if self._shape is not None:
+            self._shape.gradient(dlogits, block, labels, lse, self._factor)
+            return
+        pull, normalise = self._buffers["pull"][block], self._inverse is not None
+        # without `normalise` the loop reads no inverse norms: any array of the type will do
+        inverse = pull if self._inverse is None else self._inverse[block]
+        _logit_gradient(dlogits, block.start, labels, lse, self._factor, inverse, pull, normalise)
+
+    def _add_to_table(
+        self, dlogits: F32, x: Array, number: int, block: slice, dtable: Array, *, accumulate: bool
+    ) -> None:
+        """Set a block of the table's gradient to [it +] dlogits^T @ x."""
+        dweight = self._buffers["dweights"][number, : block.stop - block.start]
+        product(dlogits.T, x, dweight)
+        if self._inverse is not None:
+            _subtract_rows(dweight, self._buffers["pull"][block], bits(self._table[block]))
+        stored = bits(dtable[block])
+        store_product(dweight, stored, stored[0], False, stored, False, accumulate)
 
 
 class FastHead:
@@ -367,7 +360,7 @@ class FastHead:
     def head_forward(self, xn, table, labels, lse, loss, logits, *, scratch, accumulate, **shaping):
         check_labels(labels, table.shape[0])
         given = LogitOptions(**shaping)
-        buffers = _take(scratch, _plan(xn, table, logits, given.normalise))
+        buffers = _take(scratch, _plan(xn, table, logits, self.team.threads, normalise=given.normalise))
         products = _Products(self.team, table, labels, lse, _ZERO, LogitShape.of(given), buffers)
         if not accumulate:
             loss[0] = 0
@@ -434,6 +427,6 @@ class FastHead:
         """Check the labels, and prepare what all chunks of a backward share."""
         check_labels(labels, table.shape[0])
         given = LogitOptions(**shaping)
-        buffers = _take(scratch, _backward_plan(xn, table, logits, given.normalise))
+        buffers = _take(scratch, _backward_plan(xn, table, logits, self.team.threads, normalise=given.normalise))
         factor = np.float32(float(scale[0]) / float(denominator))
         return _Products(self.team, table, labels, lse, factor, LogitShape.of(given), buffers)

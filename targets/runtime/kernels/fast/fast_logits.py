@@ -21,7 +21,6 @@ from ratrain.targets.runtime.kernels.fast.fast_numba import (
 if TYPE_CHECKING:
     from ratrain.targets.program.kernel_options import LogitOptions
     from ratrain.targets.runtime.kernels.interface import F32, I32
-    from ratrain.targets.runtime.kernels.team import Team
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -77,20 +76,10 @@ class LogitShape:
         shape = cls(multiplier(given.scale_of_logits), None if given.softcap is None else np.float32(given.softcap))
         return None if shape == cls(None, None) else shape
 
-    def apply(self, team: Team, logits: F32, columns: slice) -> None:
+    def apply(self, logits: F32, columns: slice) -> None:
         """Turn products into logits in some columns, in place."""
-        first, last = columns.start, columns.stop
+        _shape(logits, columns.start, columns.stop, self.scale, self.softcap)
 
-        def part(rows: slice) -> None:
-            _shape(logits[rows], first, last, self.scale, self.softcap)
-
-        team.run(part, team.rows((len(logits), last - first)))
-
-    def gradient(self, team: Team, logits: F32, columns: slice, labels: I32, lse: F32, factor: np.float32) -> None:
+    def gradient(self, logits: F32, columns: slice, labels: I32, lse: F32, factor: np.float32) -> None:
         """Turn logits of some columns into the gradient of the products, in place."""
-        first, last = columns.start, columns.stop
-
-        def part(rows: slice) -> None:
-            _gradient(logits[rows], first, last, labels[rows], lse[rows], factor, self.scale, self.softcap)
-
-        team.run(part, team.rows((len(logits), last - first)))
+        _gradient(logits, columns.start, columns.stop, labels, lse, factor, self.scale, self.softcap)

@@ -70,7 +70,8 @@ of the kernel.
 called = functools.partial(inlined, forceinline=False)
 """Decorator, called with options, of exact functions of which a kernel has one copy, whatever the number of calls."""
 
-_HALF, _FLOAT, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
+_HALF, _FLOAT, _DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+_I16, _I32 = ir.IntType(16), ir.IntType(32)
 
 
 _UPPER_HALF = ir.Constant(_I32, 16)  # bits to shift by
@@ -106,10 +107,11 @@ _WIDEN: dict[Any, Callable[[Any, Any], Any]] = {
 """Conversion of an element to float32, by the type in which loops see it."""
 _NARROW: dict[Any, Callable[[Any, Any], Any]] = {
     types.float32: lambda _builder, value: value,
+    types.float64: lambda builder, value: builder.fpext(value, _DOUBLE),
     types.uint16: lambda builder, value: builder.bitcast(builder.fptrunc(value, _HALF), _I16),
     types.int16: _narrow_to_bfloat,
 }
-"""Conversion of a float32 to an element, by the same types."""
+"""Conversion of a float32 to an element, by the same types, or to a float64."""
 
 
 @intrinsic
