@@ -234,7 +234,7 @@ def pytorch_jobs(options: Options) -> list[Job]:
     """Train a step beside PyTorch; its faster step counts, eager or by torch.compile. One thread is timed by CPU time,
     which other work on the machine changes least.
     """
-    size = ("--repeat", 1, "--layers", 1, "--seq-len", 64) if options.quick else ()
+    size = ("--repeat", 1, "--layers", 1, "--seq-len", 64) if options.quick else ("--repeat", 9)
     beside = {"float32": "RATrain f16", "bf16": "torch kernels"}
     peers = {"float32": ("float32", "float32 compiled"), "bf16": ("bfloat16", "bfloat16 compiled")}
     only = (*beside.values(), *(name for names in peers.values() for name in names))

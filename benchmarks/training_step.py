@@ -148,11 +148,23 @@ def torch_step(task: Task, threads: int, name: str) -> Callable[[], float]:
 def contestant(task: Task, threads: int, name: str) -> Callable[[], float]:
     """Return a function that makes one step of a contestant and returns its loss."""
     if name == TORCH_KERNELS:
-        return our_step(task.stored_in("bf16"), kernel_set("torch", threads))
+        return on_torch_threads(1, our_step(task.stored_in("bf16"), kernel_set("torch", threads)))
     whose, _, dtype = name.partition(" ")
     if whose == OURS:
         return our_step(task.stored_in(dtype), kernel_set("fast", threads))
-    return torch_step(task, threads, name)
+    return on_torch_threads(threads, torch_step(task, threads, name))
+
+
+def on_torch_threads(threads: int, step: Callable[[], float]) -> Callable[[], float]:
+    """Run a step with so many threads of PyTorch's own, of which a contestant that shares out its work wants one."""
+
+    def run() -> float:
+        import torch
+
+        torch.set_num_threads(threads)
+        return step()
+
+    return run
 
 
 def names_of(types: Sequence[str], *, with_torch: bool, compiled: bool) -> list[str]:
