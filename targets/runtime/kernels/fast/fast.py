@@ -95,6 +95,12 @@ def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
     return [Buffer((row_groups(len(a)), out.size)), Buffer(out.shape)]
 
 
+def _rope_plan(threads: int, x: Array | None = None, documents: Array | None = None, **options: Any) -> Plan:
+    """Plan a head's turning elements for each thread, as two halves."""
+    del x, documents
+    return [Buffer((threads, 2, RopeOptions(**options).width // 2))]
+
+
 def _embedding_backward_plan(tokens: I32, dy: Array, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64), Buffer((dy.shape[1],))]
 
@@ -126,6 +132,7 @@ class Fast(
         {
             "gemm": gemm_plan,
             "column_sum": _column_sum_plan,
+            "rope": _rope_plan,
             "rmsnorm_backward": rmsnorm_backward_plan,
             "head_norm_backward": rmsnorm_backward_plan,
             "summed_norm_backward": summed_norm_backward_plan,
@@ -157,7 +164,7 @@ class Fast(
             "mean_of_quantised": mean_of_quantised_plan,
         },
         never=(
-            *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
+            *("rmsnorm_forward", "layernorm_forward", "swiglu_forward", "gelu_forward", "gelu_backward"),
             *("row_squares", "row_products", "summed_norm_forward"),
             *("head_norm_forward", "geglu_forward", "relu2_forward", "relu2_backward", "scale"),
             *("embedding_forward", "position_forward", "attention_softmax_backward"),
@@ -228,15 +235,17 @@ class Fast(
         rotate = fast_rows.rope_interleaved if turn.interleaved else fast_rows.rope
         rows = bits(x).reshape(-1, turn.seq_len, turn.heads * turn.head_dim)
         sign = np.float32(-1 if turn.inverse else 1)
+        (lines,) = scratch.take_all(_rope_plan(threads=self.team.threads, **options))
         # shared out by positions, not by rows: each part uses its rows of the table in every sequence
 
-        def part(positions: slice) -> None:
+        def part(numbered: tuple[int, slice]) -> None:
+            thread, positions = numbered
             first = turn.first_position + positions.start
             for number, sequence in enumerate(rows):
                 starts = None if documents is None else documents.reshape(-1, turn.seq_len)[number, positions]
-                rotate(sequence[positions], cos, sin, sign, turn.heads, starts, first)
+                rotate(sequence[positions], cos, sin, sign, turn.heads, starts, first, lines[thread])
 
-        self.team.run(part, self.team.rows(rows.shape[1:]))
+        self.team.run(part, list(enumerate(self.team.rows(rows.shape[1:]))))
 
     def embedding_forward(self, tokens, table, y, *, scratch, scale=1.0):
         check_tokens(tokens, table.shape[0])

@@ -187,41 +187,49 @@ def _position(starts: Any, first: Any, row: Any) -> Any:
 
 
 @exact()
-def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any) -> None:
+def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any, lines: Any) -> None:
     """Rotate elements i and i + half of each head against each other, in place; only its first 2 * half elements turn.
 
-    Row t has position first + t - starts[t].
+    Row t has position first + t - starts[t]. `lines` are two of `half` elements.
     """
-    half, width = cos.shape[1], x.shape[1] // heads
+    half, width, a, b = cos.shape[1], x.shape[1] // heads, lines[0], lines[1]
     for t in range(x.shape[0]):
         row, position = x[t], _position(starts, first, t)
         c, s = cos[position], sin[position]
         for head in range(heads):
             start = head * width
             low, high = span(row, start, start + half), span(row, start + half, start + 2 * half)
+            # one output a loop, of inputs elsewhere: others are vectorised badly, if at all
             for i in range(half):
-                # both elements are loaded before either is stored: the rotation is in place
-                a, b, turn = load(low[i]), load(high[i]), sign * s[i]
-                low[i] = narrow(a * c[i] - b * turn, row.dtype)
-                high[i] = narrow(b * c[i] + a * turn, row.dtype)
+                a[i] = load(low[i])
+            for i in range(half):
+                b[i] = load(high[i])
+            for i in range(half):
+                low[i] = narrow(a[i] * c[i] - b[i] * (sign * s[i]), row.dtype)
+            for i in range(half):
+                high[i] = narrow(b[i] * c[i] + a[i] * (sign * s[i]), row.dtype)
 
 
 @exact()
-def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any) -> None:
-    """Rotate elements 2 i and 2 i + 1 of each head against each other, in place; only its first 2 * half elements turn.
+def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any, lines: Any) -> None:
+    """Rotate elements 2 i and 2 i + 1 of each head against each other, as `rope` does.
 
     Row t has position first + t - starts[t].
     """
-    half, width = cos.shape[1], x.shape[1] // heads
+    half, width, a, b = cos.shape[1], x.shape[1] // heads, lines[0], lines[1]
     for t in range(x.shape[0]):
         row, position = x[t], _position(starts, first, t)
         c, s = cos[position], sin[position]
         for head in range(heads):
             pairs = row[head * width : head * width + 2 * half]
             for i in range(half):
-                a, b, turn = load(pairs[2 * i]), load(pairs[2 * i + 1]), sign * s[i]
-                pairs[2 * i] = narrow(a * c[i] - b * turn, row.dtype)
-                pairs[2 * i + 1] = narrow(b * c[i] + a * turn, row.dtype)
+                a[i] = load(pairs[2 * i])
+            for i in range(half):
+                b[i] = load(pairs[2 * i + 1])
+            for i in range(half):
+                pairs[2 * i] = narrow(a[i] * c[i] - b[i] * (sign * s[i]), row.dtype)
+            for i in range(half):
+                pairs[2 * i + 1] = narrow(b[i] * c[i] + a[i] * (sign * s[i]), row.dtype)
 
 
 @exact()

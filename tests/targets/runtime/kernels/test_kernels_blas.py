@@ -186,3 +186,43 @@ def test_the_larger_factor_is_cut_where_bits_allow_it():
         with booked() as calls, mock.patch.object(openblas, "core_type", lambda name=core_type: name):
             share_product(Team(2), few, many, np.empty((256, 8192), np.float32))
         assert sorted(calls) == parts
+
+
+@pytest.mark.parametrize(("core_type", "first"), [("SkylakeX", 688), ("Haswell", 696)])
+def test_rows_are_cut_at_cache_lines_where_bits_allow_it(core_type, first):
+    many, few = np.ones((1376, 512), np.float32), np.ones((512, 512), np.float32)
+    with booked() as calls, mock.patch.object(openblas, "core_type", return_value=core_type):
+        share_product(Team(2), many, few, np.empty((1376, 512), np.float32))
+    assert sorted(calls) == sorted([(first, 512, 512), (1376 - first, 512, 512)])
+
+
+HEAD = """if True:
+    import numpy as np
+    from ratrain.targets.runtime.kernels import Scratch, kernel_set, openblas, team
+    from ratrain.targets.runtime.kernels.fast import fast_head
+    fast_head.TABLE_ELEMENTS = team.ELEMENTS = team.PRODUCTS = 1
+    found = []
+    for normalise in (False, True):
+        for threads in (1, 2, 3):
+            rng = np.random.default_rng(0)
+            xn, table = (rng.standard_normal((n, 48)).astype(np.float16) for n in (150, 1500))
+            given = {"xn": xn, "table": table, "labels": np.arange(150, dtype=np.int32), "lse": np.empty(150, np.float32)}
+            given |= {"scale": np.ones(1, np.float32), "logits": np.empty((75, 1500), np.float32)}
+            given |= {"dxn": np.empty_like(xn), "dtable": np.empty_like(table), "normalise": normalise, "denominator": 1.0}
+            kernels = kernel_set("fast", threads)
+            scratch = Scratch(kernels.scratch_bytes("head_backward", **given, accumulate=False))
+            one_pass = {"loss": np.zeros(1), "accumulate": False, "adds_loss": False}
+            kernels.head_in_one_pass(**given, **one_pass, scratch=scratch)
+            found.append([given[name].tobytes() for name in ("lse", "dxn", "dtable")])
+        assert found[-1] == found[-2] == found[-3], normalise
+    print(openblas.core_type())"""
+
+
+@pytest.mark.parametrize("core_type", ["Haswell", "SkylakeX"])
+def test_threads_change_no_bit_of_a_head(core_type, monkeypatch):
+    """Of several blocks of the table, and by kernels that give other bits where columns are cut too."""
+    if core_type == "SkylakeX" and openblas.core_type() != core_type:
+        pytest.skip("this processor lacks the instructions")
+    monkeypatch.setenv("OPENBLAS_CORETYPE", core_type)
+    process = subprocess.run([sys.executable, "-c", HEAD], capture_output=True, text=True, check=False)
+    assert process.stdout == f"{core_type}\n", process.stderr

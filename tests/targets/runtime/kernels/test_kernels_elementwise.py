@@ -183,6 +183,20 @@ def test_mean_of_replicas(name, dtype, alias, accumulate):
     same_bits(out, expected)
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("alias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_the_mean_of_one_replica_is_a_sum_from_zero(name, dtype, alias, accumulate):
+    part = np.random.default_rng(1).normal(size=LONG).astype(dtype)
+    part[::7] = -0.0
+    out = part if alias else np.zeros(LONG, dtype)
+    expected = mean_oracle([part], out, 4.0, accumulate)
+    assert call(name, "mean_of_replicas", parts=[part], out=out, accumulate=accumulate, divisor=4.0) is True
+    same_bits(out, expected)
+    assert not np.signbit(out[::7]).any()
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_mean_of_replicas_sums_in_order_and_wider_than_it_stores(name):
     parts = [np.full(5, value, np.float16) for value in (2048, 1, 1, 1)]
@@ -211,6 +225,7 @@ def test_mean_of_replicas_reports_what_is_not_finite(name, bad):
         assert np.isfinite(np.delete(out, place)).all()
     large = np.full(LONG, 60000, np.float16)
     assert call(name, "mean_of_replicas", parts=[large, large], out=out, accumulate=False, divisor=1.0) is False
+    assert call(name, "mean_of_replicas", parts=[broken], out=clean, accumulate=False, divisor=2.0) is False
     assert np.isinf(out).all()
 
 

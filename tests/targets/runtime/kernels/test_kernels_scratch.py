@@ -56,11 +56,11 @@ def test_rope_tables_are_counted_once(name):
     kernels.prepare_rope(seq_len=10, width=8, theta=1e4)
     assert kernels.constant_bytes == 2 * 10 * 4 * 4
     x = np.ones((20, 16), np.float16)
-    kernels.rope(x, scratch=Scratch(0), heads=2, head_dim=8, seq_len=10, theta=1e4, inverse=False)
+    kernels.rope(x, scratch=Scratch(64), heads=2, head_dim=8, seq_len=10, theta=1e4, inverse=False)
     assert kernels.constant_bytes == 2 * 10 * 4 * 4
     kernels.prepare_rope(seq_len=10, width=8, theta=5e5)
     assert kernels.constant_bytes == 2 * (2 * 10 * 4 * 4)
-    kernels.rope(x[:8], scratch=Scratch(0), heads=2, head_dim=8, seq_len=4, theta=1e4, inverse=False, first_position=6)
+    kernels.rope(x[:8], scratch=Scratch(64), heads=2, head_dim=8, seq_len=4, theta=1e4, inverse=False, first_position=6)
     assert kernels.constant_bytes == 2 * (2 * 10 * 4 * 4)  # positions 6 to 9 are in the first table
 
 

@@ -48,6 +48,12 @@ def test_parts_run_at_the_same_time_and_results_keep_their_order():
     assert Team(2).run(lambda part: (both.wait(), part)[1], ["first", "second"]) == ["first", "second"]
 
 
+def test_the_caller_does_the_first_part_which_need_not_wait_for_a_thread():
+    first, *others = Team(3).run(lambda _: threading.get_ident(), [0, 1, 2])
+    assert first == threading.get_ident()
+    assert first not in others
+
+
 def test_kernels_of_several_ranks_have_threads_of_their_own():
     shared, all_parts = Team(2), threading.Barrier(4, timeout=10)
     ranks = [threading.Thread(target=shared.run, args=(lambda _: all_parts.wait(), [0, 1])) for _ in range(2)]
