@@ -53,8 +53,9 @@ class Precompiled(Shown):
 def precompile(dtypes: Sequence[Dtype], progress: OnProgress) -> Precompiled:
     """Compile the loops of passes, verifiers, simulator and `fast` kernels, with views and gradients of some types.
 
-    A small plan goes through all of them but those of expert blocks, whose kernels are called by themselves. Loops that
-    small inputs would skip are compiled too. Raises `DiagnosticError` RT002 if numba is set to compile nothing.
+    A small plan goes through all of them but those of expert blocks and of one replica, whose kernels are called by
+    themselves. Loops that small inputs would skip are compiled too. Raises `DiagnosticError` RT002 if numba is set to
+    compile nothing.
     """
     import numba
 
@@ -84,11 +85,12 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     from ratrain.ratrainc.compiling.opening import machine_of
     from ratrain.ratrainc.report.time_report import TimeReport
     from ratrain.ratrainc.running.training import run_training
-    from ratrain.targets.runtime.kernels.fast.ahead import run_experts
+    from ratrain.targets.runtime.kernels.fast.ahead import end_step, run_experts
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
     from ratrain.targets.simulator.figures import simulated
 
     run_experts(dtype)
+    end_step(dtype)
     model, plan = building.resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
     of_type: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype.value)
     module = building.compile(model, evolve(plan, **of_type, loss_scale=None if dtype is Dtype.F16 else 1.0))

@@ -95,7 +95,9 @@ def end_step(dtype: Dtype) -> None:
     gradient, other, gamma, dgamma = np.zeros((4, _WIDTH), stored)
     rows, tokens = np.zeros((1, _WIDTH), stored), np.zeros(1, np.int32)
     _call(kernels, "adamw", master=master, m=m, v=v, grad=gradient, **_UPDATE)
-    _call(kernels, "mean_of_replicas", parts=[gradient], out=other, accumulate=False, divisor=1.0)
+    _call(kernels, "cast", src=gradient, dst=np.zeros(_WIDTH))  # of which the norm sums squares
+    mean = {"out": other, "accumulate": False, "divisor": 1.0}
+    _call(kernels, "mean_of_replicas", parts=[gradient, gradient], **mean)
     _call(kernels, "embedding_backward", tokens=tokens, dy=rows, dtable=rows, accumulate=True)
     _call(kernels, "swiglu_backward", gate=rows, up=rows, dprod=rows, dgate=rows, dup=rows)
     norm = {"dxn": rows, "x": rows, "gamma": gamma, "rstd": rstd[:1], "dx": rows, "dgamma": dgamma}
@@ -106,6 +108,7 @@ def end_step(dtype: Dtype) -> None:
     _call(kernels, "head_backward", **head, scale=lse, dxn=rows, dtable=rows, denominator=1.0)
     _call(kernels, "head_forward", **head, loss=np.zeros(1))
     _call(kernels, "swiglu_forward", gate=rows, up=rows, prod=rows)
+    _call(kernels, "mean_of_replicas", parts=[gradient], **mean)  # has a loop of its own, which other plans need
 
 
 def _call(kernels: Fast, kernel: str, **arguments: Any) -> None:
