@@ -245,10 +245,15 @@ class HostMemory:
         del held
         return value
 
-    def sum_of_squares(self, array: NDArray[Any], cast: Callable[[NDArray[Any], NDArray[np.float64]], None]) -> float:
-        """Sum the squares of at most `SQUARES_CHUNK` elements in float64, to which `cast` converts them."""
+    def sum_of_squares(
+        self, array: NDArray[Any], cast: Callable[[NDArray[Any], NDArray[np.float64]], None] | None = None
+    ) -> float:
+        """Sum the squares of at most `SQUARES_CHUNK` elements in float64, to which `cast`, or else numpy, converts."""
         chunk = self._squares.chunk[: len(array)]
-        cast(array, chunk)
+        if cast is None:
+            np.copyto(chunk, array)
+        else:
+            cast(array, chunk)
         return float(np.dot(chunk, chunk))
 
     def constants(self, work: Work) -> dict[str, int]:
