@@ -7,7 +7,7 @@
                                         for each block of the table:   dx += dlogits @ block
     one pass  for each chunk of rows:   the forward's lines, then the backward's, which are given the chunk's logits
 
-Each thread has its own blocks of the table, and for dx its own columns or rows; it meets the others four times a chunk.
+Each thread has its own blocks of the table, and for dx its own columns or rows; it meets the others five times a chunk.
 Memory is one chunk of logits, and for each thread one block of the table and one of its gradient. The backward makes
 three products of the forward's size: logits, dx, dtable. One pass makes three in place of four.
 """
@@ -146,11 +146,6 @@ def _widen_block(table: Any, first_row: Any, first_column: Any, block: Any) -> N
             out[i] = load(row[i])
 
 
-def _convert(team: Team, src: Array, dst: F32) -> None:
-    source, stored = flat(src), flat(dst)
-    team.run(lambda part: cast(source[part], stored[part]), team.rows(stored.shape))
-
-
 def _part_of_lse(logits: F32, lse: F32, rows: slice) -> None:
     log_sum_exp(logits[rows], lse[rows])
 
@@ -199,15 +194,6 @@ def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
     return dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
 
 
-def _chunk(team: Team, xn: Array, rows: slice, buffer: F32 | None) -> Array:
-    """Return rows of xn in float32."""
-    if buffer is None:
-        return xn[rows]
-    block = buffer[: rows.stop - rows.start]
-    _convert(team, xn[rows], block)
-    return block
-
-
 def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
     step = logits.shape[0]
     for start in range(0, xn.shape[0], step):
@@ -239,9 +225,18 @@ class _Products:
         if self._inverse is not None:
             _inverse_norms(bits(table), self._inverse)
 
-    def forward(self, xn: Array, rows: slice, logits: F32, loss: F64) -> None:
+    def converted(self, xn: Array, rows: slice) -> F32:
+        """Return rows of xn in float32, valid until the next call."""
+        buffer = self._buffers.get("x")
+        if buffer is None:
+            return xn[rows]
+        x = buffer[: rows.stop - rows.start]
+        source, stored = flat(xn[rows]), flat(x)
+        self._team.run(lambda part: cast(source[part], stored[part]), self._team.rows(stored.shape))
+        return x
+
+    def forward(self, x: F32, rows: slice, logits: F32, loss: F64) -> None:
         """Compute the logits of some rows and their lse; add their loss."""
-        x = _chunk(self._team, xn, rows, self._buffers.get("x"))
 
         def part(numbered: tuple[int, slice]) -> None:
             number, mine = numbered
@@ -255,7 +250,7 @@ class _Products:
 
     def backward(
         self,
-        xn: Array,
+        x: F32,
         rows: slice,
         logits: F32 | None,
         dlogits: F32,
@@ -268,7 +263,6 @@ class _Products:
         Without `logits` they are computed again, into `dlogits`, which may be `logits` too. Without `dtable` its
         gradient is not made.
         """
-        x = _chunk(self._team, xn, rows, self._buffers.get("x"))
         dx, labels, lse = self._buffers["dx"][: len(x)], self._labels[rows], self._lse[rows]
 
         def part_of_table(numbered: tuple[int, slice]) -> None:
@@ -366,7 +360,7 @@ class FastHead:
             loss[0] = 0
         for rows in _chunks(xn, logits):
             # a chunk is as many rows as the workspace of logits has
-            products.forward(xn, rows, logits[: rows.stop - rows.start], loss)
+            products.forward(products.converted(xn, rows), rows, logits[: rows.stop - rows.start], loss)
 
     def head_backward(
         self, xn, table, labels, lse, scale, logits, dxn, *, scratch, denominator, accumulate, dtable=None, **shaping
@@ -374,7 +368,8 @@ class FastHead:
         products = self._products(xn, table, labels, lse, scale, logits, scratch, denominator=denominator, **shaping)
         for rows in _chunks(xn, logits):
             chunk = logits[: rows.stop - rows.start]
-            products.backward(xn, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
+            x = products.converted(xn, rows)
+            products.backward(x, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
 
     def head_in_one_pass(
         self,
@@ -399,8 +394,9 @@ class FastHead:
             loss[0] = 0
         for rows in _chunks(xn, logits):
             chunk = logits[: rows.stop - rows.start]
-            products.forward(xn, rows, chunk, loss)
-            products.backward(xn, rows, chunk, chunk, dxn, dtable, accumulate or rows.start > 0)
+            x = products.converted(xn, rows)
+            products.forward(x, rows, chunk, loss)
+            products.backward(x, rows, chunk, chunk, dxn, dtable, accumulate or rows.start > 0)
 
     def makes_head_in_one_pass(self, xn: Array, table: Array, logits: F32, **shaping: Any) -> bool:
         return True
@@ -409,7 +405,8 @@ class FastHead:
         self, xn, table, labels, lse, scale, logits, dlogits, dxn, *, scratch, accumulate, dtable=None, **options
     ):
         products = self._products(xn, table, labels, lse, scale, logits, scratch, **options)
-        products.backward(xn, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)
+        rows = slice(0, len(xn))
+        products.backward(products.converted(xn, rows), rows, logits, dlogits, dxn, dtable, accumulate)
 
     def _products(
         self,
